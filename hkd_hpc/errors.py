@@ -1,0 +1,9 @@
+"""The errors that people see. Nothing here imports torch, numpy or MPI: input is checked before any of them is loaded."""
+
+
+class UsageError(Exception):
+    """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2."""
+
+
+class RunError(Exception):
+    """The job cannot go on although its input was right (a rank died, a disk is full). Exit code 1, one line."""

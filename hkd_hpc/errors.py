@@ -5,5 +5,9 @@ class UsageError(Exception):
     """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2."""
 
 
+class LocalUsageError(UsageError):
+    """Wrong input that perhaps one rank alone sees, such as a file that is missing on its node."""
+
+
 class RunError(Exception):
     """The job cannot go on although its input was right (a rank died, a disk is full). Exit code 1, one line."""

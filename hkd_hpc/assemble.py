@@ -1,0 +1,237 @@
+"""From settings to a Job: data, partition, model, scheme, server; a fresh start or a resume; and the dry run's plan."""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+
+import numpy as np
+import torch
+
+from hkd_hpc import config as config_module, models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc.client import Client, Workbench
+from hkd_hpc.cohort import deal
+from hkd_hpc.comm.base import Comm
+from hkd_hpc.config import Config
+from hkd_hpc.data import share, sources
+from hkd_hpc.data.partition import Partition, make_partition
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.flat import FlatModel
+from hkd_hpc.history import History
+from hkd_hpc.schemes.base import Facts
+from hkd_hpc.server import Server, message_type
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.lock import RunLock
+from hkd_hpc.store.tree import BadFile, load_tree
+from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
+
+RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
+
+
+# --- the run folder (rank 0)
+
+@contextlib.contextmanager
+def run_folder(request, rank: int):
+    """Rank 0: the folder, made and locked for as long as this is open, gone again if nothing was written. Else None."""
+    if rank or request.dry_run:
+        yield None
+        return
+    folder = RunFolder(request.out, warn=report.warn)
+    folder.create()
+    with RunLock(request.out, wait_s=RESUME_WAIT_S if request.resume else 0.0, progress=report.say):
+        if folder.holds_run() and not request.resume:
+            raise UsageError(f"--out {request.out}: holds a run already; --resume goes on with it")
+        folder.clean()
+        yield folder
+    remove_if_empty(folder)
+
+
+def remove_if_empty(folder: RunFolder) -> None:
+    with contextlib.suppress(OSError):
+        folder.checkpoint_folder.rmdir()
+        folder.path.rmdir()
+
+
+def is_complete(folder: RunFolder) -> bool:
+    """Whether the last thing a run writes is there."""
+    try:
+        return bool(load_tree(folder.metrics_path, only=["summary"]))
+    except (BadFile, KeyError):
+        return False
+
+
+# --- a run
+
+def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> None:
+    """All ranks. Settings that matter come from rank 0, so that nothing set on one node only can change one rank."""
+    done = comm.rank == 0 and resume and is_complete(folder)
+    config = shared_config(config, comm, done)
+    if config is None:
+        if comm.rank == 0:
+            report.say(f"{folder.path}: already complete; nothing to do")
+        return
+    torch.set_num_threads(config.run.threads)
+    job = build(config, comm, folder)
+    start(job, folder, resume)
+    if comm.rank == 0:
+        report.say(plan.headline(config, comm, job))
+    rounds.run(job)
+
+
+def shared_config(config: Config, comm: Comm, done: bool) -> Config | None:
+    """Rank 0's settings on all ranks; None when there is nothing left to do."""
+    text = comm.share_text(json.dumps({"done": done, "config": config.to_json()}) if comm.rank == 0 else None)
+    told = json.loads(text)
+    return None if told["done"] else config_module.from_json(told["config"])
+
+
+def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
+    """This rank's part, with initial weights that are the same on every rank."""
+    dataset = node_copy(config, comm)
+    partition = partition_of(config, dataset)
+    net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed)
+    flat = FlatModel(net, comm.device)
+    scheme = schemes.get(config.scheme.name)(config.scheme, Facts(
+        dataset.classes, config.model.latent, config.fed.clients, len(flat.parameters_P)))
+    agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + config.to_json())
+    bench = Workbench(flat, scheme, config)
+    images = [len(index) for index in partition.train]
+    rank_of = deal(images, comm.size)
+    here = [make_client(i, dataset, partition, config, comm.device) for i, rank in enumerate(rank_of) if rank == comm.rank]
+    places = max(np.bincount(rank_of))
+    server = make_server(config, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
+    message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
+    message[0]["counters"] = pack_counters(flat.counters)
+    return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, max(sum(images), 1)), server, rank_of,
+                      flat.values_V.detach().clone(), [c.clone() for c in flat.counters], message)
+
+
+def node_copy(config: Config, comm: Comm) -> sources.DataSet:
+    """The data, read once per node and mapped by its other ranks; the file has no name any more when this returns."""
+    read = lambda: sources.load(config.data.name, config.data.dir, config.data.path)  # noqa: E731
+    if comm.size == 1:
+        return read()
+    path = share.publish(read()) if comm.local_rank == 0 else ""
+    try:
+        told = comm.gather_text(json.dumps([comm.hosts[comm.rank], path]))
+        paths = comm.share_text(json.dumps({h: p for h, p in map(json.loads, told) if p}) if comm.rank == 0 else None)
+        dataset = share.attach(json.loads(paths)[comm.hosts[comm.rank]])
+        comm.agree()
+    finally:
+        if path:
+            os.unlink(path)
+    return dataset
+
+
+def partition_of(config: Config, dataset: sources.DataSet) -> Partition:
+    data = config.data
+    return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
+                          beta=data.beta, fraction=data.fraction, public_fraction=data.public_fraction,
+                          seed=config.partition_seed, client_train=dataset.client_train, client_test=dataset.client_test)
+
+
+def agree_on(comm: Comm, what: str, text: str) -> None:
+    """RunError on all ranks when they do not hold the same text (code or data differ between nodes)."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    told = comm.gather_text(digest)
+    different = [rank for rank, other in enumerate(told) if other != digest] if comm.rank == 0 else []
+    different = json.loads(comm.share_text(json.dumps(different) if comm.rank == 0 else None))
+    if different:
+        raise RunError(f"ranks {different} have another {what} than rank 0; is the same code and data on all nodes?")
+
+
+def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device) -> Client:
+    """One client with its images resident on this rank's device."""
+    x_test, y_test = ((dataset.x_test, dataset.y_test) if partition.test_split == "test"
+                      else (dataset.x_train, dataset.y_train))
+    resident = lambda array, index: torch.from_numpy(array[index]).to(device)  # noqa: E731
+    train, test = partition.train[client], partition.test[client]
+    return Client(client, resident(dataset.x_train, train), resident(dataset.y_train, train), resident(x_test, test),
+                  resident(y_test, test), dataset.classes, config.run.seed)
+
+
+def make_server(config, comm, folder, dataset, partition, bench, rank_of) -> Server:
+    x_test = torch.from_numpy(np.array(dataset.x_test)).to(comm.device)
+    y_test = torch.from_numpy(np.array(dataset.y_test)).to(comm.device)
+    static = {"config_json": config.to_json(), "versions_json": json.dumps(versions.found()),
+              "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
+              "baselines": baselines(dataset, partition), "world": {"ranks": comm.size, "plan": comm.plan_line}}
+    return Server(config, bench, folder, x_test, y_test, History(config.fed.clients), static)
+
+
+def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
+    """Client i's images are train_index[train_offset[i]:train_offset[i + 1]], counting into the official split."""
+    offsets = lambda parts: np.concatenate([[0], np.cumsum([len(part) for part in parts])])  # noqa: E731
+    return {"train_index": np.concatenate(partition.train), "train_offset": offsets(partition.train),
+            "test_index": np.concatenate(partition.test), "test_offset": offsets(partition.test),
+            "test_split": partition.test_split, "public_index": partition.public, "sha256": partition.sha256,
+            "train_count": partition.train_count_MC(dataset.y_train)}
+
+
+def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float]:
+    """Accuracy without learning: each client's (or the whole) most common training class, and a fair die."""
+    train_MC = partition.train_count_MC(dataset.y_train)
+    test_MC = partition.test_count_MC(dataset.y_test if partition.test_split == "test" else dataset.y_train)
+    hits = test_MC[np.arange(len(train_MC)), train_MC.argmax(1)].sum()
+    return {"local_majority": float(hits / max(test_MC.sum(), 1)), "chance": 1 / dataset.classes,
+            "global_majority": float((dataset.y_test == train_MC.sum(0).argmax()).mean())}
+
+
+# --- where it starts
+
+def start(job: rounds.Job, folder: RunFolder | None, resume: bool) -> None:
+    """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
+    states: dict = {}
+    if job.server:
+        checkpoint = folder.newest_good_checkpoint() if resume else None
+        if checkpoint:
+            states = restore(job, *checkpoint)
+        else:
+            folder.write_config(job.config.to_json())
+    spread(job, states)
+
+
+def restore(job: rounds.Job, round: int, tree: dict) -> dict:
+    kept = job.server.restore(round, tree)
+    job.weights_V.copy_(kept["weights_V"])
+    job.message, job.done = kept["message"], round
+    report.say(f"resuming after round {round}")
+    return kept["states"]
+
+
+def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
+    """Weights, message, round and client states from rank 0 to where they are needed."""
+    comm = job.comm
+    comm.at(job.done, "start")
+    weights = job.weights_V.cpu().numpy()
+    comm.broadcast(weights, "start")
+    job.weights_V.copy_(torch.from_numpy(weights))
+    done = np.array([job.done], np.int64)
+    comm.broadcast(done, "start")
+    job.done = int(done[0])
+    comm.broadcast(payload.as_bytes(job.message), "start")
+    job.counters = unpack_counters(job.message[0]["counters"], job.bench.flat.counters)
+    spread_states(job, states)
+
+
+def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
+    """Each client's kept tensors to the rank where it lives now, which may be another one than before."""
+    told = job.comm.share_text(json.dumps({c: sorted(state) for c, state in states.items()}) if job.server else None)
+    own, shapes = {client.id: client for client in job.worker.clients}, rounds.state_shapes(job, job.config.fed.rounds)
+    for client, names in json.loads(told).items():
+        for name in names:
+            block = states[int(client)][name] if job.server else np.zeros(shapes[name], np.float32)
+            job.comm.move(block, 0, job.rank_of[int(client)], "start")
+            if int(client) in own:
+                own[int(client)].state[name] = torch.from_numpy(np.array(block)).to(job.comm.device)
+
+
+# --- the dry run
+
+def show_plan(config: Config, comm: Comm) -> None:
+    """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
+    config = shared_config(config, comm, False)
+    job = build(config, comm, None)
+    if comm.rank == 0:
+        report.say(plan.text(config, comm, job))

@@ -1,0 +1,122 @@
+"""One client and its local training. A rank trains its clients one after the other on one workbench (one model)."""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hkd_hpc import evaluate, rng
+from hkd_hpc.config import Config
+from hkd_hpc.flat import FlatModel
+from hkd_hpc.models import has_batch_norm, normalise
+from hkd_hpc.optimizer import Adam, clip_gradient
+from hkd_hpc.schemes.base import Scheme
+
+
+@dataclass
+class Batch:
+    """Images normalised to [-1, 1], labels, and their positions in the client's training set."""
+
+    x_BCHW: torch.Tensor
+    y_B: torch.Tensor
+    index_B: torch.Tensor
+
+
+@dataclass
+class Client:
+    """A client as a scheme sees it. `net`, `flat`, `message`, `round` and `cache` are those of the current round."""
+
+    id: int
+    x_train: torch.Tensor  # uint8, resident where it trains
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    classes: int
+    seed: int
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    net: torch.nn.Module | None = None
+    flat: FlatModel | None = None
+    message: dict[str, torch.Tensor] = field(default_factory=dict)
+    round: int = 0
+    cache: dict = field(default_factory=dict)
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """This client's stream of a purpose in the current round."""
+        return rng.stream(self.seed, purpose, self.round, self.id)
+
+    def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(feature_ND, logits_NC) of the present model over all training images, eval mode, fixed order."""
+        return evaluate.predict(self.net, self.x_train)
+
+
+@dataclass
+class Trained:
+    """What one client's round gave: sums over images by loss term, the local test, seconds, and the report."""
+
+    loss_by_term: list[float]
+    test_correct: int
+    train_s: float
+    report_s: float
+    report: dict[str, torch.Tensor]
+
+
+class Workbench:
+    """One rank's model, optimiser and rule of local training; the same rule for every scheme."""
+
+    def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):
+        self.flat, self.scheme, self.config = flat, scheme, config
+        self.adam = Adam(flat)
+        self.fewest = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
+
+    def can_train(self, client: Client) -> bool:
+        return len(client.y_train) >= self.fewest
+
+    def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int) -> Trained:
+        """Train one client from the global weights, test it, and let the scheme report."""
+        start_s = time.perf_counter()
+        self.flat.load(weights_V, counters)
+        self.adam.reset()
+        client.net, client.flat, client.message, client.round, client.cache = self.flat.net, self.flat, message, round, {}
+        torch.manual_seed(rng.torch_seed(client.seed, "dropout", round, client.id))
+        self.flat.net.train()
+        self.scheme.begin(client)
+        terms = self._epochs(client)
+        trained_s = time.perf_counter()
+        correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
+        report = self.scheme.report(client)
+        client.cache = {}
+        return Trained(terms, correct, trained_s - start_s, time.perf_counter() - trained_s, report)
+
+    def _epochs(self, client: Client) -> list[float]:
+        """All local epochs; returns the mean of each loss term over the images of the last epoch."""
+        train, lr = self.config.train, self.config.lr(client.round)
+        shuffle, count = client.random("batches"), len(client.y_train)
+        for _ in range(train.epochs):
+            order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
+            sums = torch.zeros(len(self.scheme.terms), device=client.y_train.device)
+            for start, stop in batch_bounds(count, train.batch_size):
+                sums += self._step(client, order_N[start:stop], lr) * (stop - start)
+        return (sums / count).tolist()
+
+    def _step(self, client: Client, index_B: torch.Tensor, lr: float) -> torch.Tensor:
+        """One optimiser step; returns the loss terms, still on the device."""
+        batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
+        self.flat.grad_P.zero_()
+        terms = self.scheme.loss(client, batch)
+        values = [terms[name] for name in self.scheme.terms]
+        sum(values).backward()
+        self.scheme.adjust_gradient(client)
+        if self.config.train.clip_norm:
+            clip_gradient(self.flat.grad_P, self.config.train.clip_norm)
+        self.adam.step(lr)
+        return torch.stack([value.detach() for value in values])
+
+
+def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
+    """(start, stop) of each batch. The short last batch is kept; a last batch of one is merged into the one before."""
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, starts[1:] + [count]))

@@ -1,0 +1,135 @@
+"""Which device each rank computes on, and what carries the sum of the weights. Pure functions; torch only where it is asked."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hkd_hpc.errors import UsageError
+
+BACKENDS = ("auto", "nccl", "gloo", "mpi")
+Place = tuple[str, "str | None"]  # (host, identity of the device; None for the CPU)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What carries the weights: "local", "mpi", "gloo" or "nccl" (then `nccl_ranks` are the members of the device group)."""
+    backend: str
+    device_by_rank: tuple[Place, ...]
+    nccl_ranks: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def pick_device(local_rank: int, visible: int) -> int | None:
+    """Index of this rank's device among the `visible` ones, None for the CPU. The launcher may have renumbered them."""
+    return local_rank % visible if visible else None
+
+
+def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: bool, nccl_available: bool = True) -> Plan:
+    """Choose what carries the weights, from (host, device) of every rank. The rule, in this order:
+
+    - one rank: "local".
+    - "nccl" (also for RCCL) when every rank has a device of its own; when only rank 0 has none of its own, the client
+      ranks (two or more) form the NCCL group and rank 0 gets the sum from one of them over the CPU group.
+    - otherwise "mpi" if the job was started by MPI, else "gloo".
+
+    Raises UsageError when `requested` is unknown or cannot be had.
+    """
+    if requested not in BACKENDS:
+        raise UsageError(f"comm.backend={requested} is unknown; allowed: {', '.join(BACKENDS)}")
+    places = tuple((host, device) for host, device in device_by_rank)
+    if len(places) == 1:
+        return Plan("local", places, reason="one process")
+    if requested == "mpi" and not has_mpi:
+        raise UsageError("comm.backend=mpi needs a job that was started by MPI (mpirun, or srun with --mpi=pmix); "
+                         "use comm.backend=auto or gloo here")
+    ranks = nccl_members(places) if nccl_available else ()
+    if requested == "nccl" and not ranks:
+        raise UsageError(_why_no_nccl(places, nccl_available))
+    if requested == "nccl" or (requested == "auto" and ranks):
+        return Plan("nccl", places, ranks, "each of its ranks has a GPU of its own")
+    backend = ("mpi" if has_mpi else "gloo") if requested == "auto" else requested
+    return Plan(backend, places, reason=_why(requested, places, has_mpi))
+
+
+def nccl_members(places: Sequence[Place]) -> tuple[int, ...]:
+    """The ranks of the NCCL group: all, or all but rank 0, or () where two of them would share a device."""
+    for first in (0, 1):
+        members = places[first:]
+        if len(members) > 1 and all(device for _, device in members) and len(set(members)) == len(members):
+            return tuple(range(first, len(places)))
+    return ()
+
+
+def describe(plan: Plan) -> str:
+    """One line for people: ranks, hosts, what carries the weights and why, and the device of each rank, compacted."""
+    hosts = len({host for host, _ in plan.device_by_rank})
+    size = len(plan.device_by_rank)
+    groups = "; ".join(f"{_rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
+                       for (host, device), ranks in _by_device(plan.device_by_rank).items())
+    carrier = plan.backend + (f" among {_rank_list(plan.nccl_ranks)}" if plan.nccl_ranks else "")
+    return (f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)}, weights by {carrier} "
+            f"({plan.reason}); devices: {groups}")
+
+
+def cuda_identity(index: int) -> str:
+    """A name of CUDA or ROCm device `index` that is the same in every process of a host: UUID, else bus, else index."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    if uuid is not None:
+        return f"GPU-{uuid}"
+    bus = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    return f"cuda:{index}" if None in bus else "PCI-%04x:%02x:%02x" % tuple(bus)
+
+
+def visible_devices(requested: str) -> int:
+    """How many CUDA or ROCm devices torch sees; 0 when the CPU is asked for."""
+    if requested == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _by_device(places: Sequence[Place]) -> dict[Place, list[int]]:
+    groups: dict[Place, list[int]] = {}
+    for rank, place in enumerate(places):
+        groups.setdefault(place, []).append(rank)
+    return groups
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    """`rank 0`, `ranks 1-10`, `ranks 0, 3, 5-7`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {text}"
+
+
+def _why(requested: str, places: Sequence[Place], has_mpi: bool) -> str:
+    """The reason for a CPU transport, in a few words."""
+    if requested != "auto":
+        return "asked for"
+    started = "started by MPI" if has_mpi else "started without MPI"
+    if not any(device for _, device in places):
+        return started
+    shared = any(device and len(ranks) > 1 for (_, device), ranks in _by_device(places).items())
+    return f"{'several ranks share a GPU' if shared else 'not every client rank has a GPU'}, {started}"
+
+
+def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
+    """The line for a forced NCCL that cannot be had: which ranks share which device, and what to change."""
+    advice = "give each client rank a GPU of its own (fewer ranks, several clients each), or use comm.backend=auto"
+    if not nccl_available:
+        return f"comm.backend=nccl: this torch has no NCCL; {advice}"
+    shared = [f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
+              for (host, device), ranks in _by_device(places).items() if device and len(ranks) > 1]
+    absent = [rank for rank, (_, device) in enumerate(places) if device is None]
+    if absent:
+        shared.append(f"{_rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
+    return f"comm.backend=nccl needs a GPU per client rank, but {'; '.join(shared) or 'there is one client rank only'}: {advice}"

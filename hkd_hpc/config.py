@@ -1,0 +1,245 @@
+"""All settings of a run: nested frozen dataclasses, filled from defaults < presets < TOML file < section.key=value.
+
+Checked completely before torch is imported. A scheme's own settings stand in its file (`schemes/`) and appear here as
+section `scheme`.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from hkd_hpc import presets, schemes
+from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.settings import build, setting, unknown
+
+MODELS = ("small", "resnet18", "shufflenet_v2")
+DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, and how they are dealt to the clients (data/)."""
+
+    name: str = setting("fmnist", "data set; fmnist ships with the package", choices=DATA)
+    dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
+    path: str = setting("", "data.name=file: an .npz or .h5 with x_train y_train x_test y_test")
+    fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
+    public_fraction: float = setting(0.0, "share of the training split set aside as a public set", low=0, high=1)
+    partition: str = setting("dirichlet", "how it is dealt; natural: by the client ids in the file",
+                             choices=("dirichlet", "iid", "natural"))
+    beta: float = setting(0.5, "concentration of the Dirichlet class mixes; smaller is less IID", above=0, high=1e9)
+    partition_seed: int | None = setting(None, "seed of the partition; none: run.seed", low=0)
+
+
+@dataclass(frozen=True)
+class FedSettings:
+    """Clients and rounds (rounds.py)."""
+
+    clients: int = setting(10, "number of clients", low=1, high=100_000)
+    rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
+    participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Local training, the same rule for every scheme (client.py)."""
+
+    epochs: int = setting(5, "local epochs a round", low=1, high=100_000)
+    batch_size: int = setting(64, "images a step", low=2, high=1_000_000)
+    lr: float = setting(1e-3, "learning rate of Adam in round 1", above=0, high=100)
+    lr_schedule: str = setting("halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant"))
+    lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
+    clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network (models.py)."""
+
+    name: str = setting("small", "small, resnet18, shufflenet_v2, or your own as module:Class")
+    latent: int = setting(64, "size d of the feature vector", low=1, high=100_000)
+    stem: str = setting("imagenet", "first layers of resnet18 and shufflenet_v2; cifar: 3 x 3, no pooling",
+                        choices=("imagenet", "cifar"))
+    norm: str = setting("batch", "normalisation layers; group: GroupNorm of 32 channels or fewer a group",
+                        choices=("batch", "group"))
+    latent_norm: str = setting("none", "batch: BatchNorm without parameters after the feature vector",
+                               choices=("none", "batch"))
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How and where it runs; nothing here but the seed changes a result on a CPU."""
+
+    seed: int = setting(0, "seed of everything random", low=0)
+    threads: int = setting(1, "CPU threads a rank", low=1, high=4096)
+    device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
+    checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
+    evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
+    client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
+
+
+@dataclass(frozen=True)
+class CommSettings:
+    """Collectives (comm/)."""
+
+    backend: str = setting("auto", "for the weights; auto: see README, ranks", choices=("auto", "nccl", "gloo", "mpi"))
+    timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
+    start_timeout_s: float | None = setting(None, "longest wait for all ranks at the start; none: 15 s on one host, "
+                                                  "120 s on several", above=0, high=1e7)
+
+
+SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,
+            "run": RunSettings, "comm": CommSettings}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run's settings, complete and checked. `scheme` is the settings dataclass of the chosen scheme."""
+
+    scheme: Any
+    data: DataSettings
+    fed: FedSettings
+    train: TrainSettings
+    model: ModelSettings
+    run: RunSettings
+    comm: CommSettings
+
+    @property
+    def partition_seed(self) -> int:
+        return self.run.seed if self.data.partition_seed is None else self.data.partition_seed
+
+    def lr(self, round: int) -> float:
+        """Learning rate of a round (1, 2, ...): lr * .5 ** ((round - 1) // lr_halve_every), or constant."""
+        train = self.train
+        return train.lr * (0.5 ** ((round - 1) // train.lr_halve_every) if train.lr_schedule == "halve" else 1.0)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+
+def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
+    """The checked Config. Raises UsageError (one line: key, value, what is allowed)."""
+    return from_values(*collect(preset_names, file, overrides))
+
+
+def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
+    """({"section.key": raw value} of everything that was asked for, the keys that only a preset asked for)."""
+    values: dict[str, Any] = {}
+    for name in preset_names:
+        values.update(preset(name))
+    hard = {**(read_toml(file) if file else {}), **dict(split_override(text) for text in overrides)}
+    return {**values, **hard}, set(values) - set(hard)
+
+
+def preset(name: str) -> dict[str, Any]:
+    if name not in presets.PRESETS:
+        raise UsageError(f"--preset {name}: no such preset; known: {', '.join(presets.PRESETS)}")
+    return presets.PRESETS[name]
+
+
+def from_values(values: dict[str, Any], soft=frozenset()) -> Config:
+    """Config from {"section.key": raw value}; a preset may speak of settings that only some schemes have, so scheme
+    keys in `soft` are dropped where the chosen scheme has no such setting."""
+    by_section: dict[str, dict[str, Any]] = {name: {} for name in ("scheme", *SECTIONS)}
+    for key, value in values.items():
+        section, dot, name = key.partition(".")
+        if not dot or section not in by_section:
+            raise UsageError(unknown(key, all_keys(values.get("scheme.name", "fedhkd"))))
+        by_section[section][name] = value
+    scheme_class = schemes.settings_of(str(by_section["scheme"].get("name", "fedhkd")))
+    known = {field.name for field in dataclasses.fields(scheme_class)}
+    scheme_values = {k: v for k, v in by_section["scheme"].items() if k in known or f"scheme.{k}" not in soft}
+    config = Config(build("scheme", scheme_class, scheme_values),
+                    *(build(name, cls, by_section[name]) for name, cls in SECTIONS.items()))
+    check_together(config)
+    return config
+
+
+def from_json(text: str) -> Config:
+    """The Config that `Config.to_json` wrote."""
+    return from_values({f"{section}.{key}": value for section, keys in json.loads(text).items()
+                        for key, value in keys.items()})
+
+
+def all_keys(scheme_name: str) -> list[str]:
+    """Every key that can be set, for messages."""
+    classes = {"scheme": schemes.settings_of(scheme_name), **SECTIONS}
+    return [f"{section}.{field.name}" for section, cls in classes.items() for field in dataclasses.fields(cls)]
+
+
+def split_override(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"{text}: not understood; settings are given as section.key=value, for example fed.rounds=5")
+    return key, value
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """{"section.key": value} of a TOML file with one table per section."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise LocalUsageError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: not valid TOML ({error})") from None
+    for section, keys in tables.items():
+        if not isinstance(keys, dict):
+            raise UsageError(f"--config {path}: {section} must stand in a table, for example [fed] rounds = 5")
+    return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
+
+
+def check_together(config: Config) -> None:
+    """What one setting asks of another."""
+    data, model = config.data, config.model
+    if data.name == "file" and not data.path:
+        raise UsageError("data.path=: data.name=file needs data.path=P, an .npz or .h5 file")
+    if data.name != "file" and data.path:
+        raise UsageError(f"data.path={data.path}: only data.name=file reads it; data.name is {data.name}")
+    if data.partition == "natural" and data.name != "file":
+        raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
+    if data.fraction + data.public_fraction > 1 + 1e-12:
+        raise UsageError(f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
+                         f"{1 - data.fraction:.4g} fits")
+    if model.name not in MODELS and ":" not in model.name:
+        raise UsageError(f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, "
+                         "or module:Class")
+    if config.comm.backend == "nccl" and config.run.device == "cpu":
+        raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")
+
+
+def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str | None:
+    """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
+    before = as_values(stored)
+    after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
+    return "; ".join(f"{key}: stored {before[key]}, asked {after[key]}" for key in asked
+                     if key in after and after[key] != before.get(key)) or None
+
+
+def as_values(config: Config) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, keys in dataclasses.asdict(config).items()
+            for key, value in keys.items()}
+
+
+def help_text() -> str:
+    """All settings with defaults and what is allowed, for --help."""
+    lines = []
+    for section, cls in {"scheme": schemes.settings_of("fedhkd"), **SECTIONS}.items():
+        lines += [f"{section}: {(cls.__doc__ or '').strip().splitlines()[0]}"]
+        lines += [f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
+                  for f in dataclasses.fields(cls)]
+    return "\n".join([*lines, f"schemes: {', '.join(schemes.REGISTRY)}, or your own as module:Class"])
+
+
+def absolute_paths(config: Config) -> Config:
+    """The same with data.dir and data.path absolute, so that a run can be resumed from another folder."""
+    data = config.data
+    return dataclasses.replace(config, data=dataclasses.replace(
+        data, dir=os.path.abspath(data.dir), path=os.path.abspath(data.path) if data.path else ""))

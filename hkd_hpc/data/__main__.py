@@ -1,0 +1,54 @@
+"""`python -m hkd_hpc.data prepare NAME --dir DIR`: get an official data set, for training never downloads."""
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hkd_hpc.data.official import OFFICIAL
+from hkd_hpc.errors import RunError, UsageError
+
+_USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        """One line instead of argparse's usage block."""
+        raise UsageError(f"{message}; usage: {_USAGE}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
+    parser.add_argument("command", choices=["prepare"])
+    parser.add_argument("name", metavar="NAME", choices=["fmnist", *OFFICIAL],
+                        help=f"one of {', '.join(OFFICIAL)} (fmnist ships with the package)")
+    parser.add_argument("--dir", metavar="DIR", help="where the files go: the data.dir of the training")
+    parser.add_argument("--url", metavar="BASE", help="a mirror of the official files (http://, https:// or file://)")
+    return parser
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from hkd_hpc.data.prepare import from_mirror, prepare
+
+    if arguments.name == "fmnist":
+        return _say("fmnist ships with the package: there is nothing to prepare")
+    if not arguments.dir:
+        raise UsageError(f"--dir is missing: python -m hkd_hpc.data prepare {arguments.name} --dir DIR")
+    prepare(arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), arguments.dir, _say)
+
+
+def main(words: list[str]) -> int:
+    """Run the command line; 0 is done, 1 could not be got, 2 wrong usage."""
+    try:
+        _prepare(_parser().parse_args(words))
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,267 @@
+"""Who gets which training image: equal clients with a Dirichlet class mix, IID, or the data's own client ids.
+
+A partition is a pure function of (labels, settings, seed). Index arrays count into the official splits; no training
+image is used twice, by two clients or by a client and the public set. Axes: M clients, C classes.
+"""
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.rng import stream
+
+KINDS = ("dirichlet", "iid", "natural")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Sorted int64 indices: `train` and `public` into the training split, `test` into the split named `test_split`."""
+
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    test_split: str
+    public: np.ndarray
+    classes: int
+    sha256: str
+
+    def train_count_MC(self, labels: np.ndarray) -> np.ndarray:
+        """Training images per client and class, (M,C) int64, from the training split's labels (N,)."""
+        return count_MC(self.train, labels, self.classes)
+
+    def test_count_MC(self, labels: np.ndarray) -> np.ndarray:
+        """Local test images per client and class, (M,C) int64, from the labels of the split that `test_split` names."""
+        return count_MC(self.test, labels, self.classes)
+
+
+def count_MC(indices: tuple[np.ndarray, ...] | list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
+    """Images per client and class, (M,C) int64."""
+    return np.array([np.bincount(labels[index], minlength=classes) for index in indices], np.int64)
+
+
+def make_partition(
+    labels: np.ndarray, classes: int, *, clients: int, kind: str, beta: float | None, fraction: float,
+    public_fraction: float, test_share: float = 0.25, seed: int,
+    client_train: np.ndarray | None = None, client_test: np.ndarray | None = None,
+) -> Partition:
+    """Set the public set aside and deal the training images, of `labels` (N,) in 0..classes-1, to `clients` clients.
+
+    "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
+    Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "natural"
+    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one.
+    floor(test_share * size) of a client's images become its local test set, stratified by class; with client_test the
+    local test set is the client's share of the official test split instead. UsageError for settings that cannot be met.
+    """
+    _check_settings(clients, kind, beta, fraction, public_fraction, test_share)
+    pool, public = _set_aside(len(labels), public_fraction, seed)
+    if kind == "natural":
+        owned = _natural(client_train, pool, clients, fraction, seed)
+    else:
+        size = _equal_size(len(labels), clients, fraction)
+        owned = (_iid(pool, clients, size, seed) if kind == "iid"
+                 else _dirichlet(labels, classes, pool, clients, size, beta, seed))
+    if kind == "natural" and client_test is not None:
+        test = [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
+        return _partition(owned, test, "test", public, classes)
+    train, test = zip(*(_hold_out(index, labels, test_share, stream(seed, "partition/test", client=client))
+                        for client, index in enumerate(owned)))
+    return _partition(train, test, "train", public, classes)
+
+
+def _partition(train, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
+    train, test = tuple(map(_sorted, train)), tuple(map(_sorted, test))
+    digest = hashlib.sha256()
+    for name, arrays in (("train", train), ("test", test), ("public", (_sorted(public),))):
+        digest.update(f"{name} {[len(array) for array in arrays]}".encode())
+        for array in arrays:
+            digest.update(array.astype("<i8").tobytes())
+    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest())
+
+
+def _sorted(index: np.ndarray) -> np.ndarray:
+    return np.sort(np.asarray(index, np.int64))
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+
+
+def _floor(value: float) -> int:
+    """floor that takes 28.999999999999996, which is .29 * 100, for 29."""
+    return math.floor(value + 1e-9)
+
+
+def _check_settings(clients, kind, beta, fraction, public_fraction, test_share) -> None:
+    if kind not in KINDS:
+        raise UsageError(f"data.partition={kind!r}: allowed are {', '.join(KINDS)}")
+    if clients < 1:
+        raise UsageError(f"fed.clients={clients}: allowed are integers >= 1")
+    if kind == "dirichlet" and not (beta is not None and 0 < beta < math.inf):
+        raise UsageError(f"data.beta={beta}: allowed are finite numbers > 0")
+    if not 0 < fraction <= 1:
+        raise UsageError(f"data.fraction={fraction}: allowed is 0 < fraction <= 1")
+    if not 0 <= public_fraction < 1:
+        raise UsageError(f"data.public_fraction={public_fraction}: allowed is 0 <= public_fraction < 1")
+    if not 0 <= test_share < 1:
+        raise UsageError(f"test_share={test_share}: allowed is 0 <= test_share < 1")
+    if fraction + public_fraction > 1 + 1e-9:
+        raise UsageError(f"data.public_fraction={public_fraction} does not fit beside data.fraction={fraction}: "
+                         f"the largest that fits is {round(1 - fraction, 9):g}")
+
+
+def _equal_size(images: int, clients: int, fraction: float) -> int:
+    size = _floor(fraction * images / clients)
+    if size < 1:
+        raise UsageError(f"fed.clients={clients}: data.fraction={fraction} of {images} training images is "
+                         f"{_floor(fraction * images)}, fewer than one for each client; "
+                         "lower fed.clients or raise data.fraction")
+    return size
+
+
+def _set_aside(images: int, public_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pool for the clients, public set): depends on nothing but the number of images, the seed and public_fraction."""
+    order = stream(seed, "partition/public").permutation(images)
+    size = _floor(public_fraction * images)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+# ---------------------------------------------------------------------------------------------- who owns what
+
+
+def _iid(pool: np.ndarray, clients: int, size: int, seed: int) -> list[np.ndarray]:
+    order = stream(seed, "partition/iid").permutation(pool)
+    return list(order[:clients * size].reshape(clients, size))
+
+
+def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed: int) -> list[np.ndarray]:
+    """The images of each client id, in the order of the ids; a client that the public set emptied stays, with none."""
+    if client_train is None:
+        raise UsageError("data.partition=natural needs client ids: data.name=file with the key client_train")
+    ids, image_count = np.unique(client_train, return_counts=True)
+    if clients != len(ids):
+        raise UsageError(f"fed.clients={clients}: client_train names {len(ids)} clients; set fed.clients={len(ids)}")
+    owned = []
+    for client, (number, count) in enumerate(zip(ids, image_count)):
+        own = pool[client_train[pool] == number]
+        order = stream(seed, "partition/natural", client=client).permutation(own)
+        owned.append(order[:max(1, _floor(fraction * count))])
+    return owned
+
+
+def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float, seed: int) -> list[np.ndarray]:
+    prior_C = np.bincount(labels, minlength=classes) / len(labels)
+    room_C = np.bincount(labels[pool], minlength=classes)
+    log_mix_MC = np.array([_log_mix(beta * classes * prior_C, stream(seed, "partition/mix", client=client))
+                           for client in range(clients)])
+    rng = stream(seed, "partition/round")
+    count_MC = _round_rows(_share_out(log_mix_MC, size, room_C), size, rng)
+    _return_excess(count_MC, log_mix_MC, room_C, rng)
+    pieces = [_cut(pool[labels[pool] == label], count_MC[:, label], stream(seed, "partition/class", client=label))
+              for label in range(classes)]
+    return [np.concatenate(own) for own in zip(*pieces)]
+
+
+def _cut(images: np.ndarray, count_M: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle one class and cut it into pieces of the given sizes; what is left over is nobody's."""
+    return np.split(rng.permutation(images), np.cumsum(count_M))[:-1]
+
+
+# ---------------------------------------------------------------------------------------------- Dirichlet
+
+
+def _log_mix(alpha_C: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Logarithm of a Dirichlet draw, not normalised: finite at any alpha > 0, -inf where alpha is 0.
+
+    Gamma(a) = Gamma(a + 1) * U^(1/a), taken in logarithms: for a tiny alpha the plain draw is zero everywhere.
+    """
+    alpha = np.clip(alpha_C, 1e-200, 1e200)
+    log_gamma = np.log(rng.standard_gamma(alpha + 1)) + np.log(1 - rng.random(len(alpha))) / alpha
+    return np.where(alpha_C > 0, log_gamma, -np.inf)
+
+
+def _share_out(log_mix_MC: np.ndarray, size: int, room_C: np.ndarray) -> np.ndarray:
+    """Images per client and class as real numbers: rows sum to `size`, no column exceeds its room.
+
+    Every client asks by its own mix among the classes that have room. Where all ask for more than there is, all get the
+    same part of their wish, the class is full, and what is missing is asked for again elsewhere. Each pass but the last
+    fills a class, so there are at most C passes.
+    """
+    share_MC = np.zeros(log_mix_MC.shape)
+    need_M, left_C = np.full(len(log_mix_MC), float(size)), room_C.astype(float)
+    while (left_C > 0).any():
+        wish_MC = need_M[:, None] * _softmax(np.where(left_C > 0, log_mix_MC, -np.inf))
+        asked_C = wish_MC.sum(0)
+        full_C = (asked_C > left_C) | (left_C == 0)
+        part_C = np.where(full_C, left_C / np.maximum(asked_C, 1e-300), 1.0)
+        share_MC += wish_MC * part_C
+        if not (full_C & (left_C > 0)).any():
+            break
+        need_M = np.maximum(need_M - (wish_MC * part_C).sum(1), 0)
+        left_C = np.where(full_C, 0, left_C - asked_C)
+    return share_MC
+
+
+def _softmax(log_mix_MC: np.ndarray) -> np.ndarray:
+    mix_MC = np.exp(log_mix_MC - log_mix_MC.max(1, keepdims=True))
+    return mix_MC / mix_MC.sum(1, keepdims=True)
+
+
+def _round_rows(share_MC: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Integers whose expectation is `share_MC` and whose rows sum to `size` exactly: one random shift for each row."""
+    edge_MC = np.cumsum(share_MC, axis=1)
+    edge_MC *= size / edge_MC[:, -1:]
+    edge_MC = np.minimum(np.floor(edge_MC + rng.random((len(share_MC), 1))), size)
+    edge_MC[:, -1] = size
+    return np.diff(edge_MC, axis=1, prepend=0).astype(np.int64)
+
+
+def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndarray, rng: np.random.Generator) -> None:
+    """Take back, in place, what rounding gave beyond a class's room; its owners draw again from their own mixes.
+
+    The images taken back are a random draw from all that were given, and their owners choose in random order, so that
+    no client is favoured. Every image finds a place, because all clients together never get more than there is.
+    """
+    owed = []
+    for label in np.flatnonzero(count_MC.sum(0) > room_C):
+        taken_M = rng.multivariate_hypergeometric(count_MC[:, label], count_MC[:, label].sum() - room_C[label])
+        count_MC[:, label] -= taken_M
+        owed.append(np.repeat(np.arange(len(taken_M)), taken_M))
+    left_C = room_C - count_MC.sum(0)
+    for client in rng.permutation(np.concatenate(owed)) if owed else ():
+        label = np.argmax(np.where(left_C > 0, log_mix_MC[client] + rng.gumbel(size=len(left_C)), -np.inf))
+        count_MC[client, label] += 1
+        left_C[label] -= 1
+
+
+# ---------------------------------------------------------------------------------------------- local test sets
+
+
+def _hold_out(index: np.ndarray, labels: np.ndarray, test_share: float, rng) -> tuple[np.ndarray, np.ndarray]:
+    """(train, test) of one client: floor(test_share * size) test images, stratified by class."""
+    # a fixed order to draw from: what a client holds out depends on which images it has, not on how they were dealt
+    index = np.sort(index)
+    present, count_C = np.unique(labels[index], return_counts=True)
+    test_C = stratified_sizes(count_C, test_share, rng)
+    order = [rng.permutation(index[labels[index] == label]) for label in present]
+    test = [own[:size] for own, size in zip(order, test_C)]
+    train = [own[size:] for own, size in zip(order, test_C)]
+    return np.concatenate(train or [index]), np.concatenate(test or [index])
+
+
+def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Generator) -> np.ndarray:
+    """Test images per class: floor(test_share * sum) in all, by largest remainder, ties at random.
+
+    A class of two or more images keeps at least one for training (so a large test_share may give fewer in all).
+    """
+    limit_C = np.where(count_C >= 2, count_C - 1, count_C)
+    total = min(_floor(test_share * count_C.sum()), int(limit_C.sum()))
+    quota_C = total * count_C / max(count_C.sum(), 1)
+    test_C = np.minimum(np.floor(quota_C + 1e-9).astype(np.int64), limit_C)
+    tie_C = rng.random(len(count_C))
+    while (rest := total - int(test_C.sum())) > 0:
+        open_C = np.flatnonzero(test_C < limit_C)
+        best = open_C[np.lexsort((tie_C[open_C], -(quota_C - test_C)[open_C].round(9)))]
+        test_C[best[:rest]] += 1
+    return test_C

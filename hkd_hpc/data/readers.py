@@ -1,0 +1,156 @@
+"""Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own .npz and .h5; see also `checks`."""
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+from hkd_hpc.errors import UsageError
+
+REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL_KEYS = ("client_train", "client_test")
+
+Arrays = dict[str, np.ndarray]
+
+
+def broken(path: Path, error: object) -> UsageError:
+    """The error for a file that is there but cannot be read."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UsageError(f"{path}: truncated or not what its name says ({reason[:160]}); replace it by a good copy")
+
+
+# ---------------------------------------------------------------------------------------------- CIFAR
+
+
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """What `_codecs.encode` does for the one codec that pickled arrays use."""
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"asks for the codec {encoding!r}")
+    return text.encode("latin-1")
+
+
+_reconstruct = np.empty(0).__reduce__()[0]
+_ALLOWED: dict[tuple[str, str], Callable] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode_latin1,
+}
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Reads dicts, lists and numpy arrays; any other name in the pickle is refused before it is imported."""
+
+    def find_class(self, module: str, name: str) -> Callable:
+        """The few callables that rebuild an array."""
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"asks for {module}.{name}, which no data file needs: it was not run")
+        return _ALLOWED[module, name]
+
+
+def unpickle(path: Path) -> dict:
+    """The dict in an official pickle file; UsageError if it is broken or asks for anything but arrays."""
+    try:
+        with open(path, "rb") as file:
+            content = ArrayUnpickler(file, encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise broken(path, error) from error
+    if not isinstance(content, dict):
+        raise broken(path, f"holds a {type(content).__name__}, a dict is expected")
+    return content
+
+
+def _cifar_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
+    content = unpickle(path)
+    pixels, labels = content.get("data"), content.get(label_key)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+        raise broken(path, "key data: a uint8 array of shape (N, 3072) is expected")
+    try:
+        return pixels.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        raise broken(path, f"key {label_key}: a list of integers is expected") from error
+
+
+def read_cifar(train: list[Path], test: Path, label_key: str) -> Arrays:
+    """Images (N,3,32,32) uint8 and labels (N,) of CIFAR's python pickles, the training files joined in order."""
+    batches = [_cifar_batch(path, label_key) for path in train]
+    x_train = batches[0][0] if len(batches) == 1 else np.concatenate([pixels for pixels, _ in batches])
+    x_test, y_test = _cifar_batch(test, label_key)
+    return dict(x_train=x_train, y_train=np.concatenate([y for _, y in batches]), x_test=x_test, y_test=y_test)
+
+
+# ---------------------------------------------------------------------------------------------- SVHN
+
+
+def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise UsageError("data.name=svhn needs scipy, which is not installed here: pip install scipy") from error
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+        pixels, labels = content["X"], content["y"].ravel()
+    except Exception as error:  # a damaged .mat can raise anything
+        raise broken(path, error) from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or labels.dtype.kind not in "iu":
+        raise broken(path, f"X: uint8 of shape (32, 32, 3, N) is expected, found {pixels.dtype} {pixels.shape}")
+    # the files call the digit 0 "10"
+    return pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels).astype(np.int64)
+
+
+def read_svhn(train: Path, test: Path) -> Arrays:
+    """Images (N,3,32,32) uint8 and labels 0..9 (N,) of SVHN's cropped digits."""
+    x_train, y_train = _svhn_split(train)
+    x_test, y_test = _svhn_split(test)
+    return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+
+# ---------------------------------------------------------------------------------------------- own files
+
+
+def check_keys(path: Path, found: list[str]) -> None:
+    """UsageError if a key that every data file needs is not among `found`."""
+    missing = [key for key in REQUIRED_KEYS if key not in found]
+    if missing:
+        raise UsageError(f"{path}: key {', '.join(missing)} is missing (found: {', '.join(sorted(found)) or 'none'}); "
+                         f"needed: {', '.join(REQUIRED_KEYS)}; optional: {', '.join(OPTIONAL_KEYS)}")
+
+
+def npz_keys(path: Path) -> list[str]:
+    """The names of the arrays in an .npz, from its directory alone."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name[: -len(".npy")] for name in archive.namelist() if name.endswith(".npy")]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise broken(path, error) from error
+
+
+def _read_npz(path: Path) -> Arrays:
+    keys = npz_keys(path)
+    check_keys(path, keys)
+    with np.load(path, allow_pickle=False) as archive:
+        return {key: archive[key] for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+
+
+def _read_h5(path: Path) -> Arrays:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        keys = [key for key in file if isinstance(file.get(key), h5py.Dataset)]
+        check_keys(path, keys)
+        return {key: np.asarray(file[key][()]) for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+
+
+def read_file(path: Path) -> Arrays:
+    """The arrays of an own .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
+    read = _read_npz if path.suffix == ".npz" else _read_h5
+    try:
+        return read(path)
+    except UsageError:
+        raise
+    except Exception as error:  # zip, zlib, npy headers and HDF5 each raise their own
+        raise broken(path, error) from error

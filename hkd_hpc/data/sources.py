@@ -1,0 +1,124 @@
+"""The data sets by name: is everything there (`check_present`, quick), and the checked arrays (`load`)."""
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc.data import checks, readers
+from hkd_hpc.data.official import needed_files
+from hkd_hpc.errors import UsageError
+
+NAMES = ("fmnist", "cifar10", "cifar100", "svhn", "file")
+_BUNDLED = Path(__file__).with_name("fmnist.h5")
+_CLASSES = {"fmnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
+_MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None."""
+
+    name: str
+    classes: int
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    client_train: np.ndarray | None = None
+    client_test: np.ndarray | None = None
+
+
+def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Raise UsageError if the files of data set `name` are not there, saying what to do; reads a file's head at most.
+
+    `dir` (data.dir) is for the official data sets, `path` (data.path) for name "file"; the other one is not looked at.
+    """
+    if name not in NAMES:
+        raise UsageError(f"data.name={name!r}: allowed are {', '.join(NAMES)}")
+    if name == "file":
+        _check_own_file(path)
+    elif name == "fmnist":
+        _check_bundled()
+    else:
+        _check_official(name, Path(dir))
+
+
+def _check_bundled() -> None:
+    if not _BUNDLED.is_file():
+        raise UsageError(f"{_BUNDLED} is missing although it ships with hkd_hpc: install the package again")
+
+
+def _check_official(name: str, folder: Path) -> None:
+    missing = [file for file in (folder / path for path in needed_files(name)) if not _has_content(file)]
+    if missing:
+        raise UsageError(f"data.name={name}: {missing[0]} is missing; get it on a machine with internet: "
+                         f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(folder))}")
+
+
+def _has_content(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _check_own_file(path: str | os.PathLike) -> None:
+    if not path or not os.fspath(path):
+        raise UsageError("data.name=file needs data.path=FILE (.npz or .h5)")
+    file = Path(path)
+    if file.suffix not in _MAGIC:
+        raise UsageError(f"data.path={file}: found the ending {file.suffix!r}, allowed are .npz and .h5")
+    if not file.is_file():
+        raise UsageError(f"data.path={file}: {'is not a file' if file.exists() else 'there is no such file'}")
+    magic = _MAGIC[file.suffix]
+    if _head(file, len(magic)) != magic:
+        raise readers.broken(file, f"does not begin as an {file.suffix} file does")
+    if file.suffix == ".npz":
+        readers.check_keys(file, readers.npz_keys(file))
+
+
+def _head(file: Path, length: int) -> bytes:
+    try:
+        with open(file, "rb") as stream:
+            return stream.read(length)
+    except OSError as error:
+        raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
+
+
+def load(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> DataSet:
+    """The data set `name`, checked and ready (shapes: see DataSet); UsageError, one line, for anything wrong."""
+    check_present(name, dir, path)
+    where = {"file": Path(path or "."), "fmnist": _BUNDLED}.get(name, Path(dir))
+    data = _checked(name, _read(name, where), where)
+    expected = _CLASSES.get(name, data.classes)
+    if data.classes != expected:
+        raise UsageError(f"{where}: found {data.classes} classes, {name} has {expected}")
+    return data
+
+
+def _read(name: str, where: Path) -> readers.Arrays:
+    if name in ("file", "fmnist"):
+        return readers.read_file(where)
+    *train, test = (where / path for path in needed_files(name))
+    if name == "svhn":
+        return readers.read_svhn(*train, test)
+    return readers.read_cifar(train, test, "fine_labels" if name == "cifar100" else "labels")
+
+
+def _checked(name: str, raw: readers.Arrays, where: Path) -> DataSet:
+    arrays: dict[str, np.ndarray | None] = {}
+    for split in ("train", "test"):
+        # taken out of `raw`, so that the stored form is freed before the next array is converted
+        images = checks.to_images(raw.pop(f"x_{split}"), f"{where}: key x_{split}")
+        arrays[f"x_{split}"] = images
+        arrays[f"y_{split}"] = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
+        ids = raw.pop(f"client_{split}", None)
+        arrays[f"client_{split}"] = (
+            None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}"))
+    train_shape, test_shape = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
+    if train_shape != test_shape:
+        raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
+    checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))
+    classes = checks.count_classes(arrays["y_train"], arrays["y_test"], str(where))
+    return DataSet(name=name, classes=classes, **arrays)

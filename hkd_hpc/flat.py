@@ -1,0 +1,144 @@
+"""A model as ONE flat float32 buffer: what is trained, stepped, all-reduced, hashed and stored without copies per tensor.
+
+Layout: every parameter, then every float buffer (BatchNorm's running statistics), each at an offset that is a multiple
+of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters and buffers of the module become views.
+Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged.
+
+Shape letters: P trainable floats with gaps, V all floats with gaps.
+"""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hkd_hpc.errors import UsageError
+
+ALIGN = 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    trainable: bool
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class FlatModel:
+    """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
+
+    `parameters_P` is the trainable part of `values_V`. Raises UsageError for float tensors other than float32.
+    """
+
+    def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
+        self.net = net.to(device)
+        self.slots, trainable, total = _slots(net)
+        self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
+        self.grad_P = torch.zeros(trainable, dtype=torch.float32, device=device)
+        self.parameters_P = self.values_V[:trainable]
+        self.counters = [t for s, t in zip(self.slots, _tensors(net)) if s.offset < 0]
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Move the module's tensors into the flat buffers: from here on they are views."""
+        with torch.no_grad():
+            for slot, tensor in zip(self.slots, _tensors(self.net)):
+                if slot.offset < 0:
+                    continue
+                view = self._view(self.values_V, slot)
+                view.copy_(tensor)
+                tensor.data = view
+                if slot.trainable:
+                    tensor.grad = self._view(self.grad_P, slot)
+
+    @staticmethod
+    def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+        return flat[slot.offset:slot.offset + slot.size].view(slot.shape)
+
+    @property
+    def payload_floats(self) -> int:
+        """P + b of the paper's accounting: parameters and float buffers, without gaps."""
+        return sum(slot.size for slot in self.slots if slot.offset >= 0)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(slot.size for slot in self.slots if slot.trainable)
+
+    def schema(self) -> str:
+        """Names, shapes, dtypes and offsets as text: what all ranks must agree on before the first exchange."""
+        return "\n".join(f"{s.name} {s.shape} {s.dtype} {s.offset}" for s in self.slots)
+
+    def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
+        """A state dict of numpy arrays from a flat vector of this layout and the integer buffers."""
+        flat, rest = values_V.detach().cpu(), iter(counters)
+        return {s.name: (self._view(flat, s).numpy() if s.offset >= 0 else next(rest).cpu().numpy()) for s in self.slots}
+
+    def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
+        """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
+        counters = []
+        for slot in self.slots:
+            tensor = torch.from_numpy(np.array(arrays[slot.name]))
+            if slot.offset < 0:
+                counters.append(tensor)
+            else:
+                self._view(values_V, slot).copy_(tensor)
+        return counters
+
+    def load(self, values_V: torch.Tensor, counters) -> None:
+        """Set the module to the given values."""
+        self.values_V.copy_(values_V)
+        for own, given in zip(self.counters, counters):
+            own.copy_(given)
+
+
+def weights_sha256(arrays: dict[str, np.ndarray]) -> str:
+    """64 hex digits over names, dtypes, shapes and bytes (little-endian, C order) in the order of the state dict."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _tensors(net: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and persistent buffers in the order of the state dict, each tensor once."""
+    own = {id(t): t for t in [*net.parameters(), *net.buffers()]}
+    keep, seen = [], set()
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if id(tensor) in own and id(tensor) not in seen:
+            seen.add(id(tensor))
+            keep.append(tensor)
+    return keep
+
+
+def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
+    """Slots in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
+    named = {id(t): name for name, t in reversed(net.state_dict(keep_vars=True).items())}
+    tensors = _tensors(net)
+    parameters = {id(p) for p in net.parameters()}
+    offsets, total = {}, 0
+    for wanted in (True, False):
+        for tensor in tensors:
+            if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted:
+                _require_float32(named[id(tensor)], tensor)
+                offsets[id(tensor)] = total
+                total += -(-tensor.numel() // ALIGN) * ALIGN
+        trainable = total if wanted else trainable
+    slots = [Slot(named[id(t)], tuple(t.shape), str(t.dtype).removeprefix("torch."), offsets.get(id(t), -1),
+                  id(t) in parameters) for t in tensors]
+    return slots, trainable, total
+
+
+def _require_float32(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype != torch.float32:
+        raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be float32")

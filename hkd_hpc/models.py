@@ -1,0 +1,113 @@
+"""Networks. Each gives (feature_BD, logits_BC) in one pass and has a `classifier` that maps a feature to logits.
+
+The paper's models are torchvision's ResNet18 and ShuffleNetV2 x1.0 whose last layer is a plain Linear to the latent
+vector (64 or 32), followed by one Linear classifier: 11,209,994 (CIFAR10), 11,215,844 (CIFAR100), 1,286,734 (SVHN)
+parameters. The paper says that BatchNorm ends its extractor; these counts say that none does (`model.latent_norm`).
+torchvision is imported only for its own models: it costs seconds a rank.
+"""
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+import torch
+from torch import nn
+
+from hkd_hpc import rng, schemes
+from hkd_hpc.config import ModelSettings
+from hkd_hpc.errors import UsageError
+
+
+class Net(nn.Module):
+    """An extractor that ends in the latent vector, and a linear classifier on it (also used on hyper-knowledge)."""
+
+    def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
+        super().__init__()
+        self.extractor = extractor
+        self.latent_norm = nn.BatchNorm1d(latent, affine=False) if latent_norm == "batch" else nn.Identity()
+        self.classifier = nn.Linear(latent, classes)
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        feature_BD = self.latent_norm(self.extractor(x_BCHW))
+        return feature_BD, self.classifier(feature_BD)
+
+
+def normalise(x_uint8: torch.Tensor) -> torch.Tensor:
+    """uint8 images to float32 in [-1, 1]: (x / 255 - .5) / .5, for all data sets (method of the paper's code)."""
+    return x_uint8.float().mul_(1 / 127.5).sub_(1.0)
+
+
+def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
+    """The network with the initial weights of this seed; torch's global generator is left as it was.
+
+    UsageError when a user's own model (`module:Class`, called with (classes, latent)) does not give (feature, logits).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.torch_seed(seed, "initial weights"))
+        if ":" in settings.name:
+            net = schemes.load_class(settings.name, f"model.name={settings.name}")(classes, settings.latent)
+            _check_own(net, settings.name, image_shape, classes)
+        else:
+            extractor = EXTRACTORS[settings.name](settings, image_shape[0])
+            net = Net(extractor, settings.latent, classes, settings.latent_norm)
+    if settings.norm == "group":
+        replace_batch_norm(net)
+    return net
+
+
+def small(settings: ModelSettings, channels: int) -> nn.Module:
+    """Three strided convolutions with BatchNorm: about 100,000 parameters, for runs of minutes on a laptop."""
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(*block(channels, 32), *block(32, 64), *block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(128, settings.latent))
+
+
+def resnet18(settings: ModelSettings, channels: int) -> nn.Module:
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    net = torchvision_resnet18(weights=None, num_classes=settings.latent)
+    if settings.stem == "cifar":
+        net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    return net
+
+
+def shufflenet_v2(settings: ModelSettings, channels: int) -> nn.Module:
+    from torchvision.models import shufflenet_v2_x1_0
+
+    net = shufflenet_v2_x1_0(weights=None, num_classes=settings.latent)
+    if settings.stem == "cifar":
+        net.conv1[0] = nn.Conv2d(channels, 24, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    return net
+
+
+EXTRACTORS: dict[str, Callable[[ModelSettings, int], nn.Module]] = {
+    "small": small, "resnet18": resnet18, "shufflenet_v2": shufflenet_v2}
+
+
+def replace_batch_norm(module: nn.Module) -> None:
+    """Every BatchNorm2d becomes a GroupNorm (as many groups as divide the channels, at most 32)."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, nn.GroupNorm(math.gcd(32, child.num_features), child.num_features))
+        else:
+            replace_batch_norm(child)
+
+
+def has_batch_norm(net: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in net.modules())
+
+
+def _check_own(net: nn.Module, name: str, image_shape: tuple[int, int, int], classes: int) -> None:
+    """One forward pass of a user's own model, so that a wrong shape is told before the first round."""
+    if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
+        raise UsageError(f"model.name={name}: must be an nn.Module with a `classifier` that maps features to logits")
+    net.eval()
+    with torch.no_grad():
+        out = net(torch.zeros(2, *image_shape))
+    net.train()
+    if not (isinstance(out, tuple) and len(out) == 2 and out[0].ndim == 2 and tuple(out[1].shape) == (2, classes)):
+        raise UsageError(f"model.name={name}: forward must return (feature_BD, logits_BC) with C = {classes}")

@@ -1,0 +1,30 @@
+"""Adam on the flat buffer: one fused call a step, no optimiser object (torch.optim would import torch._dynamo)."""
+from __future__ import annotations
+
+import torch
+
+from hkd_hpc.flat import FlatModel
+
+
+class Adam:
+    """torch.optim.Adam with defaults (betas .9 .999, eps 1e-8, no weight decay); state new in every round."""
+
+    def __init__(self, flat: FlatModel):
+        self.parameters, self.gradients = [flat.parameters_P], [flat.grad_P]
+        self.means = [torch.zeros_like(flat.grad_P)]
+        self.squares = [torch.zeros_like(flat.grad_P)]
+        self.steps = [torch.zeros((), dtype=torch.float32, device=flat.grad_P.device)]
+
+    def reset(self) -> None:
+        for state in (self.means, self.squares, self.steps):
+            state[0].zero_()
+
+    def step(self, lr: float) -> None:
+        self.steps[0].add_(1)
+        torch._fused_adam_(self.parameters, self.gradients, self.means, self.squares, [], self.steps, lr=lr, beta1=0.9,
+                           beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+
+
+def clip_gradient(grad_P: torch.Tensor, norm: float) -> None:
+    """Scale the gradient to an L2 norm of at most `norm`, as torch.nn.utils.clip_grad_norm_ does; no host wait."""
+    grad_P.mul_((norm / (torch.linalg.vector_norm(grad_P) + 1e-6)).clamp(max=1.0))

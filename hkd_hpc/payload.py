@@ -1,0 +1,44 @@
+"""What travels beside the weights: fixed-size records of named arrays (numpy structured types), never pickled.
+
+A client's report and the server's message are each one record; a rank hosting k clients sends k records. Absent classes
+are rows of zeros with count 0, so that sizes never depend on the data.
+"""
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
+    """A structured type: float64 `numbers`, int64 `whole` numbers, float32 `tensors` under the field "tensors"."""
+    fields = [(name, "<i8", shape) for name, shape in whole.items()]
+    fields += [(name, "<f8", shape) for name, shape in numbers.items()]
+    inner = [(name, "<f4", shape) for name, shape in tensors.items()]
+    return np.dtype(fields + ([("tensors", inner)] if inner else []))
+
+
+def fill(record: np.void, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy named tensors into a record. KeyError / ValueError when a name or a shape was not declared."""
+    declared = record.dtype["tensors"].names if "tensors" in record.dtype.names else ()
+    if set(tensors) != set(declared):
+        raise KeyError(f"declared to travel: {sorted(declared)}; given: {sorted(tensors)}")
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().numpy() if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
+        if value.shape != record["tensors"][name].shape:
+            raise ValueError(f"{name}: declared shape {record['tensors'][name].shape}, given {value.shape}")
+        record["tensors"][name] = value
+
+
+def tensors_of(records: np.ndarray, device="cpu") -> dict[str, torch.Tensor]:
+    """{name: float32 tensor} of a record, or stacked (records first) of an array of records."""
+    if "tensors" not in (records.dtype.names or ()):
+        return {}
+    inner = records["tensors"]
+    return {name: torch.from_numpy(np.array(inner[name], dtype=np.float32)).to(device) for name in inner.dtype.names}
+
+
+def as_bytes(records: np.ndarray) -> np.ndarray:
+    """The records as one flat uint8 array (no copy)."""
+    return records.reshape(-1).view(np.uint8)

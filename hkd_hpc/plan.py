@@ -1,0 +1,53 @@
+"""What a run is going to do, in words: the headline of every run and the text of --dry-run. Rank 0 only."""
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from hkd_hpc.report import bytes_text
+
+
+def headline(config, comm, job) -> str:
+    """Two lines: what runs, and on which ranks and devices."""
+    fed, train = config.fed, config.train
+    cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
+    return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {config.data.partition} "
+            f"beta {config.data.beta:g}, {fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
+            f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}")
+
+
+def text(config, comm, job) -> str:
+    """Everything --dry-run shows."""
+    return "\n".join([headline(config, comm, job), "", "settings:", config.to_json(), "", *clients_lines(job),
+                      "", *memory_lines(job), *bytes_lines(config, job)])
+
+
+def clients_lines(job) -> list[str]:
+    """Class histogram per client."""
+    partition = job.server.static["partition"]
+    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, local test images",
+             f"client  rank  train  test  {' '.join(f'{c:>4d}' for c in range(min(partition['train_count'].shape[1], 20)))}"]
+    tests = np.diff(partition["test_offset"])
+    for client, counts in enumerate(partition["train_count"]):
+        row = " ".join(f"{count:4d}" for count in counts[:20])
+        lines.append(f"{client:6d}{job.rank_of[client]:6d}{counts.sum():7d}{tests[client]:6d}  {row}"
+                     + (" ..." if len(counts) > 20 else ""))
+    return lines
+
+
+def memory_lines(job) -> list[str]:
+    """Bytes a client rank holds: global weights, model, gradient, two moments, the exact sum; and its images."""
+    flat = job.bench.flat
+    model_bytes = 4 * (2 * len(flat.values_V) + 3 * len(flat.grad_P)) + 8 * len(flat.values_V)
+    busiest = Counter(job.rank_of).most_common(1)[0]
+    return [f"memory of a client rank: {bytes_text(model_bytes)} for model, gradient, optimiser and sum, beside torch "
+            f"itself and the images of at most {busiest[1]} client(s)"]
+
+
+def bytes_lines(config, job) -> list[str]:
+    """Bytes a round: weights as the paper counts them, and the blocks that really travel."""
+    weights = job.bench.flat.payload_floats * 4
+    return [f"payload of a client and round: {bytes_text(weights)} of weights each way",
+            f"on the wire: {bytes_text(job.worker.sum.buffer.numel() * 8)} a rank in the all-reduce, "
+            f"{bytes_text(job.worker.report_type.itemsize)} a client up, {bytes_text(job.message.nbytes)} a rank down"]

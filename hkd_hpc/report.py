@@ -1,0 +1,109 @@
+"""What rank 0 prints: plain lines, no escape codes, flushed at once so that a killed job leaves a readable log."""
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    print(f"hkd_hpc: warning: {text}", file=sys.stderr, flush=True)
+
+
+class Clock:
+    """Seconds left, from the rounds done in this process."""
+
+    def __init__(self, rounds: int):
+        self.rounds, self.start_s, self.first = rounds, time.perf_counter(), None
+
+    def left_s(self, round: int) -> float:
+        if self.first is None:
+            self.first = round - 1
+        return (time.perf_counter() - self.start_s) / (round - self.first) * (self.rounds - round)
+
+
+def seconds_text(seconds: float) -> str:
+    """12.3 s, 4 min 05 s, 3 h 20 min"""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def number_text(value: float) -> str:
+    """.812 for an accuracy; - for one that was not measured"""
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def progress_line(history, clock: Clock, terms) -> str:
+    """round  3/10  loss cross_entropy 1.234 soft 0.012 | local .812 global .455 | 12.3 s, 1 min 02 s left"""
+    row = {name: values[-1] for name, values in history.rounds.items()}
+    width = len(str(clock.rounds))
+    losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
+    return (f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {number_text(row['local_test_accuracy'])}"
+            f"  global {number_text(row['global_test_accuracy'])}  |  {seconds_text(row['wall_s'])}, "
+            f"{seconds_text(clock.left_s(row['round']))} left")
+
+
+def three_readings(values: np.ndarray) -> dict[str, float]:
+    """Last round (primary), mean of the last five tested rounds, and the best one: an oracle, chosen on the test set."""
+    tested = values[~np.isnan(values)]
+    if not len(tested):
+        return {"last": math.nan, "mean_last_5": math.nan, "oracle": math.nan}
+    return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(tested.max())}
+
+
+def summary_table(history, summary: dict, baselines: dict, folder) -> str:
+    """The small table at the end."""
+    lines = ["", f"{'accuracy':44s}{'last round':>12s}{'mean last 5':>13s}{'oracle':>9s}"]
+    for name, title in (("local_test_accuracy", "local (own model, own test)"),
+                        ("global_test_accuracy", "global (averaged BatchNorm)")):
+        lines.append(f"  {title:42s}" + "".join(f"{number_text(summary[f'{name}_{kind}']):>{width}s}" for kind, width in
+                                                  (("last", 12), ("mean_last_5", 13), ("oracle", 9))))
+    for name, title in (("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by the clients"),
+                        ("global_on_local_test_accuracy", "global model on the clients' own tests")):
+        lines.append(f"  {title:44s}{number_text(summary[name]):>10s}")
+    lines.append(f"  {'baseline: majority class, local / global':44s}"
+                 f"{number_text(baselines['local_majority']) + ' / ' + number_text(baselines['global_majority']):>10s}")
+    lines.append(f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}")
+    lines += ["  oracle = the best round, chosen on the test set: not a result", ""]
+    lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder)]
+    return "\n".join(lines)
+
+
+def bytes_lines(history) -> list[str]:
+    """Bytes a round by kind: what the paper counts, and what the communicator moved."""
+    lines = []
+    for group, title in (("payload_bytes", "payload a round (paper's count, all clients)"),
+                         ("wire_bytes", "wire a round (communicator, all ranks)")):
+        kinds = [name for name in history.rounds if name.startswith(group + "/")]
+        parts = [f"{name.split('/')[1]} {bytes_text(history.column(name).mean())}" for name in kinds]
+        lines.append(f"{title}: {', '.join(parts) or 'nothing'}")
+    return lines
+
+
+def seconds_lines(history) -> list[str]:
+    kinds = [name for name in history.rounds if name.startswith("seconds/")]
+    parts = [f"{name.split('/')[1]} {history.column(name).sum():.1f}" for name in kinds]
+    return [f"seconds by phase (rank 0, {len(history)} rounds): {', '.join(parts)}"]
+
+
+def files_lines(folder) -> list[str]:
+    newest = folder.checkpoints()[0][1] if folder.checkpoints() else "none"
+    return [f"metrics     {folder.metrics_path}", f"checkpoint  {newest}",
+            f"models      python -m hkd_hpc.export {folder.path} --out global.pt"]

@@ -1,0 +1,155 @@
+"""The round: the paper's Algorithm 1, whatever scheme runs.
+
+    cohort -> local training, local test, report -> ONE all-reduce of the weights -> ONE gather of the reports
+           -> combine on the server -> ONE broadcast of the message -> test, record and save beside the next training
+
+Every rank makes the same collective calls in the same order in every round, whatever its clients do.
+"""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hkd_hpc import payload
+from hkd_hpc.client import Workbench
+from hkd_hpc.cohort import draw_cohort
+from hkd_hpc.comm.base import Comm
+from hkd_hpc.config import Config
+from hkd_hpc.server import Server
+from hkd_hpc.worker import Worker, unpack_counters
+
+
+@dataclass
+class Job:
+    """One rank's part of a run. `server` is None on every rank but 0. `done`: completed rounds."""
+
+    config: Config
+    comm: Comm
+    bench: Workbench
+    worker: Worker
+    server: Server | None
+    rank_of: list[int]
+    weights_V: torch.Tensor
+    counters: list[torch.Tensor]
+    message: np.ndarray  # one record
+    done: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run(job: Job) -> None:
+    """All remaining rounds, then what is measured once at the end."""
+    for round in range(job.done + 1, job.config.fed.rounds + 1):
+        one_round(job, round)
+    if job.server:
+        job.server.settle()
+    finale(job)
+
+
+def one_round(job: Job, round: int) -> None:
+    start_s, job.seconds = time.perf_counter(), {}
+    fed, last = job.config.fed, round == job.config.fed.rounds
+    cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round)
+    if job.server:  # tests and saves round - 1 while the other ranks train this one
+        job.comm.at(round, "evaluation")
+        timed(job, "evaluate_and_save", job.server.settle)
+    message = payload.tensors_of(job.message[0], job.weights_V.device)
+    keep = last and job.config.run.client_models
+    reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
+    timed(job, "weights", lambda: average(job, round))
+    gathered = timed(job, "knowledge", lambda: exchange(job, round, reports))
+    states = timed(job, "state", lambda: collect_states(job, round))
+    if job.server:
+        job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
+    job.done = round
+
+
+def timed(job: Job, phase: str, step):
+    """Run a step; its seconds, less those spent waiting for other ranks, go to `phase`, the rest to "wait"."""
+    start_s, wait_s = time.perf_counter(), job.comm.wait_s
+    result = step()
+    waited_s = job.comm.wait_s - wait_s
+    job.seconds[phase] = time.perf_counter() - start_s - waited_s
+    job.seconds["wait"] = job.seconds.get("wait", 0.0) + waited_s
+    return result
+
+
+def average(job: Job, round: int) -> None:
+    """The one all-reduce; afterwards every rank holds the new global weights."""
+    job.comm.at(round, "weights")
+    job.comm.sum_(job.worker.sum.settle(), "weights")
+    job.worker.sum.mean_into(job.weights_V)
+
+
+def exchange(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
+    """Reports to the server, its message to all. Returns the reports in client order on rank 0, None elsewhere."""
+    job.comm.at(round, "knowledge")
+    blocks = job.comm.gather(payload.as_bytes(reports), "knowledge_up")
+    gathered = None
+    if job.server:
+        gathered = in_client_order(blocks, reports.dtype)
+        job.message = job.server.combine(round, gathered)
+    job.comm.at(round, "message")
+    job.comm.broadcast(payload.as_bytes(job.message), "knowledge_down")
+    job.counters = unpack_counters(job.message[0]["counters"], job.bench.flat.counters)
+    return gathered
+
+
+def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The used places of all ranks' blocks, sorted by client id: no result depends on which rank a client lived on."""
+    records = np.ascontiguousarray(blocks).reshape(-1).view(dtype)
+    records = records[records["client"] >= 0]
+    return records[np.argsort(records["client"], kind="stable")]
+
+
+def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
+    """On rounds that are saved: what the clients keep, moved to rank 0 one client at a time. Elsewhere: nothing."""
+    names = state_shapes(job, round)
+    if not names or not checkpoint_due(job.config, round):
+        return {}
+    job.comm.at(round, "state")
+    own = {client.id: client.state for client in job.worker.clients}
+    held = np.zeros((job.config.fed.clients, len(names)), np.uint8)
+    for client, state in own.items():
+        held[client] = [name in state for name in names]
+    blocks = job.comm.gather(held.reshape(-1), "state")
+    held = blocks.max(0).reshape(held.shape) if job.server else held
+    held = np.ascontiguousarray(held)
+    job.comm.broadcast(held, "state")
+    states: dict[int, dict[str, np.ndarray]] = {}
+    for client, j in np.argwhere(held).tolist():
+        name, shape = list(names.items())[j]
+        block = np.zeros(shape, np.float32)
+        if client in own:
+            block[...] = own[client][name].detach().cpu().numpy()
+        job.comm.move(block, job.rank_of[client], 0, "state")
+        if job.server:
+            states.setdefault(client, {})[name] = block
+    return states
+
+
+def state_shapes(job: Job, round: int) -> dict[str, tuple[int, ...]]:
+    """What a client may keep: the scheme's state, and in the last round its own model."""
+    shapes = dict(job.bench.scheme.client_state_shapes())
+    if round == job.config.fed.rounds and job.config.run.client_models:
+        shapes["model"] = tuple(job.weights_V.shape)
+    return shapes
+
+
+def checkpoint_due(config: Config, round: int) -> bool:
+    return round % config.run.checkpoint_every == 0 or round == config.fed.rounds
+
+
+def finale(job: Job) -> None:
+    """Once, with the final global model: the clients' local tests, and BatchNorm re-estimated by all clients."""
+    job.comm.at(job.done, "finale")
+    rows = job.worker.examine(job.weights_V, job.counters)
+    job.comm.sum_(job.worker.sum.settle(), "finale")
+    reestimated_V = torch.empty_like(job.weights_V)
+    job.worker.sum.mean_into(reestimated_V)
+    blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
+    if job.server:
+        found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 3)
+        job.server.finish(found[found[:, 0] >= 0], reestimated_V)

@@ -1,0 +1,38 @@
+"""The schemes: one file each, one line each here. `get` also finds a user's own as module:Class."""
+from __future__ import annotations
+
+import importlib
+
+from hkd_hpc.errors import UsageError
+
+REGISTRY = {
+    "fedavg": "hkd_hpc.schemes.fedavg:FedAvg",
+    "fedhkd": "hkd_hpc.schemes.fedhkd:FedHKD",
+    "fedhkd_star": "hkd_hpc.schemes.fedhkd:FedHKDStar",
+}
+
+
+def get(name: str):
+    """The class of a scheme: a name of the registry, or module:Class. UsageError lists the names when it is neither."""
+    if name not in REGISTRY and ":" not in name:
+        raise UsageError(f"scheme.name={name}: no such scheme; known: {', '.join(REGISTRY)}, or your own as module:Class")
+    return load_class(REGISTRY.get(name, name), f"scheme.name={name}")
+
+
+def settings_of(name: str) -> type:
+    """The settings dataclass of a scheme, its field `name` included. Built-in schemes cost no import of torch."""
+    return get(name).Settings
+
+
+def load_class(address: str, what: str):
+    """The object at module:Class; UsageError says which of the two is missing."""
+    module_name, _, class_name = address.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"{what}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from None
+    except ValueError:
+        raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
+    if not hasattr(module, class_name):
+        raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")
+    return getattr(module, class_name)

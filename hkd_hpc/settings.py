@@ -1,0 +1,108 @@
+"""How one setting is declared, read from text and checked. Imports nothing heavy.
+
+A section is a frozen dataclass whose fields are made with `setting(default, help, ...)`; its annotations are one of
+"int", "float", "bool", "str", each optionally followed by " | None".
+"""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import Any
+
+from hkd_hpc.errors import UsageError
+
+
+def setting(default, help: str, *, low=None, above=None, high=None, choices=None):
+    """A dataclass field with its documentation and its allowed range: low <= v <= high, or above < v."""
+    allowed = {"help": help, "low": low, "above": above, "high": high, "choices": choices}
+    return dataclasses.field(default=default, metadata=allowed)
+
+
+def allowed_text(field: dataclasses.Field) -> str:
+    """What a value of this field may be, for error messages and --help."""
+    meta, kind = field.metadata, field.type.replace(" | None", "")
+    if meta.get("choices"):
+        return "one of " + ", ".join(map(str, meta["choices"]))
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
+    bounds = [f"{sign} {meta[name]}" for name, sign in (("low", ">="), ("above", ">"), ("high", "<="))
+              if meta.get(name) is not None]
+    text = " ".join([words, " and ".join(bounds)]).strip()
+    return text + " or none" if field.type.endswith("| None") else text
+
+
+def check(key: str, field: dataclasses.Field, value: Any) -> Any:
+    """The value in its declared type, or UsageError naming key, value and what is allowed."""
+    try:
+        result = _convert(field.type, value)
+        if not _in_range(field.metadata, result):
+            raise ValueError
+        return result
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{key}={value}: not allowed; {key} must be {allowed_text(field)}") from None
+
+
+def _convert(kind: str, value: Any) -> Any:
+    if kind.endswith("| None"):
+        if value is None or str(value).lower() in ("none", ""):
+            return None
+        kind = kind.replace(" | None", "")
+    return {"int": _to_int, "float": _to_float, "bool": _to_bool, "str": _to_str}[kind](value)
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):  # NaN passes every comparison with a bound, so it is refused by name
+        raise ValueError
+    return number
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}[str(value).lower()] if str(value).lower() in ("true", "false") else _fail()
+
+
+def _to_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    if any(ord(c) < 32 for c in value):
+        raise ValueError
+    return value
+
+
+def _fail():
+    raise ValueError
+
+
+def _in_range(meta, value) -> bool:
+    if value is None:
+        return True
+    return ((not meta.get("choices") or value in meta["choices"])
+            and (meta.get("low") is None or value >= meta["low"])
+            and (meta.get("above") is None or value > meta["above"])
+            and (meta.get("high") is None or value <= meta["high"]))
+
+
+def build(section: str, cls: type, values: dict[str, Any]):
+    """An instance of the section's dataclass from raw values; unknown keys are refused with the known ones."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for name in values:
+        if name not in fields:
+            raise UsageError(unknown(f"{section}.{name}", [f"{section}.{known}" for known in fields]))
+    return cls(**{name: check(f"{section}.{name}", fields[name], value) for name, value in values.items()})
+
+
+def unknown(word: str, known) -> str:
+    """'x: no such setting; did you mean y? (known: ...)'"""
+    near = difflib.get_close_matches(word, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{word}: no such setting; {hint}known: {', '.join(known)}"

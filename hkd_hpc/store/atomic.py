@@ -1,0 +1,55 @@
+"""A file is either the older one or the complete new one, whatever kills the writer in between."""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hkd_hpc.errors import RunError
+
+
+def temporary_path(path: Path) -> Path:
+    """The hidden name beside `path` under which this process prepares it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def replace_file(path: str | Path, write: Callable[[Path], None],
+                 verify: Callable[[Path], None] = lambda temporary: None) -> None:
+    """Make `path` anew: write under a temporary name, flush to the disk, verify, rename.
+
+    `write` and `verify` get the temporary path. Raises RunError where the system refuses (no space, quota, read-only);
+    the file that was there before is then untouched and no temporary file stays.
+    """
+    path = Path(path)
+    temporary = temporary_path(path)
+    try:
+        write(temporary)
+        _flush(temporary)
+        verify(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {_what_remains(path)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    # Some file systems cannot flush a folder, and the rename has happened: no reason to end a run.
+    with contextlib.suppress(OSError):
+        _flush(path.parent)
+
+
+def replace_text(path: str | Path, text: str) -> None:
+    """Make `path` anew as UTF-8 text, as `replace_file` does."""
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _what_remains(path: Path) -> str:
+    return "the older file is untouched" if os.path.exists(path) else "no file was left behind"

@@ -1,0 +1,144 @@
+"""The folder of one run: config.json, metrics.h5 and checkpoints/round_NNNN.h5. Only rank 0 uses it."""
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.store.atomic import replace_text, temporary_path
+from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
+
+TEMPORARY_NAME = re.compile(r"\..+\.\d+\.tmp")
+CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
+
+
+def to_standard_error(text: str) -> None:
+    """Print one warning."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run below `path`. `warn` gets one line for each checkpoint that had to be passed over."""
+    path: Path
+    warn: Callable[[str], None] = to_standard_error
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @property
+    def metrics_path(self) -> Path:
+        """One row a round; written anew and renamed each round."""
+        return self.path / "metrics.h5"
+
+    @property
+    def config_path(self) -> Path:
+        """The settings as JSON text, written before round 1."""
+        return self.path / "config.json"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    def create(self) -> None:
+        """Make the folder and its parents and try to write there. Raises UsageError where that is impossible."""
+        try:
+            self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.checkpoint_folder):
+                _try_to_write(folder)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"--out {self.path}: a file is in the way; name a folder, or one that is new") from None
+        except OSError as error:
+            raise UsageError(f"--out {self.path}: {error.strerror} ({error.filename}); "
+                             "name a folder that can be made and written to") from None
+
+    def holds_run(self) -> bool:
+        """Whether a run has begun here."""
+        return self.config_path.exists() or self.metrics_path.exists() or bool(self.checkpoints())
+
+    def write_config(self, text: str) -> None:
+        """Store the settings (JSON text). Raises RunError."""
+        replace_text(self.config_path, text)
+
+    def read_config(self) -> str | None:
+        """The stored settings, None if there are none. Raises RunError if they cannot be read."""
+        try:
+            return self.config_path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"cannot read {self.config_path}: {getattr(error, 'strerror', None) or error}") from error
+
+    def checkpoint_path(self, round: int) -> Path:
+        """Where the checkpoint after `round` is or will be."""
+        return self.checkpoint_folder / f"round_{round:04d}.h5"
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """All checkpoints, good or not, as (round, path), newest first."""
+        if not self.checkpoint_folder.is_dir():
+            return []
+        named = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in self.checkpoint_folder.iterdir())
+        return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+
+    def newest_good_path(self) -> tuple[int, Path] | None:
+        """(round, path) of the newest checkpoint that is whole, for `open_tree`; None if there is none."""
+        return next(((round, path) for round, path in self.checkpoints() if self._is_good(path)), None)
+
+    def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
+        """(round, tree) of the newest checkpoint that is whole; damaged ones are passed over with a warning."""
+        newest = self.newest_good_path()
+        return newest and (newest[0], load_tree(newest[1]))
+
+    def save_checkpoint(self, round: int, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> Path:
+        """Write the state after `round`, then keep the last two good ones. Raises RunError, TypeError."""
+        path = self.checkpoint_path(round)
+        save_tree(path, tree, attributes)
+        self._prune(path)
+        return path
+
+    def clean(self) -> None:
+        """Remove the temporary files of writers that died. Only for the holder of the run's lock."""
+        for folder in (self.path, self.checkpoint_folder):
+            for path in _temporary_files(folder):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _prune(self, saved: Path) -> None:
+        others = [path for _, path in self.checkpoints() if path != saved]
+        second = next((path for path in others if self._is_good(path)), None)
+        if second is None:
+            return
+        for path in others:
+            if path != second:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self.warn(f"cannot remove the old checkpoint {path}: {error.strerror}")
+
+    def _is_good(self, path: Path) -> bool:
+        try:
+            with open_tree(path):
+                return True
+        except BadFile as bad:
+            self.warn(f"checkpoint passed over: {bad}")
+            return False
+
+
+def _try_to_write(folder: Path) -> None:
+    probe = temporary_path(folder / "probe")
+    probe.write_bytes(b"")
+    probe.unlink()
+
+
+def _temporary_files(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (path for path in list(folder.iterdir()) if TEMPORARY_NAME.fullmatch(path.name))

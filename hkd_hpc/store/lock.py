@@ -1,0 +1,278 @@
+"""One run per folder: an exclusive lock that tells who holds it, and that survives its holder's death only briefly.
+
+The lock is the file run.lock, made by an atomic create; the holder touches it every 2 s. Whoever finds it waits, and
+may take over from a holder that is dead: at once where its process can be seen (same host), else after 10 s in which
+the file did not change, measured by the own clock, for the clocks of two hosts need not agree.
+
+Two may find the same dead holder, and the slower one must not remove the lock that the faster one has just made. So a
+lock is removed only by whoever first makes the file .run.lock.<its mark>, and only while it still has that mark.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hkd_hpc.errors import UsageError
+
+LOCK_NAME = "run.lock"
+POLL_S = 0.1
+PROGRESS_AFTER_S = 2.0
+
+
+def to_standard_error(text: str) -> None:
+    """Print one line."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A lock file as it was at one moment: its bytes and its time of change."""
+    content: bytes
+    mtime_ns: int
+
+    @property
+    def holder(self) -> dict[str, Any] | None:
+        """What the holder wrote about itself; None if the file is empty or damaged."""
+        try:
+            holder = json.loads(self.content)
+        except ValueError:
+            return None
+        return holder if isinstance(holder, dict) else None
+
+    @property
+    def mark(self) -> str:
+        """Names this one lock and no later one: whole content has a token of its own, damaged content has its time."""
+        name = self.content if self.holder else self.content + str(self.mtime_ns).encode()
+        return hashlib.sha256(name).hexdigest()[:16]
+
+
+class RunLock:
+    """The exclusive right to write in a run folder, as a context manager or with acquire() and release().
+
+    `wait_s` is how long to wait for a living holder (at least `stale_s` to outwait a dead one on another host),
+    `progress` gets one line if that takes longer than 2 s, `on_lost` (called from a thread) one line if the lock turns
+    out to be someone else's. `beat_s` and `stale_s` must be the same for all.
+    """
+
+    def __init__(self, folder: str | Path, wait_s: float = 12.0, progress: Callable[[str], None] = to_standard_error,
+                 on_lost: Callable[[str], None] = to_standard_error, beat_s: float = 2.0, stale_s: float = 10.0):
+        self.path = Path(folder) / LOCK_NAME
+        self._wait_s, self._beat_s, self._stale_s = wait_s, beat_s, stale_s
+        self._progress, self._on_lost = progress, on_lost
+        self._content = b""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> RunLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self, wait_s: float | None = None) -> None:
+        """Take the lock, from a dead holder if need be. Raises UsageError naming the holder after `wait_s`."""
+        self._content = _own_content()
+        try:
+            self._wait_for_lock(self._wait_s if wait_s is None else wait_s)
+        except OSError as error:
+            raise UsageError(f"cannot lock {self.path.parent}: {error.strerror}; name a folder that can be written to"
+                             ) from error
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Give the lock back if it is still ours; harmless when it is not held."""
+        if not self._thread:
+            return
+        self._stop.set()
+        if self._thread is not threading.current_thread():  # as when on_lost gives up the run
+            self._thread.join()
+        self._thread = None
+        seen = _look(self.path)
+        if seen and seen.content == self._content:
+            with contextlib.suppress(OSError):
+                _remove(self.path, seen, self._stale_s)
+
+    def _wait_for_lock(self, wait_s: float) -> None:
+        start_s = time.monotonic()
+        watch = _Watch(self._stale_s)
+        told = False
+        while not _create(self.path, self._content):
+            seen = _look(self.path)
+            if seen is None or (watch.is_dead(seen) and _remove(self.path, seen, self._stale_s)):
+                continue
+            waited_s = time.monotonic() - start_s
+            if waited_s >= wait_s:
+                raise UsageError(f"{self.path.parent} is in use by {_describe(seen)}; "
+                                 "wait for its end or choose another --out")
+            if waited_s > PROGRESS_AFTER_S and not told:
+                self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {_describe(seen)}")
+                told = True
+            time.sleep(POLL_S)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._beat_s):
+            try:
+                lost = self._touch()
+            except OSError:
+                continue  # a file system that hesitates: the next beat tries again
+            if lost:
+                self._on_lost(f"the lock of {self.path.parent} was taken over by {_describe(lost)}")
+                return
+
+    def _touch(self) -> Seen | None:
+        """Show that we live; the lock of someone else, if that is what is there now."""
+        seen = _look(self.path)
+        if seen is None:
+            _create(self.path, self._content)  # removed by hand: whoever creates it first has it
+        elif seen.content == self._content:
+            os.utime(self.path)
+        else:
+            return seen
+        return None
+
+
+class _Watch:
+    """Tells whether the holder of a lock is dead, from looks at the file over time."""
+
+    def __init__(self, stale_s: float):
+        self._stale_s = stale_s
+        self._last: Seen | None = None
+        self._changed_s = 0.0
+
+    def is_dead(self, seen: Seen) -> bool:
+        if seen != self._last:
+            self._last, self._changed_s = seen, time.monotonic()
+        if seen.holder and _is_visible(seen.holder):
+            return not _is_alive(seen.holder)
+        return time.monotonic() - self._changed_s > self._stale_s
+
+
+def _own_content() -> bytes:
+    pid = os.getpid()
+    status = _process_status(pid)
+    return json.dumps({
+        "host": socket.gethostname(), "pid_space": _pid_space(), "pid": pid, "pid_start": status and status[1],
+        "job": os.environ.get("SLURM_JOB_ID", ""), "user": os.environ.get("USER") or str(os.getuid()),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "token": uuid.uuid4().hex}).encode()
+
+
+def _create(path: Path, content: bytes) -> bool:
+    """Make the file, unless it exists, and say whether it is ours."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)  # a full disk: an empty lock would keep others waiting
+        raise
+    finally:
+        os.close(descriptor)
+    # Someone may have taken it for damaged between the create and the write.
+    seen = _look(path)
+    return seen is not None and seen.content == content
+
+
+def _look(path: Path) -> Seen | None:
+    """The file now (opened anew, since that makes NFS ask its server), None if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return Seen(file.read(), os.fstat(file.fileno()).st_mtime_ns)
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
+    """Remove the lock that was seen and no other; False if someone else is about to do it."""
+    claim = path.with_name(f".{LOCK_NAME}.{seen.mark}")
+    if not _create(claim, _own_content()):
+        _remove_dead_claim(claim, stale_s)
+        return False
+    try:
+        now = _look(path)
+        if now and now.mark == seen.mark:
+            path.unlink()
+    finally:
+        claim.unlink(missing_ok=True)
+    return True
+
+
+def _remove_dead_claim(claim: Path, stale_s: float) -> None:
+    """Claims live for moments; one whose maker died is removed by the same rule as a lock."""
+    seen = _look(claim)
+    if seen is None:
+        return
+    if seen.holder and _is_visible(seen.holder):
+        dead = not _is_alive(seen.holder)
+    else:
+        time.sleep(stale_s)
+        dead = _look(claim) == seen
+    if dead:
+        _remove(claim, seen, stale_s)
+
+
+def _describe(seen: Seen) -> str:
+    holder = seen.holder
+    if not holder:
+        return f"someone whose {LOCK_NAME} cannot be read"
+    job = f", job {holder['job']}" if holder.get("job") else ""
+    return (f"another run: host {holder.get('host')}, process {holder.get('pid')}{job}, "
+            f"user {holder.get('user')}, since {holder.get('since')}")
+
+
+# ---- processes ----
+
+def _pid_space() -> str:
+    """Names the set of processes in which a pid means one process: this boot of this machine, this container."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _is_visible(holder: dict[str, Any]) -> bool:
+    """Whether the holder's process would be seen from here if it lived."""
+    space = _pid_space()
+    return bool(space) and holder.get("host") == socket.gethostname() and holder.get("pid_space") == space \
+        and isinstance(holder.get("pid"), int)
+
+
+def _is_alive(holder: dict[str, Any]) -> bool:
+    """Whether the holder's process runs. A zombie does not: in a container process 1 may never collect it."""
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there and belongs to someone else
+    status = _process_status(holder["pid"])
+    if status is None:
+        return True  # hidden from us (/proc mounted with hidepid), or gone just now: the next look will tell
+    state, start = status
+    return state not in "ZX" and start == holder.get("pid_start")
+
+
+def _process_status(pid: int) -> tuple[str, int] | None:
+    """(state, start time in clock ticks since boot) of a process, None if it cannot be seen."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 1:].split()
+    return fields[0], int(fields[19])

@@ -1,0 +1,385 @@
+"""Trees of named arrays, strings and scalars in HDF5 files that are complete or refused, never wrong.
+
+The file is plain HDF5: `h5py.File(path)` opens it. Its first 512 bytes, the "user block" that HDF5 leaves to the
+application, hold a seal: the length and the SHA-256 of everything after them. HDF5's own checksums cover neither
+scalars nor strings nor all of its bookkeeping, and its library can crash on a damaged file; the seal is checked first.
+
+HDF5 reaches the disk through a Python file: it then takes no file lock, so that neither a file system without locks
+nor HDF5_USE_FILE_LOCKING nor a reader of the older file changes anything, and a full disk is an ordinary OSError.
+"""
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.errors import RunError
+from hkd_hpc.store.atomic import replace_file
+
+FORMAT_VERSION = 1
+CHUNK_BYTES = 1 << 20
+SEAL_BYTES = 512  # the smallest user block of HDF5
+ATTRIBUTE_BYTES = 60_000  # HDF5 ends at 64 KiB, its own header included
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HDF5_VERSIONS = ("v110", "v110")  # readable by HDF5 1.10 (2016) and later, with checksums on the bookkeeping
+STORABLE = "dict, Stream, Leaf, str, bool, int (64 bits), float, or an array of bool, int, float or str"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value of a tree together with its HDF5 attributes (unit, model, data, moment: str, bool, int or float)."""
+    value: Any
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A group whose members are made one at a time while the file is written: (name, function that gives the value).
+
+    A value may be anything that a tree may hold. It is checked when its turn comes.
+    """
+    members: Iterable[tuple[str, Callable[[], Any]]]
+
+
+class BadFile(RunError):
+    """A file that cannot be trusted; `path` and `reason` say which and why."""
+
+    def __init__(self, path: str | Path, reason: str):
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = Path(path), reason
+
+
+def save_tree(path: str | Path, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> None:
+    """Write `tree` to `path`: under a temporary name, flushed, read back, renamed.
+
+    `attributes` go to the root of the file, beside `format_version` and `complete` (the last one written).
+    Raises TypeError, before anything is written, naming the key whose value HDF5 cannot store; RunError where the
+    system refuses the file (the older one is then untouched).
+    """
+    attributes = dict(attributes or {})
+    _check_attributes(attributes, "the root")
+    _check_tree(tree, "")
+    replace_file(path, lambda temporary: _write(temporary, tree, attributes), _verify)
+
+
+def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, Any]:
+    """The tree in `path`, or just the parts named in `only` ("a/b", "c"), at their places.
+
+    Arrays come as np.ndarray, strings as str, 0-d values as Python scalars, names in alphabetical order.
+    Raises BadFile if the file is missing, no HDF5, truncated, changed, incomplete, of another format, or lacks a part.
+    """
+    with open_tree(path) as file:
+        if only is None:
+            return file.load()
+        parts: dict[str, Any] = {}
+        for key in only:
+            _place(parts, key, file.load(key))
+        return parts
+
+
+@contextlib.contextmanager
+def open_tree(path: str | Path) -> Iterator[TreeFile]:
+    """Check the whole file once and give a TreeFile that reads its parts one by one. Raises BadFile."""
+    import h5py
+    path = Path(path)
+    with contextlib.ExitStack() as stack:
+        with _bad_file(path):
+            raw = stack.enter_context(open(path, "rb"))
+            _check_seal(path, raw)
+            root = stack.enter_context(h5py.File(raw, "r"))
+            _check_root(path, root)
+        yield TreeFile(path, root)
+
+
+class TreeFile:
+    """An open, checked file. Keys are paths such as "clients/3/weights"; "" is the root."""
+
+    def __init__(self, path: Path, root: Any):
+        self.path, self._root = path, root
+
+    def load(self, key: str = "") -> Any:
+        """The value or tree at `key`, read now. Raises BadFile if there is none."""
+        with _bad_file(self.path):
+            return _load(self._node(key))
+
+    def names(self, key: str = "") -> list[str]:
+        """The names of the members of the group at `key`."""
+        with _bad_file(self.path):
+            return list(self._node(key))
+
+    def attributes(self, key: str = "") -> dict[str, Any]:
+        """The attributes of the value or group at `key`, as str and Python scalars."""
+        with _bad_file(self.path):
+            return {name: _python_scalar(value) for name, value in self._node(key).attrs.items()}
+
+    def _node(self, key: str) -> Any:
+        if key and key not in self._root:
+            raise BadFile(self.path, f"it has no {key!r}")
+        return self._root[key] if key else self._root
+
+
+def chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Chunks of at most about 1 MiB, whole along the last axes, of equal sizes so that little of the last is wasted."""
+    chunk: list[int] = []
+    room = max(1, CHUNK_BYTES // item_bytes)
+    for size in reversed(shape):
+        pieces = -(-size // room)
+        chunk.append(-(-size // pieces))
+        room = max(1, room // chunk[-1])
+    return tuple(reversed(chunk))
+
+
+# ---- what HDF5 can store ----
+
+def _check_tree(tree: Any, where: str) -> None:
+    if not isinstance(tree, dict):
+        raise TypeError(f"{where or 'the root'}: {_kind(tree)} is not a dict")
+    for name, value in tree.items():
+        _check_member(name, value, where)
+
+
+def _check_member(name: Any, value: Any, where: str) -> None:
+    key = f"{where}/{name}" if where else str(name)
+    if not isinstance(name, str) or name in ("", ".") or set(name) & {"/", "\0"} or not _is_utf8(name):
+        raise TypeError(f"{key!r}: {name!r} cannot be a name in HDF5 (text without / and NUL, not empty, not '.')")
+    if isinstance(value, Leaf):
+        _check_attributes(value.attributes, key)
+        value = value.value
+    if isinstance(value, dict):
+        _check_tree(value, key)
+    elif not isinstance(value, Stream):
+        _storable(value, key)
+
+
+def _check_attributes(attributes: dict[str, Any], where: str) -> None:
+    for name, value in attributes.items():
+        if not isinstance(name, str) or not name or "\0" in name or not _is_utf8(name):
+            raise TypeError(f"{where}: {name!r} cannot be the name of an attribute")
+        stored = _storable(value, f"{where}, attribute {name!r}")
+        if not isinstance(stored, str) and stored.ndim:
+            raise TypeError(f"{where}, attribute {name!r}: an array belongs into a value of its own")
+        if isinstance(stored, str) and len(stored.encode()) > ATTRIBUTE_BYTES:
+            raise TypeError(f"{where}, attribute {name!r}: HDF5 limits an attribute to {ATTRIBUTE_BYTES} bytes")
+
+
+def _storable(value: Any, key: str) -> np.ndarray | str:
+    """What goes into the file for `value`: a str or an array (0-d for a scalar). Raises TypeError naming `key`."""
+    if not isinstance(value, (str, bool, int, float, np.generic, np.ndarray)):
+        raise TypeError(f"{key}: HDF5 cannot store {_kind(value)}; allowed: {STORABLE}")
+    array = np.asarray(value)
+    if array.dtype.kind == "U":
+        return _storable_text(value, array, key)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise TypeError(f"{key}: HDF5 cannot store {_kind(value)} of type {array.dtype}; allowed: {STORABLE}")
+    return array
+
+
+def _storable_text(value: Any, array: np.ndarray, key: str) -> np.ndarray | str:
+    text = value if isinstance(value, str) else "".join(array.ravel())
+    if "\0" in text or not _is_utf8(text):
+        raise TypeError(f"{key}: HDF5 cannot store text with a NUL or half of a surrogate pair")
+    if array.ndim == 0:
+        return str(text)
+    return np.char.encode(array, "utf-8")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# ---- writing ----
+
+class _PatientFile(io.FileIO):
+    """Keeps the first failure (or Ctrl-C) for later: an HDF5 that fails in mid-file can crash the whole process."""
+
+    failure: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data)
+        try:
+            while rest and not self.failure:
+                rest = rest[super().write(rest):]
+        except BaseException as failure:
+            self.failure = failure
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return 0 if self.failure else super().truncate(size)
+        except BaseException as failure:
+            self.failure = failure
+            return 0
+
+    def check(self) -> None:
+        """Raise the failure, if there was one."""
+        if self.failure:
+            raise self.failure
+
+
+def _write(temporary: Path, tree: dict[str, Any], attributes: dict[str, Any]) -> None:
+    import h5py
+    with _PatientFile(str(temporary), "w+") as disk:
+        try:
+            with h5py.File(disk, "w", libver=HDF5_VERSIONS, userblock_size=SEAL_BYTES) as root:
+                _write_members(root, tree, disk)
+                _write_attributes(root, {**attributes, "format_version": FORMAT_VERSION, "complete": 1})
+        finally:
+            # Whatever HDF5 made of it, the refusal of the system is the cause.
+            disk.check()
+        _write_seal(disk)
+        disk.check()
+
+
+def _write_members(group: Any, tree: dict[str, Any] | Stream, disk: _PatientFile) -> None:
+    for name, value in _members(group, tree):
+        leaf = value if isinstance(value, Leaf) else Leaf(value)
+        if isinstance(leaf.value, (dict, Stream)):
+            made = group.create_group(name)
+            _write_members(made, leaf.value, disk)
+        else:
+            made = _write_dataset(group, name, leaf.value)
+        _write_attributes(made, leaf.attributes)
+        disk.check()
+
+
+def _members(group: Any, tree: dict[str, Any] | Stream) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        yield from tree.items()
+        return
+    for name, make in tree.members:
+        value = make()
+        where = group.name.strip("/")
+        _check_member(name, value, where)
+        if name in group:
+            raise TypeError(f"{where}/{name}: the name comes twice")
+        yield name, value
+
+
+def _write_dataset(group: Any, name: str, value: Any) -> Any:
+    import h5py
+    stored = _storable(value, name)
+    if isinstance(stored, str):
+        return group.create_dataset(name, data=stored, dtype=h5py.string_dtype())
+    if stored.dtype.kind == "S":
+        stored = stored.astype(h5py.string_dtype("utf-8", stored.dtype.itemsize))
+    if not stored.size or not stored.ndim:
+        return group.create_dataset(name, data=stored)
+    chunks = chunk_shape(stored.shape, stored.dtype.itemsize)
+    return group.create_dataset(name, data=stored, chunks=chunks, fletcher32=True)
+
+
+def _write_attributes(node: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        node.attrs[name] = _storable(value, name)
+
+
+# ---- the seal ----
+
+def _write_seal(disk: io.FileIO) -> None:
+    block = _seal(*_digest(disk))
+    disk.seek(0)
+    disk.write(block)
+
+
+def _seal(size_bytes: int, digest: str) -> bytes:
+    return f"hkd_hpc tree, {size_bytes} bytes follow this block, sha256 {digest}\n".encode().ljust(SEAL_BYTES, b"\0")
+
+
+def _digest(file: Any) -> tuple[int, str]:
+    """Number and SHA-256 of the bytes after the seal."""
+    file.seek(SEAL_BYTES)
+    digest, size_bytes = hashlib.sha256(), 0
+    while block := file.read(CHUNK_BYTES):
+        digest.update(block)
+        size_bytes += len(block)
+    return size_bytes, digest.hexdigest()
+
+
+def _check_seal(path: Path, raw: Any) -> None:
+    head = raw.read(SEAL_BYTES + len(HDF5_SIGNATURE))
+    sealed = re.match(rb"hkd_hpc tree, (\d+) bytes", head)
+    if not sealed:
+        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES:])
+        raise BadFile(path, "it was not written to its end, or not by hkd_hpc" if is_hdf5 else "it is not an HDF5 file")
+    size_bytes, digest = _digest(raw)
+    if size_bytes < int(sealed[1]):
+        raise BadFile(path, f"it is truncated: {size_bytes} of {int(sealed[1])} bytes are there")
+    if head[:SEAL_BYTES] != _seal(size_bytes, digest):
+        raise BadFile(path, "it is damaged: its bytes do not match its checksum")
+
+
+# ---- reading ----
+
+@contextlib.contextmanager
+def _bad_file(path: Path) -> Iterator[None]:
+    """Turn what the system and h5py raise on an unusable file into BadFile."""
+    try:
+        yield
+    except BadFile:
+        raise
+    except FileNotFoundError:
+        raise BadFile(path, "there is no such file") from None
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise BadFile(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _check_root(path: Path, root: Any) -> None:
+    if root.attrs.get("complete") != 1:
+        raise BadFile(path, "it is incomplete: the mark that is written last is missing")
+    version = root.attrs.get("format_version")
+    if version != FORMAT_VERSION:
+        raise BadFile(path, f"its format is {version}; this version of hkd_hpc reads {FORMAT_VERSION}")
+
+
+def _verify(temporary: Path) -> None:
+    try:
+        with open_tree(temporary) as file, _bad_file(temporary):
+            _read_all(file._root)
+    except BadFile as bad:
+        raise OSError(errno.EIO, f"what was written does not read back ({bad.reason})") from bad
+
+
+def _read_all(group: Any) -> None:
+    """Read every value, one at a time."""
+    for node in group.values():
+        if hasattr(node, "keys"):
+            _read_all(node)
+        else:
+            _load(node)
+
+
+def _load(node: Any) -> Any:
+    import h5py
+    if isinstance(node, h5py.Group):
+        return {name: _load(member) for name, member in node.items()}
+    if h5py.check_string_dtype(node.dtype):
+        text = node.asstr()[()]
+        return text if node.shape == () else np.asarray(text, dtype=str)
+    return _python_scalar(node[()])
+
+
+def _python_scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *groups, name = key.split("/")
+    for group in groups:
+        tree = tree.setdefault(group, {})
+    tree[name] = value

@@ -1,0 +1,50 @@
+"""What is installed, and whether it fits. Read from package metadata: nothing is imported."""
+from __future__ import annotations
+
+import platform
+import re
+from importlib import metadata
+
+from hkd_hpc import __version__
+from hkd_hpc.errors import UsageError
+
+OLDEST_TORCH = (2, 4)  # the first with the fused Adam on CPUs
+TORCHVISION_MINOR = 15  # torchvision 0.(n + 15) belongs to torch 2.n
+PACKAGES = ("torch", "torchvision", "mpi4py", "numpy", "h5py")
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """'2.14.1+cu130' -> (2, 14, 1)"""
+    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+def check(model_name: str) -> None:
+    """Raise UsageError, one line, when torch is missing or too old, or torchvision does not belong to this torch."""
+    torch = installed("torch")
+    if torch is None:
+        raise UsageError("torch is not installed; pip install '.[torch]', or use your site's (README, Installing)")
+    if numbers(torch)[:2] < OLDEST_TORCH:
+        raise UsageError(f"torch {torch} is too old; the oldest that fits is {'.'.join(map(str, OLDEST_TORCH))}")
+    if model_name in ("resnet18", "shufflenet_v2"):
+        check_torchvision(torch, installed("torchvision"), model_name)
+
+
+def check_torchvision(torch: str, torchvision: str | None, model_name: str) -> None:
+    wanted = f"0.{numbers(torch)[1] + TORCHVISION_MINOR}"
+    if torchvision is None:
+        raise UsageError(f"model.name={model_name} needs torchvision {wanted} beside torch {torch}; it is not installed")
+    if numbers(torch)[0] == 2 and numbers(torchvision)[1] != numbers(torch)[1] + TORCHVISION_MINOR:
+        raise UsageError(f"torchvision {torchvision} does not belong to torch {torch}; install torchvision {wanted}.*")
+
+
+def found() -> dict[str, str]:
+    """For the record of a run."""
+    return {"hkd_hpc": __version__, "python": platform.python_version(),
+            **{package: installed(package) or "not installed" for package in PACKAGES}}

@@ -156,6 +156,7 @@ def make_server(config, comm, folder, dataset, partition, bench, rank_of) -> Ser
     y_test = torch.from_numpy(np.array(dataset.y_test)).to(comm.device)
     static = {"config_json": config.to_json(), "versions_json": json.dumps(versions.found()),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
+              "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "baselines": baselines(dataset, partition), "world": {"ranks": comm.size, "plan": comm.plan_line}}
     return Server(config, bench, folder, x_test, y_test, History(config.fed.clients), static)
 

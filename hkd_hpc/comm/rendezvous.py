@@ -21,7 +21,8 @@ from hkd_hpc.comm.wire import LIMIT_BYTES, pack
 from hkd_hpc.comm.world import Hint
 from hkd_hpc.errors import RunError, UsageError
 
-HELLO_S = 2.0  # a peer that says nothing for so long is not one of ours
+HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
+KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
 LOWEST_PORT, PORTS, TRIES = 20000, 12000, 32  # below the ports that Linux gives to outgoing connections
 LOCALHOST = "127.0.0.1"
 
@@ -107,6 +108,7 @@ def accept_all(listener: socket.socket, token: str, me: Member, size: int,
     """
     members, links = {0: me}, {}
     listener.settimeout(0.25)
+    answer: dict[str, Any] = {"error": "rank 0 was interrupted"}
     try:
         while len(members) < size:
             _raise_on(problem, members, size)
@@ -130,7 +132,8 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
     while True:
         for port in address.ports:
             link = _greet(address, port, me, size)
-            answer = _receive(link, problem) if link else None
+            known = _receive_within(link, KNOWN_S) if link else None
+            answer = _receive(link, problem) if known else None
             if answer and "error" in answer:
                 raise AlreadyTold(answer["error"])
             if answer and "members" in answer:
@@ -226,20 +229,13 @@ def _admit(listener: socket.socket, token: str, size: int, members: dict[int, Me
         link.close()
         return
     member = _checked(hello, members, size)
+    _send(link, {"known": True})
     members[member.rank], links[member.rank] = member, link
 
 
 def _hello(link: socket.socket, token: str) -> dict[str, Any] | None:
     """What a newcomer says; None unless it is one of ours, in time."""
-    deadline_s = time.monotonic() + HELLO_S
-
-    def late() -> str | None:
-        return "late" if time.monotonic() > deadline_s else None
-
-    try:
-        hello = _receive(link, late)
-    except RunError:
-        return None
+    hello = _receive_within(link, HELLO_S)
     ours = hello and hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode())
     return hello if ours else None
 
@@ -263,6 +259,15 @@ def _receive(link: socket.socket, problem: Problem) -> dict[str, Any] | None:
         message = json.loads(_exactly(link, size, problem)) if size <= LIMIT_BYTES else None
         return message if isinstance(message, dict) else None
     except (OSError, ValueError):
+        return None
+
+
+def _receive_within(link: socket.socket, wait_s: float) -> dict[str, Any] | None:
+    """One message, None if it does not come in time."""
+    deadline_s = time.monotonic() + wait_s
+    try:
+        return _receive(link, lambda: "late" if time.monotonic() > deadline_s else None)
+    except RunError:
         return None
 
 

@@ -13,7 +13,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
-TEMPORARY_NAME = re.compile(r"\..+\.\d+\.tmp")
+TEMPORARY_NAME = re.compile(r"\..+\.\d+\.tmp|\.run\.lock\.[0-9a-f]{16}")
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -103,7 +103,7 @@ class RunFolder:
         return path
 
     def clean(self) -> None:
-        """Remove the temporary files of writers that died. Only for the holder of the run's lock."""
+        """Remove the temporary files that dead processes left. Only for the holder of the run's lock."""
         for folder in (self.path, self.checkpoint_folder):
             for path in _temporary_files(folder):
                 with contextlib.suppress(OSError):

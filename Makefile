@@ -1,0 +1,23 @@
+# make demo: install into .venv and train FedHKD with 11 ranks. make test: install and run the tests.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test install clean
+demo: $(STAMP)
+	set -eu; source $(VENV)/bin/activate; mpirun -n 11 python -m hkd_hpc.train
+
+test: $(STAMP)
+	set -eu; source $(VENV)/bin/activate; python -m pytest -q tests
+
+install: $(STAMP)
+
+$(STAMP): setup.py tools/activate_mpi.sh
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,test]'
+	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$(CURDIR)/tools/activate_mpi.sh"' >> $(VENV)/bin/activate
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,189 @@
+"""The one contract of all communicators. A scheme or the round loop sees only this.
+
+Every collective first meets over the control plane: call number, operation, round, phase and byte count of all ranks must
+agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same meeting waits for stragglers without
+burning a core (MPI's blocking calls may busy-poll), and knows which rank is missing when the time-out strikes. Only then
+the bytes travel, at full speed.
+
+`wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among n
+ranks counts n b, a gather or broadcast (n - 1) b, a move b (in the ranks that call it), the meetings themselves under
+"control". One rank alone moves nothing: all zero.
+"""
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hkd_hpc.comm.control import Alone, Control
+from hkd_hpc.errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LinkError(RunError):
+    """A transfer broke, most often because another rank died a moment ago."""
+
+
+class Comm:
+    """Rank, size and the collectives. All ranks make the same calls in the same order.
+
+    Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device` (torch.device of
+    this rank), `plan_line` (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (summed over the calls so far).
+    """
+
+    def __init__(self, control: Control | Alone, rank: int, hosts: list[str], local: tuple[int, int],
+                 device: torch.device, plan_line: str) -> None:
+        self.rank, self.size, self.hosts = rank, len(hosts), hosts
+        self.local_rank, self.local_size = local
+        self.device, self.plan_line = device, plan_line
+        self.wire_bytes: dict[str, int] = defaultdict(int)
+        self.wait_s = self.transfer_s = 0.0
+        self._control, self._calls = control, 0
+
+    def at(self, round: int | None, phase: str, client: int | None = None) -> None:
+        """Say where this rank is from now on: for messages about failures, and checked in every collective."""
+        self._control.set_status(round, phase, client)
+
+    def sum_(self, buffer: torch.Tensor, kind: str = "weights") -> None:
+        """Replace `buffer` (int64, 1-D, contiguous, CPU or this rank's device) by the elementwise sum over the ranks.
+
+        With more than one rank the contribution of rank 0 is zero by contract: it hosts no clients.
+        """
+        _require(str(buffer.dtype) == "torch.int64" and buffer.dim() == 1 and buffer.is_contiguous(),
+                 f"sum_ takes a contiguous 1-D int64 tensor, not {buffer.dtype} of shape {tuple(buffer.shape)}")
+        nbytes = buffer.numel() * 8
+        with self._collective("sum", kind, nbytes, self.size * nbytes):
+            self._sum(buffer)
+
+    def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:
+        """Rank 0 gets all blocks (uint8, 1-D, the same length everywhere) as (size, nbytes); the others get None."""
+        _require(block.dtype == np.uint8, f"gather takes uint8 blocks, not {block.dtype}")
+        block = np.require(_flat(block), requirements="W")
+        gathered = np.empty((self.size, block.nbytes), np.uint8) if self.rank == 0 else None
+        with self._collective("gather", kind, block.nbytes, (self.size - 1) * block.nbytes):
+            self._gather(block, gathered)
+        return gathered
+
+    def broadcast(self, block: np.ndarray, kind: str) -> None:
+        """Fill `block` (1-D, contiguous, any dtype of fixed size, the same everywhere) with rank 0's, in place."""
+        _require(block.flags.writeable, "broadcast writes into its block: it must be writeable")
+        data = _flat(block)
+        with self._collective("broadcast", kind, data.nbytes, (self.size - 1) * data.nbytes):
+            self._broadcast(data)
+
+    def move(self, block: np.ndarray, source: int, target: int, kind: str) -> None:
+        """Copy `block` (1-D, contiguous) of rank `source` into that of rank `target`. Other ranks return at once."""
+        if source == target or self.rank not in (source, target):
+            return
+        data = _flat(block)
+        self.wire_bytes[kind] += data.nbytes
+        self._meet(f"move {source}->{target}", kind, data.nbytes, ranks=sorted((source, target)))
+        with self._transfer("move", kind):
+            if self.rank == source:
+                self._send(np.require(data, requirements="W"), target)
+            else:
+                self._receive(data, source)
+
+    def agree(self, status: int = 0) -> int:
+        """The largest status of all ranks. Also a barrier."""
+        self._calls += 1
+        return max(self._meet("agreement", "status", 0, value=int(status)))
+
+    def share_text(self, text: str | None = None, kind: str = "control") -> str:
+        """Rank 0's text, in every rank."""
+        data = np.frombuffer((text or "").encode(), np.uint8).copy()
+        length = np.array([data.size], np.int64)
+        self.broadcast(length, kind)
+        data = data if self.rank == 0 else np.empty(length[0], np.uint8)
+        self.broadcast(data, kind)
+        return data.tobytes().decode()
+
+    def gather_text(self, text: str, kind: str = "control") -> list[str]:
+        """Rank 0 gets the texts of all ranks by rank; the others an empty list."""
+        data = text.encode()
+        lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), kind)
+        longest = np.array([0 if lengths is None else lengths.view(np.int64).max()])
+        self.broadcast(longest, kind)
+        blocks = self.gather(np.frombuffer(data.ljust(longest[0], b"\0"), np.uint8), kind)
+        if blocks is None or lengths is None:
+            return []
+        return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]
+
+    def close(self) -> None:
+        """Let go of what the transport holds. The job's end itself is the World's."""
+
+    @contextmanager
+    def _collective(self, operation: str, kind: str, nbytes: int, wire_bytes: int) -> Iterator[None]:
+        """Meet, count, then time the transfer in the body; nothing travels in a world of one."""
+        self._calls += 1
+        self._meet(operation, kind, nbytes)
+        self.wire_bytes[kind] += wire_bytes if self.size > 1 else 0
+        with self._transfer(operation, kind):
+            yield
+
+    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None,
+              ranks: list[int] | None = None) -> list[int]:
+        began_s = time.perf_counter()
+        place = self._control.place
+        key = [0 if ranks else self._calls, operation, kind, place.round, place.phase, nbytes]
+        values = self._control.meet(key, value, ranks)
+        self.wait_s += time.perf_counter() - began_s
+        others = (len(ranks) if ranks else self.size) - 1
+        self.wire_bytes["control"] += others * (len(json.dumps(key)) + len(json.dumps(values)))
+        return values
+
+    @contextmanager
+    def _transfer(self, operation: str, kind: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        with self._control.transfer(f"the transfer of {kind} ({operation})"):
+            yield
+        self.transfer_s += time.perf_counter() - began_s
+
+    def _sum(self, buffer: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
+        raise NotImplementedError
+
+    def _broadcast(self, data: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _send(self, data: np.ndarray, target: int) -> None:
+        raise NotImplementedError
+
+    def _receive(self, data: np.ndarray, source: int) -> None:
+        raise NotImplementedError
+
+
+class HostStaging:
+    """One reused host buffer (pinned) through which sums of CUDA tensors travel when no device group carries them."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def like(self, buffer: torch.Tensor) -> torch.Tensor:
+        """A host tensor of the same length."""
+        import torch
+
+        if self._buffer is None or self._buffer.numel() < buffer.numel():
+            self._buffer = torch.empty(buffer.numel(), dtype=torch.int64, pin_memory=buffer.is_cuda)
+        return self._buffer[:buffer.numel()]
+
+
+def _flat(block: np.ndarray) -> np.ndarray:
+    """The block as bytes, the same memory."""
+    _require(block.ndim == 1 and block.flags.c_contiguous and not block.dtype.hasobject,
+             f"a block must be contiguous, 1-D and of a fixed dtype, not {block.dtype} of shape {block.shape}")
+    return block.view(np.uint8)
+
+
+def _require(holds: bool, text: str) -> None:
+    if not holds:
+        raise ValueError(text)

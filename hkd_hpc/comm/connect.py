@@ -1,0 +1,80 @@
+"""The second half of opening the world: torch, devices, and the communicator that fits them."""
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hkd_hpc.comm.base import Comm
+from hkd_hpc.comm.devices import Plan, choose_backend, cuda_identity, describe, pick_device, visible_devices
+from hkd_hpc.comm.rendezvous import Member
+from hkd_hpc.comm.watch import speak
+from hkd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hkd_hpc.comm.job import World
+    from hkd_hpc.comm.mpi import MpiWorld
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str, backend: str) -> Comm:
+    """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
+    if requested not in DEVICES:
+        raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
+    import torch
+
+    index = pick_device(world.local_rank, visible_devices(requested))
+    plan = agree_on_plan(world, members, index, mpi is not None, backend)
+    if requested == "cuda" and world.rank == 0:
+        _say_what_is_absent(plan)
+    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    if index is not None:
+        torch.cuda.set_device(device)
+    return make_comm(world, plan, address, mpi, device)
+
+
+def agree_on_plan(world: World, members: list[Member], index: int | None, has_mpi: bool, backend: str) -> Plan:
+    """Exchange (machine, device) of every rank over the control plane; every rank comes to the same plan."""
+    import torch
+
+    mine = [None if index is None else cuda_identity(index), torch.distributed.is_available() and _has_nccl()]
+    seen = world.control.meet(["devices"], mine)
+    hosts = [member.host for member in members]
+    if len({member.machine for member in members}) > len(set(hosts)):  # two machines of one name: tell them apart
+        hosts = [member.machine for member in members]
+    places = [(host, device) for host, (device, _) in zip(hosts, seen)]
+    return choose_backend(backend, places, has_mpi, all(has_nccl for _, has_nccl in seen))
+
+
+def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, device: torch.device) -> Comm:
+    """The communicator of the plan."""
+    common = (world.control, world.rank, world.hosts, (world.local_rank, world.local_size), device, describe(plan))
+    if plan.backend == "local":
+        from hkd_hpc.comm.local import LocalComm
+
+        return LocalComm(*common)
+    if plan.backend == "mpi":
+        from hkd_hpc.comm.mpi import MpiComm
+
+        return MpiComm(mpi, *common)
+    from hkd_hpc.comm.torch_dist import TorchComm, open_groups
+
+    group = open_groups(world.control, world.rank, world.size, address, plan.nccl_ranks)
+    return TorchComm(plan.nccl_ranks, group, *common)
+
+
+def _has_nccl() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_nccl_available()
+
+
+def _say_what_is_absent(plan: Plan) -> None:
+    """CUDA was asked for: say in one line which ranks compute on the CPU all the same."""
+    without = [rank for rank, (_, device) in enumerate(plan.device_by_rank) if device is None]
+    if without:
+        ranks = "every rank" if len(without) == len(plan.device_by_rank) else f"ranks {', '.join(map(str, without))}"
+        speak(f"hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for {ranks} "
+              f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}): the CPU is used there")

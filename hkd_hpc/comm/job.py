@@ -1,0 +1,184 @@
+"""The world of a job, from its first line to its last: `with World.open() as world: comm = world.connect()`.
+
+`open` comes before torch: it reads the launcher's hints, starts MPI if MPI started us, and brings up the control plane. From
+then on any failure of any rank ends the whole job with one message. `connect` imports torch and picks devices and transport.
+"""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hkd_hpc.comm.control import Alone, Control, Failure, Hub, Spoke
+from hkd_hpc.comm.rendezvous import (LOCALHOST, Address, AlreadyTold, Member, accept_all, derived_address, join, listen,
+                                     machine_name, own_address, random_address)
+from hkd_hpc.comm.watch import ForkedGuard, StartGuard, launcher_chain, speak
+from hkd_hpc.comm.world import Hint, check_world, guess_rank, read_hint, without_mpi
+from hkd_hpc.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from hkd_hpc.comm.base import Comm
+    from hkd_hpc.comm.mpi import MpiWorld
+
+START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
+OTHERS_WAIT_S = 3.0      # before the world stands, rank 0 speaks first
+
+
+class World:
+    """All processes of the job. Use as a context manager: what leaves the block decides how the job ends.
+
+    UsageError: exit code 2, one line. RunError: 1, one line. KeyboardInterrupt: 130, one line. Other exceptions, and
+    SystemExit while others work on: 1, with the traceback. One message for the whole job, then every rank ends.
+    """
+
+    def __init__(self, hint: Hint, members: list[Member], control: Control | Alone, address: str,
+                 mpi: MpiWorld | None = None) -> None:
+        self.hint, self.rank, self.size = hint, hint.rank, len(members)
+        self.hosts = [member.host for member in members]
+        self.control, self._members, self._address, self._mpi = control, members, address, mpi
+        self._comm: Comm | None = None
+        mates = [member.rank for member in members if member.machine == members[self.rank].machine]
+        self.local_rank, self.local_size = mates.index(self.rank), len(mates)
+
+    @classmethod
+    def open(cls, backend: str = "auto", timeout_s: float = 1800.0, start_timeout_s: float = START_TIMEOUT_S,
+             env: Mapping[str, str] = os.environ) -> World:
+        """Find the other ranks and bring up the control plane. Imports no torch.
+
+        backend: "gloo" goes without MPI under srun; the others use MPI where MPI started us.
+        timeout_s: how long a rank may give no sign of life while others wait for it.
+        start_timeout_s: how long the ranks may take to arrive here.
+        Ends the process (SystemExit 2 or 1, with one line) if the world cannot be opened.
+        """
+        try:
+            hint = read_hint(env)
+            hint = without_mpi(hint, env) if backend == "gloo" else hint
+            if hint.size == 1:
+                return cls(hint, [Member.here(0)], Alone(), LOCALHOST)
+            guard = StartGuard.begin(hint, start_timeout_s)
+            return _open_mpi(hint, guard, timeout_s, env) if hint.launcher == "mpi" else _open(hint, guard, timeout_s, env)
+        except AlreadyTold:
+            raise SystemExit(1) from None
+        except (UsageError, RunError) as error:
+            end_alone(error, env)
+
+    def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
+        """Import torch, choose this rank's device ("auto", "cpu" or "cuda") and the transport, and connect.
+
+        Raises UsageError for a backend that cannot be had. Rank 0 says in one line if CUDA was asked for but is absent.
+        """
+        from hkd_hpc.comm.connect import connect
+
+        self.control.set_status(None, "import of torch")
+        self._comm = connect(self, self._members, self._address, self._mpi, device, backend)
+        self.control.set_status(None, "set-up")
+        return self._comm
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            error = self._finish()
+        if error is None:
+            return False
+        if self.size == 1 and isinstance(error, SystemExit):
+            return False
+        self.control.report_failure(self._failure(error))
+        raise SystemExit(self._failure(error).code) from None
+
+    def _finish(self) -> BaseException | None:
+        """The normal end of all ranks; returns what went wrong, if something did."""
+        try:
+            self.control.goodbye()
+            if self._comm is not None:
+                self._comm.close()
+            if self._mpi is not None:
+                self._mpi.finish()
+        except Exception as error:
+            return error
+        return None
+
+    def _failure(self, error: BaseException) -> Failure:
+        """What to say about an exception, and the exit code."""
+        from hkd_hpc.comm.base import LinkError
+
+        where = f"{self._members[self.rank]}, {self.control.place}" if self.size > 1 else str(self.control.place)
+        if isinstance(error, UsageError):
+            return Failure(str(error), 2)
+        if isinstance(error, RunError):
+            return Failure(f"{where}: {error}", 1, is_echo=isinstance(error, LinkError))
+        if isinstance(error, KeyboardInterrupt):
+            return Failure(f"{where}: interrupted", 128 + signal.SIGINT)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) and error.code else 1
+            return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return Failure(f"{where}: failed with {type(error).__name__}: {error}\n{text}", 1)
+
+
+def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> None:
+    """End the process for an error before the world stands: rank 0 speaks, the others give it time to end the job.
+
+    Raises SystemExit with code 2 (UsageError) or 1.
+    """
+    if guess_rank(env) != 0:
+        time.sleep(OTHERS_WAIT_S)
+    speak(f"hkd_hpc: {error}")
+    raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+
+
+def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:
+    """MPI_Init, then the control plane on a port that rank 0 passes on by MPI."""
+    from hkd_hpc.comm.mpi import MpiWorld
+
+    forked = ForkedGuard(guard)
+    try:
+        mpi = MpiWorld()
+        check_world(mpi.comm.size, hint)
+        hint = Hint("mpi", mpi.comm.rank, mpi.comm.size, hint.local_rank, hint.local_size, hint.rank_name)
+        machines = mpi.gather_names(machine_name())
+        host = LOCALHOST if len(set(machines)) == 1 else own_address([machine.split("/")[0] for machine in machines[1:]])
+        address, listener = _share_address(mpi, random_address(host, env))
+        return _star(hint, address, listener, guard, timeout_s, mpi)
+    finally:
+        forked.release()
+
+
+def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, Any]:
+    """Rank 0 listens and tells all where, or why it cannot (then all raise UsageError)."""
+    listener, text = None, ""
+    if mpi.comm.rank == 0:
+        try:
+            listener = listen(address)
+            text = json.dumps([address.host, listener.getsockname()[1], address.token])
+        except UsageError as error:
+            text = json.dumps([str(error)])
+    shared = json.loads(mpi.share(text))
+    if len(shared) == 1:
+        raise UsageError(shared[0])
+    return Address(shared[0], (shared[1],), shared[2]), listener
+
+
+def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:
+    """Without MPI: all ranks derive the same address from the job's names."""
+    address = derived_address(hint, env)
+    return _star(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
+
+
+def _star(hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float, mpi: MpiWorld | None) -> World:
+    """Connect the star and start the control thread."""
+    me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)
+    if listener is not None:
+        with listener:
+            links, members = accept_all(listener, address.token, me, hint.size, guard.problem)
+        control: Control = Hub(0, members, links, chain, timeout_s)
+    else:
+        link, members = join(address, me, hint.size, guard.problem)
+        control = Spoke(hint.rank, members, {0: link}, chain, timeout_s)
+    return World(hint, members, control, address.host, mpi)

@@ -1,0 +1,90 @@
+"""MPI: starting it, passing the rendezvous on, and the communicator. Only buffer calls; nothing is pickled."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hkd_hpc.comm.base import Comm, HostStaging, LinkError
+from hkd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MpiWorld:
+    """MPI of this process, from MPI_Init to MPI_Finalize. Every call is made by the main thread."""
+
+    def __init__(self) -> None:
+        """Start MPI; blocks until all ranks do. Raises UsageError if there is no MPI library."""
+        try:
+            import mpi4py
+
+            mpi4py.rc.initialize = mpi4py.rc.finalize = False
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise UsageError(f"the job was started by an MPI launcher, but MPI cannot be loaded here "
+                             f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
+                             f"'.[mpi]'), or start with torchrun, or under srun set comm.backend=gloo") from error
+        self.MPI = MPI
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        self.comm = MPI.COMM_WORLD
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def gather_names(self, name: str) -> list[str]:
+        """One short text of every rank, by rank, in every rank."""
+        mine = np.frombuffer(name.encode()[:256].ljust(256, b"\0"), np.uint8).copy()
+        names = np.empty((self.comm.size, 256), np.uint8)
+        self.comm.Allgather(mine, names)
+        return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in names]
+
+    def share(self, text: str) -> str:
+        """Rank 0's short text, in every rank."""
+        data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8).copy()
+        self.comm.Bcast(data, root=0)
+        return data.tobytes().rstrip(b"\0").decode()
+
+    def finish(self) -> None:
+        """MPI_Finalize, in the normal end only: it waits for all ranks."""
+        self.MPI.Finalize()
+
+
+class MpiComm(Comm):
+    """Collectives of MPI on host memory; CUDA tensors pass through one pinned host buffer."""
+
+    def __init__(self, mpi: MpiWorld, *args: Any) -> None:
+        super().__init__(*args)
+        self._mpi, self._staging = mpi, HostStaging()
+
+    def _sum(self, buffer: torch.Tensor) -> None:
+        host = buffer if buffer.device.type == "cpu" else self._staging.like(buffer).copy_(buffer)
+        with self._errors():
+            self._mpi.comm.Allreduce(self._mpi.MPI.IN_PLACE, host.numpy())
+        if host is not buffer:
+            buffer.copy_(host)
+
+    def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
+        with self._errors():
+            self._mpi.comm.Gather(block, gathered, root=0)
+
+    def _broadcast(self, data: np.ndarray) -> None:
+        with self._errors():
+            self._mpi.comm.Bcast(data, root=0)
+
+    def _send(self, data: np.ndarray, target: int) -> None:
+        with self._errors():
+            self._mpi.comm.Send(data, dest=target)
+
+    def _receive(self, data: np.ndarray, source: int) -> None:
+        with self._errors():
+            self._mpi.comm.Recv(data, source=source)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._mpi.MPI.Exception as error:
+            raise LinkError(f"MPI: {error}") from error

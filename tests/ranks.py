@@ -1,0 +1,116 @@
+"""A world of real processes for tests: forked from this one, so that torch is imported once, and each with its own output."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOREIGN = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+
+
+class Result(NamedTuple):
+    """How one rank ended: exit code (None if a signal ended it), signal (None if it exited), stdout and stderr together."""
+    exit_code: int | None
+    signal: int | None
+    output: str
+
+
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, env: dict[str, str] | None = None,
+              ) -> list[Result]:
+    """Run function(rank, *args) in `size` forked processes of an env:// world; returns how each ended, by rank.
+
+    A rank exits with 0, with its SystemExit's code, or with 1 after a traceback. When time is up all are killed, and
+    AssertionError shows what they had printed.
+    """
+    import torch  # noqa: F401  (here, so that no rank has to)
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"rank{rank}.txt") for rank in range(size)]
+        world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                 "LOCAL_WORLD_SIZE": str(size), **(env or {})}
+        pids = [_fork(rank, paths[rank], world, function, args) for rank in range(size)]
+        ended = _wait(pids, timeout_s)
+        outputs = [path.read_text(errors="replace") for path in paths]
+    late = [rank for rank, pid in enumerate(pids) if pid not in ended]
+    assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n" + "\n---\n".join(outputs)
+    return [_result(ended[pid], output) for pid, output in zip(pids, outputs)]
+
+
+def run_rank_values(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
+    """As run_ranks, for functions that must succeed: asserts that all exit with 0 and returns the outputs by rank."""
+    results = run_ranks(size, function, *args, **options)
+    assert [result[:2] for result in results] == [(0, None)] * size, "\n---\n".join(map(str, results))
+    return [result.output for result in results]
+
+
+def free_port() -> int:
+    """A port of this host that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _fork(rank: int, path: Path, world: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _become_rank(rank, path, world)
+        function(rank, *args)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_rank(rank: int, path: Path, world: dict[str, str]) -> None:
+    """Own output, own environment, one thread."""
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        del os.environ[name]
+    os.environ.update({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _wait(pids: list[int], timeout_s: float) -> dict[int, int]:
+    """The wait status of each process that ended; kills the others when time is up."""
+    ended: dict[int, int] = {}
+    deadline_s = time.monotonic() + timeout_s
+    while len(ended) < len(pids) and time.monotonic() < deadline_s:
+        for pid in pids:
+            done, status = (0, 0) if pid in ended else os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended[pid] = status
+        time.sleep(0.01)
+    for pid in set(pids) - set(ended):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return ended
+
+
+def _result(status: int, output: str) -> Result:
+    if os.WIFSIGNALED(status):
+        return Result(None, os.WTERMSIG(status), output)
+    return Result(os.WEXITSTATUS(status), None, output)

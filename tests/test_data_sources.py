@@ -1,0 +1,406 @@
+"""Reading data: the official layouts, own files, every kind of bad input, and the copy that a node's ranks share."""
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from hkd_hpc.data import checks, readers, share, sources
+from hkd_hpc.data.official import OFFICIAL
+from hkd_hpc.errors import RunError, UsageError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_pickle(path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def write_cifar10(folder) -> list[np.ndarray]:
+    """Five batches of 4 images and a test batch of 10; returns the (N,3072) arrays."""
+    batches = [pixels(4, 3072) + np.uint8(i) for i in range(5)] + [pixels(10, 3072)]
+    for i in range(5):
+        labels = [(4 * i + j) % 10 for j in range(4)]
+        write_pickle(folder / f"cifar-10-batches-py/data_batch_{i + 1}",
+                     {"batch_label": f"training batch {i + 1} of 5", "labels": labels, "data": batches[i],
+                      "filenames": ["a.png"] * 4})
+    write_pickle(folder / "cifar-10-batches-py/test_batch", {"labels": list(range(10)), "data": batches[5]})
+    return batches
+
+
+def own(**changes) -> dict[str, np.ndarray]:
+    arrays = dict(x_train=pixels(6, 28, 28), y_train=np.array([0, 1, 2, 0, 1, 2]),
+                  x_test=pixels(3, 28, 28), y_test=np.array([2, 1, 0]))
+    return {key: value for key, value in (arrays | changes).items() if value is not None}
+
+
+def save(path, arrays: dict) -> str:
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for key, value in arrays.items():
+                file[key] = value
+    return str(path)
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(UsageError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- bundled and official
+
+
+def test_fmnist_is_bundled_with_its_licence():
+    data = sources.load("fmnist", "", "")
+    assert data.x_train.shape == (5000, 3, 32, 32) and data.x_test.shape == (1000, 3, 32, 32)
+    assert np.bincount(data.y_train).tolist() == [500] * 10 and np.bincount(data.y_test).tolist() == [100] * 10
+    assert data.classes == 10 and data.x_train.dtype == np.uint8 and data.y_train.dtype == np.int64
+    assert not data.x_train[:, :, :2].any() and not data.x_train[..., -2:].any() and data.x_train[:, 0].any()
+    assert np.array_equal(data.x_train[:, 0], data.x_train[:, 2])
+    folder = os.path.dirname(sources.__file__)
+    assert os.path.getsize(f"{folder}/fmnist.h5") < 3_000_000
+    assert "Copyright (c) 2017 Zalando SE" in open(f"{folder}/FASHION_MNIST_LICENSE.txt").read()
+
+
+def test_cifar10_official_layout(tmp_path):
+    batches = write_cifar10(tmp_path)
+    data = sources.load("cifar10", tmp_path, "")
+    assert data.classes == 10
+    assert data.y_train.tolist() == list(range(10)) * 2 and data.y_test.tolist() == list(range(10))
+    assert np.array_equal(data.x_train, np.concatenate(batches[:5]).reshape(20, 3, 32, 32))
+    assert data.x_train[7, 2, 31, 30] == batches[1][3, 2 * 1024 + 31 * 32 + 30]
+    assert data.x_train.flags.c_contiguous and data.x_test.flags.c_contiguous
+
+
+def test_cifar100_reads_fine_labels(tmp_path):
+    for split in ("train", "test"):
+        write_pickle(tmp_path / "cifar-100-python" / split,
+                     {"fine_labels": list(range(100)), "coarse_labels": [0] * 100, "data": pixels(100, 3072)})
+    data = sources.load("cifar100", tmp_path, "")
+    assert data.classes == 100 and data.y_train.tolist() == list(range(100))
+    write_pickle(tmp_path / "cifar-100-python/test", {"labels": list(range(100)), "data": pixels(100, 3072)})
+    assert "fine_labels" in refusal(sources.load, "cifar100", tmp_path, "")
+
+
+def test_pickle_as_python_2_wrote_it(tmp_path):
+    """Byte strings (opcodes U and T), as in the official files: keys, file names and the array's raw bytes."""
+    array = np.arange(250, 250 + 6, dtype=np.int64).astype(np.uint8)
+    text = (b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+            b"(K\x01K\x02K\x03\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+            b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+            b"\x89U\x06" + array.tobytes() + b"tbU\x06labels](K\x07K\x01eu.")
+    (tmp_path / "batch").write_bytes(text)
+    content = readers.unpickle(tmp_path / "batch")
+    assert content["labels"] == [7, 1] and content["data"].tolist() == [[250, 251, 252], [253, 254, 255]]
+
+
+def test_svhn_official_layout(tmp_path):
+    from scipy.io import savemat
+
+    train, test = pixels(32, 32, 3, 12), pixels(32, 32, 3, 10)
+    savemat(tmp_path / "train_32x32.mat", {"X": train, "y": np.array([*range(1, 11), 10, 1], np.uint8)[:, None]})
+    savemat(tmp_path / "test_32x32.mat", {"X": test, "y": np.arange(1, 11, dtype=np.uint8)[:, None]})
+    data = sources.load("svhn", tmp_path, "")
+    assert data.y_train.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 1] and data.classes == 10
+    assert data.x_train.shape == (12, 3, 32, 32) and data.x_train.flags.c_contiguous
+    assert np.array_equal(data.x_test[4, 1], test[:, :, 1, 4])
+    whole = (tmp_path / "test_32x32.mat").read_bytes()
+    (tmp_path / "test_32x32.mat").write_bytes(whole[: len(whole) // 2])
+    assert "test_32x32.mat: truncated" in refusal(sources.load, "svhn", tmp_path, "")
+
+
+def test_svhn_without_scipy_says_how_to_get_it(tmp_path, monkeypatch):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}_32x32.mat").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    assert "pip install scipy" in refusal(sources.load, "svhn", tmp_path, "")
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("function", [os.system, os.mkdir, eval, getattr, np.load, np.save])
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, function):
+    write_cifar10(tmp_path)
+    victim = tmp_path / "victim"
+    argument = f"touch {victim}" if function is os.system else str(victim)
+    write_pickle(tmp_path / "cifar-10-batches-py/data_batch_3", {"data": Evil(function, argument), "labels": []})
+    message = refusal(sources.load, "cifar10", tmp_path, "")
+    assert "data_batch_3" in message and "was not run" in message
+    assert not victim.exists()
+
+
+def test_a_pickle_may_not_choose_a_codec(tmp_path):
+    import _codecs
+
+    write_pickle(tmp_path / "batch", {"data": Evil(_codecs.encode, "x", "rot13")})
+    assert "codec" in refusal(readers.unpickle, tmp_path / "batch")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02", b"not a pickle", pickle.dumps([1, 2], protocol=2)])
+def test_broken_pickles(tmp_path, content):
+    (tmp_path / "batch").write_bytes(content)
+    assert "batch: truncated or not what its name says" in refusal(readers.unpickle, tmp_path / "batch")
+
+
+def test_truncated_cifar_and_wrong_shapes(tmp_path):
+    write_cifar10(tmp_path)
+    batch = tmp_path / "cifar-10-batches-py/data_batch_2"
+    batch.write_bytes(batch.read_bytes()[:-500])
+    assert "data_batch_2: truncated" in refusal(sources.load, "cifar10", tmp_path, "")
+    for bad in ({"data": pixels(4, 3071), "labels": [0] * 4},
+                {"data": pixels(4, 3072).astype(float), "labels": [0] * 4},
+                {"data": pixels(4, 3072), "labels": ["cat"] * 4}, {"labels": [0] * 4}, {"data": pixels(4, 3072)}):
+        write_pickle(batch, bad)
+        assert "data_batch_2" in refusal(sources.load, "cifar10", tmp_path, "")
+    write_pickle(batch, {"data": pixels(4, 3072), "labels": [0, 1, 2]})
+    assert "key y_train: found shape (19,), allowed is (20,)" in refusal(sources.load, "cifar10", tmp_path, "")
+
+
+def test_cifar10_with_the_classes_of_another_set(tmp_path):
+    write_cifar10(tmp_path)
+    write_pickle(tmp_path / "cifar-10-batches-py/data_batch_1", {"data": pixels(4, 3072), "labels": [10, 10, 2, 3]})
+    write_pickle(tmp_path / "cifar-10-batches-py/data_batch_5", {"data": pixels(4, 3072), "labels": [0, 1, 10, 9]})
+    assert "found 11 classes, cifar10 has 10" in refusal(sources.load, "cifar10", tmp_path, "")
+
+
+@pytest.mark.parametrize("name", list(OFFICIAL))
+def test_missing_official_data_gives_the_exact_command(tmp_path, name):
+    folder = tmp_path / "my data"
+    for call in (sources.check_present, sources.load):
+        assert f"python -m hkd_hpc.data prepare {name} --dir '{folder}'" in refusal(call, name, folder, "")
+
+
+def test_one_missing_or_empty_official_file_is_named(tmp_path):
+    write_cifar10(tmp_path)
+    sources.check_present("cifar10", tmp_path, "")
+    (tmp_path / "cifar-10-batches-py/data_batch_4").write_bytes(b"")
+    assert "data_batch_4 is missing" in refusal(sources.check_present, "cifar10", tmp_path, "")
+
+
+def test_unknown_name():
+    assert "data.name='mnist': allowed are fmnist, cifar10" in refusal(sources.check_present, "mnist", "", "")
+
+
+def test_checking_imports_nothing_heavy(tmp_path):
+    code = ("import sys\nfrom hkd_hpc.data import sources, share, partition, prepare\n"
+            "from hkd_hpc.errors import UsageError\n"
+            f"try: sources.check_present('cifar10', {str(tmp_path)!r}, '')\nexcept UsageError: print('refused')\n"
+            "print([m for m in ('torch', 'mpi4py', 'scipy', 'h5py') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n[]\n"
+
+
+# ---- own files
+
+
+@pytest.mark.parametrize("ending", [".npz", ".h5"])
+def test_own_file_grey_is_padded_and_repeated(tmp_path, ending):
+    arrays = own(client_train=np.array([5, 5, 9, 9, 7, 7]), client_test=np.array([9, 5, 5]))
+    path = save(tmp_path / f"mine{ending}", arrays)
+    sources.check_present("file", "", path)
+    data = sources.load("file", "", path)
+    assert (data.name, data.classes) == ("file", 3) and data.x_train.shape == (6, 3, 32, 32)
+    assert np.array_equal(data.x_train[:, 1, 2:30, 2:30], arrays["x_train"])
+    assert data.x_train.sum() == 3 * arrays["x_train"].sum(dtype=np.int64)
+    assert data.y_test.tolist() == [2, 1, 0] and data.client_train.tolist() == [5, 5, 9, 9, 7, 7]
+    assert data.client_test.tolist() == [9, 5, 5] and data.client_test.dtype == np.int64
+
+
+@pytest.mark.parametrize("shape, full", [
+    ((4, 28, 28), (4, 3, 32, 32)), ((4, 28, 28, 1), (4, 3, 32, 32)), ((4, 1, 28, 28), (4, 3, 32, 32)),
+    ((4, 32, 32, 3), (4, 3, 32, 32)), ((4, 3, 32, 32), (4, 3, 32, 32)), ((4, 40, 50, 3), (4, 3, 40, 50)),
+    ((4, 40, 20), (4, 3, 40, 32)), ((4, 3, 33, 31), (4, 3, 33, 32)), ((4, 1, 1), (4, 3, 32, 32)),
+])
+def test_image_shapes(shape, full):
+    raw = pixels(*shape)
+    images = checks.to_images(raw, "here")
+    assert images.shape == full and images.flags.c_contiguous and images.dtype == np.uint8
+    times = 1 if 3 in (shape[1], shape[-1]) and len(shape) == 4 else 3
+    assert images.sum(dtype=np.int64) == times * raw.sum(dtype=np.int64)
+
+
+def test_odd_padding_and_channel_order():
+    raw = np.arange(2 * 3 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3, 3)
+    assert "ambiguous" in refusal(checks.to_images, raw, "here")
+    images = checks.to_images(pixels(1, 31, 29, 3) | 1, "here")
+    assert not images[0, 0, 0, 0] and images[0, 0, :31, 1:30].all() and not images[0, 0, 31].any()
+    hwc = pixels(2, 32, 32, 3)
+    assert np.array_equal(checks.to_images(hwc, "here")[1, 2], hwc[1, :, :, 2])
+
+
+def test_images_that_are_right_are_not_copied():
+    raw = pixels(4, 3, 32, 32)
+    assert np.shares_memory(checks.to_images(raw, "here"), raw)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(x_train=None), ["key x_train is missing", "optional: client_train, client_test"]),
+    (dict(y_test=None, x_test=None), ["key x_test, y_test is missing"]),
+    (dict(x_train=pixels(6, 28, 28) / 255), ["key x_train", "float64", "uint8", "(x * 255).round().astype('uint8')"]),
+    (dict(x_test=np.full((3, 28, 28), np.nan)), ["key x_test", "float64 with NaN", "allowed is uint8"]),
+    (dict(x_train=pixels(6, 28, 28).astype(np.int64)), ["key x_train", "int64", "x.astype('uint8')"]),
+    (dict(x_train=pixels(0, 28, 28), y_train=np.array([], int)), ["key x_train", "holds no image"]),
+    (dict(x_test=pixels(0, 28, 28), y_test=np.array([], int)), ["key x_test", "holds no image"]),
+    (dict(x_train=pixels(6, 784)), ["key x_train", "(6, 784)", "not an image shape", "(N,H,W)"]),
+    (dict(x_train=pixels(6, 28, 28, 4)), ["(6, 28, 28, 4)", "not an image shape"]),
+    (dict(x_test=pixels(3, 40, 40)), ["key x_test", "(3, 40, 40)", "(3, 32, 32)"]),
+    (dict(y_train=np.array([0, 1, 2, 0, 1])), ["key y_train", "(5,)", "(6,)"]),
+    (dict(y_train=np.array([[0], [1], [2], [0], [1], [2]])), ["key y_train", "(6, 1)", "(6,)"]),
+    (dict(y_train=np.array([0, 1, 2, 0, 1, -1])), ["key y_train", "-1..2", ">= 0"]),
+    (dict(y_train=np.array([0, 1, 2, 0, 1, 2.0])), ["key y_train", "float64", "astype('int64')"]),
+    (dict(y_test=np.array([0, 1, np.nan])), ["key y_test", "float64 with NaN", "integers"]),
+    (dict(y_train=np.array([True, False] * 3)), ["key y_train", "bool"]),
+    (dict(y_train=np.array([0, 1, 3, 0, 1, 3]), y_test=np.array([0, 1, 3])), ["up to 3 but none is 2"]),
+    (dict(y_train=np.array([1, 2, 3, 1, 2, 3]), y_test=np.array([1, 2, 3])), ["none is 0"]),
+    (dict(y_train=np.array([0, 1, 2, 0, 1, 2**62])), ["none is 3"]),
+    (dict(y_test=np.array([0, 1, 3])), ["key y_test", "label 3 never occurs in y_train"]),
+    (dict(y_train=np.zeros(6, int), y_test=np.zeros(3, int)), ["at least 2"]),
+    (dict(client_train=np.arange(5)), ["key client_train", "(5,)", "(6,)"]),
+    (dict(client_train=np.zeros(6)), ["key client_train", "float64"]),
+    (dict(client_test=np.arange(3)), ["client_test without client_train"]),
+    (dict(client_train=np.array([0, 0, 1, 1, 2, 2]), client_test=np.array([0, 4, 7])), ["client 4, 7 never occurs"]),
+])
+@pytest.mark.parametrize("ending", [".npz", ".h5"])
+def test_bad_own_files(tmp_path, changes, words, ending):
+    path = save(tmp_path / f"mine{ending}", own(**changes))
+    message = refusal(sources.load, "file", "", path)
+    assert path in message and all(word in message for word in words), message
+
+
+def test_npz_with_pickled_objects_is_refused_and_not_run(tmp_path):
+    victim = tmp_path / "victim"
+    arrays = own(y_test=np.array([Evil(os.mkdir, str(victim))] * 3, dtype=object))
+    np.savez(tmp_path / "mine.npz", **arrays)
+    assert "mine.npz" in refusal(sources.load, "file", "", tmp_path / "mine.npz")
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("ending", [".npz", ".h5"])
+@pytest.mark.parametrize("keep", [0.1, 0.6, 0.97])
+def test_truncated_own_files(tmp_path, ending, keep):
+    path = tmp_path / f"mine{ending}"
+    save(path, own())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    assert f"{path}: truncated or not what its name says" in refusal(sources.load, "file", "", path)
+
+
+def test_corrupted_npz(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, **own())
+    whole = bytearray(path.read_bytes())
+    whole[300:400] = bytes(100)
+    path.write_bytes(whole)
+    assert "truncated or not" in refusal(sources.load, "file", "", path)
+
+
+def test_what_is_wrong_with_data_path(tmp_path):
+    def said(path) -> str:
+        return refusal(sources.check_present, "file", "", path)
+
+    assert "needs data.path=FILE" in said("") and "needs data.path=FILE" in said(None)
+    assert "allowed are .npz and .h5" in said(tmp_path / "mine.csv")
+    assert "there is no such file" in said(tmp_path / "mine.npz")
+    (tmp_path / "folder.npz").mkdir()
+    assert "is not a file" in said(tmp_path / "folder.npz")
+    for name in ("a.npz", "a.h5"):
+        (tmp_path / name).write_bytes(b"hello, this is text")
+        assert "does not begin as" in said(tmp_path / name)
+    np.savez(tmp_path / "b.npz", x_train=pixels(1, 28, 28))
+    assert "key y_train, x_test, y_test is missing (found: x_train)" in said(tmp_path / "b.npz")
+    with zipfile.ZipFile(tmp_path / "c.npz", "w"):
+        pass
+    assert "found: none" in said(tmp_path / "c.npz")
+
+
+def test_h5_group_in_place_of_an_array(tmp_path):
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        for key, value in own(x_train=None).items():
+            file[key] = value
+        file.create_group("x_train")
+    assert "key x_train is missing" in refusal(sources.load, "file", "", tmp_path / "mine.h5")
+
+
+# ---- the shared copy
+
+
+def test_publish_and_attach(tmp_path):
+    data = sources.load("file", "", save(tmp_path / "mine.npz", own(client_train=np.arange(6))))
+    path = share.publish(data)
+    try:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        copy = share.attach(path)
+    finally:
+        os.unlink(path)
+    assert (copy.name, copy.classes, copy.client_test) == ("file", 3, None)
+    for key in (*KEYS, "client_train"):
+        array = getattr(copy, key)
+        assert np.array_equal(array, getattr(data, key)) and array.dtype == getattr(data, key).dtype
+        assert not array.flags.writeable and array.flags.c_contiguous and array.ctypes.data % 64 == 0
+    with pytest.raises(ValueError):
+        copy.x_train[0] = 0
+
+
+def test_another_process_sees_the_same_and_the_file_may_go(tmp_path):
+    data = sources.load("fmnist", "", "")
+    path = share.publish(data)
+    code = ("import os, sys\nfrom hkd_hpc.data import share\ndata = share.attach(sys.argv[1])\nos.unlink(sys.argv[1])\n"
+            "print(int(data.x_train.sum(dtype='i8')), int(data.y_test.sum()))")
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(data.x_train.sum(dtype=np.int64)), "4500"]
+    assert not os.path.exists(path)
+
+
+def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monkeypatch):
+    data = sources.load("file", "", save(tmp_path / "mine.npz", own()))
+    almost_full = os.statvfs_result((4096, 4096, 10, 10, 10, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(share.os, "statvfs", lambda folder: almost_full)
+    monkeypatch.setattr(share.tempfile, "tempdir", str(tmp_path / "spare"))
+    (tmp_path / "spare").mkdir()
+    assert share.publish(data).startswith(str(tmp_path / "spare"))
+
+
+def test_no_room_anywhere_leaves_nothing(tmp_path):
+    code = ("import resource, signal, sys, tempfile\nfrom hkd_hpc.data import share, sources\n"
+            "from hkd_hpc.errors import RunError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "data = sources.load('fmnist', '', '')\nresource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
+            "share._roomy_folders = lambda size: [sys.argv[1]]\n"
+            "try: share.publish(data)\nexcept RunError as error: print(error)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "no room for the 18 MB of fmnist" in done.stdout and "TMPDIR" in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_attach_refuses_what_is_no_shared_copy(tmp_path):
+    data = sources.load("file", "", save(tmp_path / "mine.npz", own()))
+    path = share.publish(data)
+    whole = open(path, "rb").read()
+    os.unlink(path)
+    for content in (b"", b"x" * 1000, whole[:40], whole[:5000]):
+        (tmp_path / "copy").write_bytes(content)
+        with pytest.raises(RunError, match="shared copy"):
+            share.attach(tmp_path / "copy")
+    with pytest.raises(RunError):
+        share.attach(tmp_path / "nothing")

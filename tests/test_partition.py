@@ -1,0 +1,293 @@
+"""Partitions: sizes, disjointness, determinism, no favoured client, public set, stratified local test sets."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hkd_hpc.data.partition import Partition, count_MC, make_partition, stratified_sizes
+from hkd_hpc.errors import UsageError
+from hkd_hpc.rng import stream
+
+
+def balanced(images: int, classes: int) -> np.ndarray:
+    return np.random.default_rng(0).permutation(np.arange(images) % classes)
+
+
+def deal(labels, **changes) -> Partition:
+    settings = dict(clients=10, kind="dirichlet", beta=0.5, fraction=1.0, public_fraction=0.0, seed=1) | changes
+    return make_partition(labels, int(labels.max()) + 1, **settings)
+
+
+def shares(partition: Partition) -> list[np.ndarray]:
+    """All images of each client, in train and local test together."""
+    return [np.concatenate(pair) for pair in zip(partition.train, partition.test)]
+
+
+def refusal(labels, **changes) -> str:
+    with pytest.raises(UsageError) as caught:
+        deal(labels, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- sizes and disjointness
+
+
+@pytest.mark.parametrize("kind, clients, beta", [
+    ("dirichlet", 100, 0.1), ("dirichlet", 50, 0.01), ("dirichlet", 10, 1e-3), ("dirichlet", 10, 1e6),
+    ("dirichlet", 100, 1e-3), ("dirichlet", 7, 0.5), ("dirichlet", 1, 0.5), ("dirichlet", 10, 1e-300),
+    ("dirichlet", 10, 1e300), ("dirichlet", 600, 0.1), ("iid", 100, None), ("iid", 7, None),
+])
+@pytest.mark.parametrize("fraction, public_fraction", [(1.0, 0.0), (0.9, 0.1), (0.3, 0.05)])
+def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fraction, public_fraction):
+    labels = balanced(6000, 10)
+    size = int(fraction * 6000 / clients + 1e-9)
+    for seed in range(4):
+        partition = deal(labels, kind=kind, clients=clients, beta=beta, fraction=fraction,
+                         public_fraction=public_fraction, seed=seed)
+        assert [len(own) for own in shares(partition)] == [size] * clients
+        assert [len(own) for own in partition.test] == [size // 4] * clients
+        assert len(partition.public) == round(6000 * public_fraction)
+        everything = np.concatenate([*partition.train, *partition.test, partition.public])
+        assert len(np.unique(everything)) == len(everything) and 0 <= everything.min() and everything.max() < 6000
+        for index in (*partition.train, *partition.test, partition.public):
+            assert index.dtype == np.int64 and np.array_equal(index, np.sort(index))
+
+
+def test_a_whole_imbalanced_split_is_dealt_to_the_last_image():
+    labels = np.repeat(np.arange(4), [1, 10, 100, 889])
+    partition = deal(labels, beta=0.05)
+    counts = partition.train_count_MC(labels) + partition.test_count_MC(labels)
+    assert counts.sum(0).tolist() == [1, 10, 100, 889] and counts.sum(1).tolist() == [100] * 10
+
+
+def test_one_client_gets_everything():
+    labels = balanced(40, 2)
+    partition = deal(labels, clients=1)
+    assert sorted(np.concatenate(shares(partition))) == list(range(40))
+    assert partition.test_count_MC(labels).tolist() == [[5, 5]]
+    assert partition.train_count_MC(labels).tolist() == [[15, 15]]
+
+
+def test_sizes_round_down_but_not_through_float_error():
+    assert len(deal(balanced(100, 2), kind="iid", clients=1, fraction=0.29).train[0]) == 29 - 29 // 4
+    assert [len(own) for own in shares(deal(balanced(103, 2), clients=10))] == [10] * 10
+
+
+# ---- the class mix
+
+
+def test_beta_sets_how_uneven_the_clients_are():
+    labels = balanced(60_000, 10)
+
+    def largest_share(beta: float) -> float:
+        counts = count_MC(shares(deal(labels, beta=beta, fraction=0.1)), labels, 10)
+        return float((counts.max(1) / counts.sum(1)).mean())
+
+    assert largest_share(1e-3) > 0.95 > largest_share(0.5) > largest_share(5) > 0.105 > largest_share(1e6)
+
+
+def test_a_large_beta_gives_the_class_frequencies_within_one_image():
+    labels = np.repeat(np.arange(3), [5000, 3000, 2000])
+    counts = count_MC(shares(deal(labels, beta=1e12, fraction=0.5)), labels, 3)
+    assert (abs(counts - [250, 150, 100]) <= 1).all()
+
+
+def test_a_tiny_beta_gives_one_class_as_long_as_there_is_room():
+    labels = balanced(10_000, 10)
+    counts = count_MC(shares(deal(labels, clients=5, beta=1e-6, fraction=0.01)), labels, 10)
+    assert (counts.max(1) == 20).all()
+
+
+def test_dirichlet_moments():
+    """q ~ Dir(beta * C * prior): mean prior, variance prior (1 - prior) / (beta C + 1), here 1/4 and (3/16) / 3."""
+    labels = balanced(80_000, 4)
+    deals = [deal(labels, clients=40, beta=0.5, fraction=0.2, seed=seed) for seed in range(25)]
+    mixes = np.concatenate([count_MC(shares(partition), labels, 4) / 400 for partition in deals])
+    assert mixes.shape == (1000, 4)
+    assert np.allclose(mixes.mean(0), 0.25, atol=0.03) and np.allclose(mixes.var(0), 0.0625, atol=0.008)
+
+
+@pytest.mark.parametrize("kind, beta", [("dirichlet", 0.1), ("dirichlet", 1e-3), ("iid", None)])
+def test_no_client_is_favoured_by_its_number(kind, beta):
+    """All is dealt, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
+    labels = np.repeat(np.arange(3), [20, 40, 60])
+    counts_SMC = np.array([count_MC(shares(deal(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3)
+                           for seed in range(800)])
+    for statistic in (counts_SMC, (counts_SMC == 0).astype(float), counts_SMC.astype(float) ** 2):
+        error_MC = statistic.std(0) / np.sqrt(len(statistic)) + 1e-9
+        assert (abs(statistic.mean(0) - statistic.mean((0, 1))) / error_MC).max() < 4
+
+
+def test_every_image_is_equally_likely_to_go_to_a_client():
+    labels = np.repeat(np.arange(2), [10, 30])
+    owner_count = np.zeros((4, 40))
+    for seed in range(1000):
+        for client, own in enumerate(shares(deal(labels, clients=4, beta=0.3, seed=seed))):
+            owner_count[client, own] += 1
+    assert (abs(owner_count - 250) / np.sqrt(1000 * 0.25 * 0.75)).max() < 4.5
+
+
+# ---- determinism
+
+
+def test_a_partition_is_a_function_of_its_inputs():
+    labels = balanced(5000, 10)
+    first = deal(labels)
+    assert first.sha256 == deal(labels.copy()).sha256
+    assert all(np.array_equal(a, b) for a, b in zip(first.train, deal(labels).train))
+    others = {deal(labels, **change).sha256 for change in
+              (dict(seed=2), dict(beta=0.4), dict(clients=9), dict(fraction=0.9), dict(kind="iid"),
+               dict(test_share=0.3))}
+    assert len(others) == 6 and first.sha256 not in others
+
+
+def test_the_hash_of_known_settings_never_changes():
+    assert deal(balanced(5000, 10), fraction=0.9).sha256[:16] == "8c9e592f269a161c"
+    assert deal(balanced(5000, 10), kind="iid").sha256[:16] == "c78d031abdc2ca55"
+
+
+def test_the_global_generator_is_neither_used_nor_moved():
+    np.random.seed(7)
+    deal(balanced(500, 10))
+    assert np.random.random() == 0.07630828937395717
+
+
+# ---- public set
+
+
+def test_the_public_set_depends_on_the_seed_and_its_size_alone():
+    labels = balanced(5000, 10)
+    public = deal(labels, fraction=0.5, public_fraction=0.2).public
+    assert len(public) == 1000
+    for change in (dict(clients=3), dict(beta=9.0), dict(kind="iid"), dict(fraction=0.8), dict(test_share=0.5)):
+        assert np.array_equal(deal(labels, **(dict(fraction=0.5, public_fraction=0.2) | change)).public, public)
+    assert not np.array_equal(deal(labels, fraction=0.5, public_fraction=0.2, seed=2).public, public)
+    smaller = deal(labels, fraction=0.5, public_fraction=0.1).public
+    assert np.isin(smaller, public).all() and len(smaller) == 500
+
+
+def test_no_public_set_by_default():
+    assert deal(balanced(100, 2)).public.tolist() == []
+
+
+def test_the_largest_public_fraction_is_named():
+    labels = balanced(1000, 10)
+    assert "the largest that fits is 0.1" in refusal(labels, fraction=0.9, public_fraction=0.2)
+    assert "the largest that fits is 0" in refusal(labels, public_fraction=0.01)
+    assert len(deal(labels, fraction=0.9, public_fraction=0.1).public) == 100
+
+
+# ---- local test sets
+
+
+def rng():
+    return stream(0, "test")
+
+
+def test_stratified_sizes_by_hand():
+    assert stratified_sizes(np.array([40, 40, 20]), 0.25, rng()).tolist() == [10, 10, 5]
+    # 21 images: 5 for the test, quotas 2.86, 1.67, .48
+    assert stratified_sizes(np.array([12, 7, 2]), 0.25, rng()).tolist() == [3, 2, 0]
+    # 8 images: 2 for the test, quotas 1.5, .25, .25
+    assert stratified_sizes(np.array([6, 1, 1]), 0.25, rng())[0] in (1, 2)
+    assert stratified_sizes(np.array([1]), 0.25, rng()).tolist() == [0]
+    assert stratified_sizes(np.array([3]), 0.25, rng()).tolist() == [0]
+    assert stratified_sizes(np.array([], int), 0.25, rng()).tolist() == []
+    assert stratified_sizes(np.array([2, 2]), 0.25, rng()).sum() == 1
+    # half of 2 + 2 + 8: quotas 1, 1, 4
+    assert stratified_sizes(np.array([2, 2, 8]), 0.5, rng()).tolist() == [1, 1, 4]
+    # nine tenths would be 10 images, but each class keeps one
+    assert stratified_sizes(np.array([2, 2, 8]), 0.9, rng()).tolist() == [1, 1, 7]
+
+
+def test_stratified_sizes_of_many_random_clients():
+    generator = np.random.default_rng(5)
+    for _ in range(500):
+        counts = generator.integers(1, 30, generator.integers(1, 12))
+        test = stratified_sizes(counts, 0.25, generator)
+        assert test.sum() == counts.sum() // 4
+        assert (abs(test - counts.sum() // 4 * counts / counts.sum()) < 1).all()
+        assert ((counts - test)[counts >= 2] >= 1).all()
+
+
+def test_ties_do_not_favour_a_class():
+    chosen = sum(stratified_sizes(np.array([2, 2]), 0.25, stream(seed, "tie"))[0] for seed in range(400))
+    assert abs(chosen - 200) < 50
+
+
+@pytest.mark.parametrize("size, test_size", [(1, 0), (2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (375, 93)])
+def test_test_share_of_small_clients(size, test_size):
+    partition = deal(balanced(size * 3, 2), clients=3, kind="iid")
+    assert [len(own) for own in partition.test] == [test_size] * 3
+    assert [len(own) for own in partition.train] == [size - test_size] * 3
+
+
+def test_local_classes_are_tested_and_trained_alike():
+    labels = balanced(5000, 10)
+    partition = deal(labels, beta=0.2)
+    train, test = partition.train_count_MC(labels), partition.test_count_MC(labels)
+    assert (abs(test - (train + test) * 0.25) < 1.01).all()
+    assert (train[(train + test) > 0] > 0).mean() > 0.97 and (train[(train + test) >= 2] >= 1).all()
+    assert partition.test_split == "train"
+
+
+# ---- natural clients
+
+
+LABELS = np.array([0, 1] * 12)
+IDS = np.repeat([30, 7, 12], [8, 12, 4])
+
+
+def natural(**changes) -> Partition:
+    return deal(LABELS, **(dict(kind="natural", clients=3, beta=None, client_train=IDS) | changes))
+
+
+def test_natural_clients_come_in_the_order_of_their_ids():
+    partition = natural()
+    assert [sorted(own) for own in shares(partition)] == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
+    assert [len(own) for own in partition.test] == [3, 1, 2] and partition.test_split == "train"
+    assert partition.test_count_MC(LABELS)[2].tolist() == [1, 1]
+
+
+def test_natural_clients_with_test_images_of_their_own():
+    partition = natural(client_test=np.array([7, 30, 7, 30, 30]))
+    assert partition.test_split == "test"
+    assert [own.tolist() for own in partition.test] == [[0, 2], [], [1, 3, 4]]
+    assert [own.tolist() for own in partition.train] == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
+
+
+def test_natural_clients_of_one_image_and_a_fraction():
+    partition = deal(np.array([0, 1, 0, 1, 0]), kind="natural", clients=2, client_train=np.array([4, 1, 1, 1, 1]),
+                     fraction=0.5)
+    assert [len(own) for own in shares(partition)] == [2, 1] and partition.train[1].tolist() == [0]
+
+
+def test_natural_clients_give_up_the_public_images():
+    partition = natural(fraction=0.5, public_fraction=0.5)
+    everything = np.concatenate([*partition.train, *partition.test, partition.public])
+    assert len(np.unique(everything)) == len(everything) and len(partition.public) == 12
+
+
+def test_the_right_number_of_natural_clients_is_named():
+    assert "set fed.clients=3" in refusal(LABELS, kind="natural", clients=10, client_train=IDS)
+    assert "client_train" in refusal(LABELS, kind="natural", clients=3)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(clients=2000), ["fed.clients=2000", "1000 training images is 1000", "fewer than one for each"]),
+    (dict(clients=100, fraction=0.05), ["data.fraction=0.05 of 1000", "is 50"]),
+    (dict(clients=0), ["fed.clients=0"]), (dict(beta=0.0), ["data.beta=0.0"]), (dict(beta=-1), ["data.beta=-1"]),
+    (dict(beta=float("nan")), ["data.beta=nan"]), (dict(beta=float("inf")), ["data.beta=inf"]),
+    (dict(beta=None), ["data.beta=None"]), (dict(fraction=0.0), ["data.fraction=0.0"]),
+    (dict(fraction=1.5), ["data.fraction=1.5"]), (dict(fraction=float("nan")), ["data.fraction=nan"]),
+    (dict(public_fraction=-0.1), ["data.public_fraction=-0.1"]), (dict(public_fraction=float("nan")), ["nan"]),
+    (dict(kind="moon"), ["data.partition='moon'", "dirichlet, iid, natural"]),
+    (dict(test_share=1.0), ["test_share=1.0"]),
+])
+def test_settings_that_cannot_be_met(changes, words):
+    message = refusal(balanced(1000, 10), **changes)
+    assert all(word in message for word in words), message

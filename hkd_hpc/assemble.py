@@ -222,10 +222,11 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
     own, shapes = {client.id: client for client in job.worker.clients}, rounds.state_shapes(job, job.config.fed.rounds)
     for client, names in json.loads(told).items():
         for name in names:
-            block = states[int(client)][name] if job.server else np.zeros(shapes[name], np.float32)
+            block = (states[int(client)][name].reshape(-1) if job.server
+                     else np.zeros(int(np.prod(shapes[name])), np.float32))
             job.comm.move(block, 0, job.rank_of[int(client)], "start")
             if int(client) in own:
-                own[int(client)].state[name] = torch.from_numpy(np.array(block)).to(job.comm.device)
+                own[int(client)].state[name] = torch.from_numpy(block.reshape(shapes[name]).copy()).to(job.comm.device)
 
 
 # --- the dry run

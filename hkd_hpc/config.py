@@ -87,8 +87,7 @@ class CommSettings:
 
     backend: str = setting("auto", "for the weights; auto: see README, ranks", choices=("auto", "nccl", "gloo", "mpi"))
     timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
-    start_timeout_s: float | None = setting(None, "longest wait for all ranks at the start; none: 15 s on one host, "
-                                                  "120 s on several", above=0, high=1e7)
+    start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
 
 
 SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,

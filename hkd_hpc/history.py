@@ -34,6 +34,9 @@ class History:
         return len(self.rounds.get("round", []))
 
     def append(self, row: dict, client_row: dict[str, np.ndarray]) -> None:
+        """One round. Every row has the same names."""
+        if len(self) and set(row) | set(client_row) != set(self.rounds) | set(self.clients):
+            raise KeyError(f"a row must hold {sorted(set(self.rounds) | set(self.clients))}")
         for name, value in row.items():
             self.rounds.setdefault(name, []).append(value)
         for name, value in client_row.items():

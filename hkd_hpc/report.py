@@ -75,7 +75,7 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
                         ("global_test_accuracy", "global (averaged BatchNorm)")):
         lines.append(f"  {title:42s}" + "".join(f"{number_text(summary[f'{name}_{kind}']):>{width}s}" for kind, width in
                                                   (("last", 12), ("mean_last_5", 13), ("oracle", 9))))
-    for name, title in (("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by the clients"),
+    for name, title in (("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by clients"),
                         ("global_on_local_test_accuracy", "global model on the clients' own tests")):
         lines.append(f"  {title:44s}{number_text(summary[name]):>10s}")
     lines.append(f"  {'baseline: majority class, local / global':44s}"
@@ -92,7 +92,8 @@ def bytes_lines(history) -> list[str]:
     for group, title in (("payload_bytes", "payload a round (paper's count, all clients)"),
                          ("wire_bytes", "wire a round (communicator, all ranks)")):
         kinds = [name for name in history.rounds if name.startswith(group + "/")]
-        parts = [f"{name.split('/')[1]} {bytes_text(history.column(name).mean())}" for name in kinds]
+        means = {name.split("/")[1]: history.column(name).mean() for name in kinds}
+        parts = [f"{kind} {bytes_text(mean)}" for kind, mean in means.items() if mean]
         lines.append(f"{title}: {', '.join(parts) or 'nothing'}")
     return lines
 

@@ -22,6 +22,9 @@ from hkd_hpc.server import Server
 from hkd_hpc.worker import Worker, unpack_counters
 
 
+PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0; train: training or waiting for it
+
+
 @dataclass
 class Job:
     """One rank's part of a run. `server` is None on every rank but 0. `done`: completed rounds."""
@@ -41,6 +44,8 @@ class Job:
 
 def run(job: Job) -> None:
     """All remaining rounds, then what is measured once at the end."""
+    if job.server:
+        job.server.wire_before = dict(job.comm.wire_bytes)  # what the start moved belongs to no round
     for round in range(job.done + 1, job.config.fed.rounds + 1):
         one_round(job, round)
     if job.server:
@@ -49,7 +54,7 @@ def run(job: Job) -> None:
 
 
 def one_round(job: Job, round: int) -> None:
-    start_s, job.seconds = time.perf_counter(), {}
+    start_s, job.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
     fed, last = job.config.fed, round == job.config.fed.rounds
     cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round)
     if job.server:  # tests and saves round - 1 while the other ranks train this one
@@ -67,12 +72,12 @@ def one_round(job: Job, round: int) -> None:
 
 
 def timed(job: Job, phase: str, step):
-    """Run a step; its seconds, less those spent waiting for other ranks, go to `phase`, the rest to "wait"."""
+    """Run a step and book its seconds under `phase`; those spent waiting for other ranks go to "train"."""
     start_s, wait_s = time.perf_counter(), job.comm.wait_s
     result = step()
     waited_s = job.comm.wait_s - wait_s
-    job.seconds[phase] = time.perf_counter() - start_s - waited_s
-    job.seconds["wait"] = job.seconds.get("wait", 0.0) + waited_s
+    job.seconds[phase] += time.perf_counter() - start_s - waited_s
+    job.seconds["train"] += waited_s
     return result
 
 
@@ -115,18 +120,18 @@ def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
     for client, state in own.items():
         held[client] = [name in state for name in names]
     blocks = job.comm.gather(held.reshape(-1), "state")
-    held = blocks.max(0).reshape(held.shape) if job.server else held
-    held = np.ascontiguousarray(held)
-    job.comm.broadcast(held, "state")
+    if job.server:
+        held = blocks.max(0).reshape(held.shape)
+    job.comm.broadcast(held.reshape(-1), "state")
     states: dict[int, dict[str, np.ndarray]] = {}
     for client, j in np.argwhere(held).tolist():
         name, shape = list(names.items())[j]
-        block = np.zeros(shape, np.float32)
+        block = np.zeros(int(np.prod(shape)), np.float32)
         if client in own:
-            block[...] = own[client][name].detach().cpu().numpy()
+            block[:] = own[client][name].detach().cpu().numpy().reshape(-1)
         job.comm.move(block, job.rank_of[client], 0, "state")
         if job.server:
-            states.setdefault(client, {})[name] = block
+            states.setdefault(client, {})[name] = block.reshape(shape)
     return states
 
 

@@ -16,6 +16,7 @@ from hkd_hpc.store.tree import BadFile, load_tree, save_tree
 from hkd_hpc.worker import NO_DATA, OK, REFUSED, STATUS, counter_size, unpack_counters
 
 FLOAT_BYTES = 4
+WIRE_KINDS = ("weights", "knowledge_up", "knowledge_down", "state", "control")
 
 
 @dataclass
@@ -66,13 +67,13 @@ class Server:
 
     def note(self, round: int, gathered: np.ndarray, states: dict, job, wall_s: float) -> None:
         """Append the row of this round; its test, checkpoint and files follow in `settle`, beside the next training."""
-        wire = {kind: count - self.wire_before.get(kind, 0) for kind, count in job.comm.wire_bytes.items()}
+        wire = {kind: job.comm.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
         self.wire_before = dict(job.comm.wire_bytes)
         row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "global_test_accuracy": NAN,
                "global_test_loss": NAN, "global_test_n": len(self.test_y)}
         row |= self._local_numbers(gathered) | self._payload_bytes(gathered, job.message)
-        row |= {f"wire_bytes/{kind}": count for kind, count in sorted(wire.items())}
-        row |= {f"seconds/{phase}": seconds for phase, seconds in sorted(job.seconds.items())}
+        row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
+        row |= {f"seconds/{phase}": seconds for phase, seconds in job.seconds.items()}
         self.history.append(row, self._client_row(gathered))
         self._complain(round, gathered)
         self.pending = {"weights_V": job.weights_V.detach().clone(), "counters": [c.clone() for c in job.counters],

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc import __version__, config as config_module, presets, versions
-from hkd_hpc.comm.world import Hint, World, read_hint
+from hkd_hpc.comm import World
+from hkd_hpc.comm.world import Hint, read_hint
 from hkd_hpc.config import Config
 from hkd_hpc.errors import LocalUsageError, UsageError
-
-RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def work(request: Request, config: Config) -> int:
         from hkd_hpc import assemble  # imports torch
 
         with assemble.run_folder(request, world.rank) as folder:
-            comm = world.connect(device=config.run.device)
+            comm = world.connect(device=config.run.device, backend=config.comm.backend)
             if request.dry_run:
                 assemble.show_plan(config, comm)
             else:

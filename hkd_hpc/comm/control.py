@@ -30,7 +30,7 @@ from hkd_hpc.errors import RunError
 
 POLL_S = 0.25
 LAUNCHER_POLL_S = 0.5
-HEARTBEAT_S = 5.0
+HEARTBEAT_S = 2.0
 ANSWER_S = 2.0     # a failing rank waits so long for rank 0 to speak for it
 SIGTERM_S = 0.4    # mpirun ends the survivors of a dead rank by SIGTERM: time for the dead one to be named first
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
@@ -400,7 +400,7 @@ class Spoke(Control):
             speak(f"hkd_hpc: {self._failure[0].text}")
             leave(self._failure[0].code)
         waits_since_s = self._waits_since_s
-        if waits_since_s and now_s - max(waits_since_s, self._heard_s) > self.timeout_s:
+        if waits_since_s and now_s - max(waits_since_s, self._heard_s) > self.timeout_s + 3 * HEARTBEAT_S:
             self._waits_since_s = None
             self._answers.put({"kind": "stop", "text": f"{self.members[0]} has not been heard of for {self.timeout_s:g} s "
                                                        f"(comm.timeout_s); last seen in {self._hub_place}"})

@@ -1,0 +1,56 @@
+"""Toy nets, clients and workbenches: images of 3 x 2 x 2, three classes, all of it trained in milliseconds."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hkd_hpc import config, schemes
+from hkd_hpc.client import Client, Workbench
+from hkd_hpc.flat import FlatModel
+from hkd_hpc.models import Net
+from hkd_hpc.schemes.base import Facts
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def toy_net():
+    """make(batch_norm, classes, latent, seed): Flatten, Linear, perhaps BatchNorm, ReLU, Linear; then the classifier."""
+    def make(batch_norm: bool = True, classes: int = 3, latent: int = 4, seed: int = 0) -> Net:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            norm = [nn.BatchNorm1d(8)] if batch_norm else []
+            extractor = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), *norm, nn.ReLU(), nn.Linear(8, latent))
+            return Net(extractor, latent, classes)
+
+    return make
+
+
+@pytest.fixture
+def toy_client():
+    """make(labels, id, classes, seed): random images with these labels; two of them again as the local test."""
+    def make(labels, id: int = 0, classes: int = 3, seed: int = 0) -> Client:
+        labels = torch.as_tensor(labels, dtype=torch.int64)
+        pixels = np.random.default_rng(100 + id).integers(0, 256, (len(labels), 3, 2, 2), dtype=np.uint8)
+        images = torch.from_numpy(pixels)
+        return Client(id, images, labels, images[:2], labels[:2], classes, seed)
+
+    return make
+
+
+@pytest.fixture
+def toy_bench():
+    """make(net, scheme name, "section.key=value" ...): a workbench as a rank has it."""
+    def make(net: nn.Module, scheme: str = "fedavg", *overrides: str) -> Workbench:
+        settings = config.resolve(overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8", *overrides])
+        flat = FlatModel(net)
+        classes, latent = net.classifier.weight.shape
+        facts = Facts(classes, latent, 1, len(flat.parameters_P))
+        return Workbench(flat, schemes.get(scheme)(settings.scheme, facts), settings)
+
+    return make

@@ -1,0 +1,173 @@
+"""The averages: exact, in any order, weighted by the clients that delivered; knowledge by count over those that share."""
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from hkd_hpc.aggregate import CHUNK, FixedPointSum, mean_by_count
+from hkd_hpc.errors import RunError
+
+
+def mean(total: FixedPointSum, length: int) -> tuple[torch.Tensor, int]:
+    out = torch.full((length,), float("nan"))
+    return out, total.mean_into(out)
+
+
+def random_clients(clients: int, length: int, seed: int = 0) -> list[tuple[torch.Tensor, int]]:
+    """Vectors whose magnitudes span 1e-6 .. 1e4, and numbers of images."""
+    random = np.random.default_rng(seed)
+    values = random.standard_normal((clients, length)) * 10.0 ** random.uniform(-6, 4, (clients, length))
+    return [(torch.from_numpy(row.astype(np.float32)), int(n)) for row, n in zip(values, random.integers(1, 900, clients))]
+
+
+def added(clients, total_weight: int) -> FixedPointSum:
+    total = FixedPointSum(len(clients[0][0]), total_weight)
+    for values, weight in clients:
+        assert total.add(values, weight) is None
+    return total
+
+
+# --- the clients' weights
+
+def test_mean_is_weighted_by_images():
+    total = added([(torch.zeros(3), 100), (torch.full((3,), 4.0), 300)], 400)
+    out, weight = mean(total, 3)
+    assert out.tolist() == [3.0, 3.0, 3.0] and weight == 400
+
+
+def test_only_clients_that_delivered_count():
+    """2 of 10 clients (50 and 150 of 2,000 images) took part: .25 and .75, not 50 / 2000 and 150 / 2000."""
+    total = added([(torch.tensor([1.0, 0.0]), 50), (torch.tensor([0.0, 1.0]), 150)], 2000)
+    out, weight = mean(total, 2)
+    assert out.tolist() == [0.25, 0.75] and weight == 200
+
+
+def test_one_client_gets_its_own_values_back():
+    """Bit for bit down to 2^-13; below that to half a step of the sum (2^-38 / 375 with 375 images)."""
+    values = torch.from_numpy(np.random.default_rng(1).standard_normal(5000).astype(np.float32))
+    out, _ = mean(added([(values, 375)], 375), 5000)
+    large = values.abs() >= 2.0 ** -13
+    assert large.sum() > 4900 and torch.equal(out[large], values[large])
+    assert float((out.double() - values.double()).abs().max()) <= 2.0 ** -38 / 375
+
+
+def test_sum_equals_python_integers():
+    clients = random_clients(clients=7, length=200)
+    weight = sum(n for _, n in clients)
+    total = added(clients, weight)
+    scale = 2 ** total.bits
+    sums = [sum(round(Fraction(float(values[j])) * n * scale) for values, n in clients) for j in range(200)]
+    assert total.settle().tolist() == [*sums, weight]
+    out, _ = mean(total, 200)
+    assert out.tolist() == [float(np.float32(float(Fraction(s, weight * scale)))) for s in sums]
+
+
+def test_mean_is_the_true_mean_to_float32():
+    clients = random_clients(clients=7, length=200, seed=3)
+    weight = sum(n for _, n in clients)
+    out, _ = mean(added(clients, weight), 200)
+    true = sum(Fraction(n) * np.array([Fraction(float(x)) for x in values]) for values, n in clients) / weight
+    np.testing.assert_allclose(out.numpy(), true.astype(float), rtol=2.0 ** -23, atol=1e-12)
+
+
+def test_every_order_and_every_split_over_ranks_gives_the_same_bits():
+    length = 2 * CHUNK + 17  # three passes, the last one short
+    clients = random_clients(clients=5, length=length)
+    weight = sum(n for _, n in clients)
+    reference = added(clients, weight).settle().clone()
+    for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        assert torch.equal(added([clients[i] for i in order], weight).settle(), reference)
+    for split in (1, 3):
+        ranks = added(clients[:split], weight).settle() + added(clients[split:], weight).settle()
+        assert torch.equal(ranks, reference)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 65537.0, -65537.0])
+def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
+    length = CHUNK + 5
+    total = added([(torch.ones(length), 3)], 10)
+    before = total.settle().clone()
+    poisoned = torch.ones(length)
+    poisoned[-1] = bad  # in the last pass, when the first one could have been added already
+    reason = total.add(poisoned, 7)
+    assert reason and "65536" in reason and "\n" not in reason
+    assert torch.equal(total.settle(), before)
+    out, weight = mean(total, length)
+    assert weight == 3 and torch.equal(out, torch.ones(length))
+
+
+def test_refused_first_client_leaves_zeros():
+    total = FixedPointSum(2, 10)
+    assert total.add(torch.tensor([float("nan"), 1.0]), 5)
+    assert total.settle().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("images", [[1], [2], [3], [1000, 20000, 12345], [2 ** 20], [2 ** 20 + 1], [1] * 50])
+def test_largest_allowed_values_do_not_overflow(images):
+    largest = torch.tensor([65536.0, -65536.0])
+    out, weight = mean(added([(largest, n) for n in images], sum(images)), 2)
+    assert out.tolist() == [65536.0, -65536.0] and weight == sum(images)
+
+
+def test_nobody_delivered():
+    total = FixedPointSum(2, 10)
+    total.settle()
+    with pytest.raises(RunError, match="no client delivered"):
+        mean(total, 2)
+
+
+def test_clear_forgets_the_last_round():
+    total = added([(torch.tensor([8.0]), 4)], 10)
+    total.clear()
+    assert total.add(torch.tensor([1.0]), 2) is None
+    assert mean(total, 1)[0].tolist() == [1.0] and mean(total, 1)[1] == 2
+    total.clear()
+    assert total.settle().tolist() == [0, 0]
+
+
+# --- per-class knowledge
+
+H_BY_CLIENT = {"A": [[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]],
+               "B": [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
+               "C": [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]}
+COUNT_BY_CLIENT = {"A": [1.0, 0.0, 0.0], "B": [3.0, 0.0, 0.0], "C": [0.0, 5.0, 0.0]}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ABC")))
+def test_knowledge_of_three_clients_in_every_order(order):
+    """H0 = (1 [0,4] + 3 [4,0]) / 4; class 1 is C's alone; nobody has class 2. The last client must not win."""
+    value = torch.tensor([H_BY_CLIENT[name] for name in order])
+    count = torch.tensor([COUNT_BY_CLIENT[name] for name in order])
+    mean_CX, total_C = mean_by_count(value, count)
+    assert mean_CX.dtype == torch.float32
+    assert mean_CX.tolist() == [[3.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert total_C.tolist() == [4.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), 1e30])
+def test_rows_that_are_not_shared_are_ignored(junk):
+    value = torch.tensor([[[2.0], [junk]], [[junk], [6.0]]])
+    mean_CX, total_C = mean_by_count(value, torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
+    assert mean_CX.tolist() == [[2.0], [6.0]] and total_C.tolist() == [3.0, 2.0]
+
+
+def test_knowledge_against_float64_numpy():
+    random = np.random.default_rng(5)
+    value = random.standard_normal((6, 10, 64)).astype(np.float32)
+    count = random.integers(0, 4, (6, 10)).astype(np.float32) * random.integers(1, 100, (6, 10))
+    mean_CX, _ = mean_by_count(torch.from_numpy(value), torch.from_numpy(count.astype(np.float32)))
+    shared = count.sum(0) > 0
+    true = np.einsum("mc,mcx->cx", count.astype(np.float64), value.astype(np.float64)) / count.sum(0)[:, None]
+    np.testing.assert_allclose(mean_CX.numpy()[shared], true[shared], rtol=0, atol=1e-6)
+
+
+def test_soft_predictions_still_sum_to_one():
+    random = np.random.default_rng(6)
+    soft = torch.from_numpy(random.dirichlet(np.ones(10), (4, 10)).astype(np.float32))
+    count = torch.from_numpy(random.integers(1, 300, (4, 10)).astype(np.float32))
+    mean_CX, _ = mean_by_count(soft, count)
+    np.testing.assert_allclose(mean_CX.sum(1).numpy(), 1.0, atol=1e-6)

@@ -1,0 +1,229 @@
+"""Speed and memory against their figures: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
+
+Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the
+spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
+latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios are per client.
+Training rows: one process, one thread, no local test on either side; ours includes the report and the exact sum.
+Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tools.bench_process import BenchError, Child, finish, start_mpi, watch_memory
+from tools.bench_table import Line, header, table
+
+GIGA = 1e9
+CLIENTS_PER_RANK = 5  # job J on 2 client ranks
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. A pair is one alternation; after `fewest` of them a row stops when its time is used up."""
+
+    images: int = 375
+    epochs: int = 5
+    floats: int = 11_219_626  # parameters and BatchNorm buffers of job J
+    few_ranks: int = 3
+    many_ranks: int = 11
+    fewest: int = 3
+    most: int = 7
+    row_s: float = 150.0
+    exchange_repeats: int = 5
+    start_pairs: int = 2
+    train: tuple[str, ...] = ("fed.rounds=1", "train.epochs=1")
+
+
+QUICK = Sizes(images=72, epochs=2, floats=100_000, few_ranks=2, many_ranks=3, fewest=1, most=1, exchange_repeats=1,
+              start_pairs=1, train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"))
+
+
+@dataclass
+class Bench:
+    """What the rows share: the children of the job that is being measured, and seconds that other rows need."""
+
+    sizes: Sizes
+    children: dict[str, tuple[Child, Child]] = field(default_factory=dict)
+    job_j_client_s: float | None = None
+    exchanges: dict[int, dict] = field(default_factory=dict)
+    runs: list[tuple[float, int, float]] = field(default_factory=list)  # (seconds to the first step, peak, copies)
+
+    def pair_of(self, job: str) -> tuple[Child, Child]:
+        """(ours, bare) for a job, started on first use; those of the other job end."""
+        if job not in self.children:
+            self.close()
+            arguments = job, str(self.sizes.images)
+            self.children[job] = Child("tools.bench_client", *arguments), Child("tools.bare_loop", *arguments)
+        return self.children[job]
+
+    def close(self) -> None:
+        for child in [child for pair in self.children.values() for child in pair]:
+            child.close()
+        self.children.clear()
+
+
+def alternate(sizes: Sizes, measure_a, measure_b) -> tuple[list[float], list[float]]:
+    """Seconds of A and of B, taken in turn: a(0), b(0), a(1), b(1), ..."""
+    start_s, a_s, b_s = time.monotonic(), [], []
+    while len(a_s) < sizes.fewest or (len(a_s) < sizes.most and time.monotonic() - start_s < sizes.row_s):
+        a_s.append(measure_a(len(a_s)))
+        b_s.append(measure_b(len(b_s)))
+    return a_s, b_s
+
+
+def ratios(a_s: list[float], b_s: list[float]) -> tuple[float, ...]:
+    return tuple(a / b for a, b in zip(a_s, b_s))
+
+
+# --- rows
+
+def fedavg(bench: Bench, job: str) -> list[Line]:
+    ours, bare = bench.pair_of(job)
+    for child in (bare, ours):
+        child.ask("fedavg 0 1")  # warm up
+    ours_s, bare_s = alternate(bench.sizes, lambda i: ours.ask("fedavg 0,1 1"), lambda i: bare.ask("fedavg 0,1 1"))
+    if job == "J":
+        bench.job_j_client_s = median(ours_s) / 2
+    memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
+    return [Line(f"FedAvg round, job {job}: ours / bare loop", ratios(ours_s, bare_s), 1.05),
+            Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
+            Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
+            Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
+            Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB")]
+
+
+def fedhkd(bench: Bench, job: str) -> list[Line]:
+    ours, _ = bench.pair_of(job)
+    epochs = bench.sizes.epochs
+    for scheme in ("fedavg", "fedhkd"):
+        ours.ask(f"{scheme} 0 1")  # warm up
+    fedhkd_s, fedavg_s = alternate(bench.sizes, lambda i: ours.ask(f"fedhkd {i % 2} {epochs}"),
+                                   lambda i: ours.ask(f"fedavg {i % 2} {epochs}"))
+    return [Line(f"round of 5 epochs, job {job}: FedHKD / FedAvg", ratios(fedhkd_s, fedavg_s), 1.10)]
+
+
+def exchange(bench: Bench, ranks: int, title: str) -> tuple[dict, list[Line]]:
+    """What was measured, and the lines that any number of ranks has."""
+    sizes = bench.sizes
+    process = start_mpi(ranks, "-m", "tools.bench_exchange", str(sizes.floats), str(sizes.exchange_repeats))
+    found = json.loads(finish(process).splitlines()[-1])
+    return found, [
+        Line(f"exact exchange, {title}: / bare all-reduce of its bytes", ratios(found["exact"], found["bare"]), 1.6),
+        Line(f"exact exchange, {title}: / pickled state dicts", ratios(found["exact"], found["pickled"]), 1.0),
+        Line(f"  exact exchange, {title}", tuple(found["exact"]), unit="s")]
+
+
+def exchange_2(bench: Bench) -> list[Line]:
+    found, lines = exchange(bench, bench.sizes.few_ranks, "2 client ranks")
+    if bench.job_j_client_s is None:
+        fedavg(bench, "J")
+    round_s = CLIENTS_PER_RANK * bench.job_j_client_s
+    share = tuple(100 * seconds / round_s for seconds in found["exact"])
+    return [*lines, Line("exact exchange, 2 client ranks: share of a round of job J", share, 1.0, "%")]
+
+
+def exchange_11(bench: Bench) -> list[Line]:
+    return exchange(bench, bench.sizes.many_ranks, "11 ranks")[1]
+
+
+def import_torch(sizes: Sizes) -> float:
+    """Seconds of `mpirun -n 11 python -c "import torch"`."""
+    start_s = time.time()
+    finish(start_mpi(sizes.many_ranks, "-c", "import torch"))
+    return time.time() - start_s
+
+
+def default_run(bench: Bench) -> tuple[float, int, float]:
+    """(seconds to the first local training, peak PSS of the ranks in bytes, copies of the data) of the default run."""
+    sizes = bench.sizes
+    with tempfile.TemporaryDirectory() as folder:
+        stamps = Path(folder, "stamps")
+        stamps.touch()
+        start_s = time.time()
+        process = start_mpi(sizes.many_ranks, "-m", "tools.bench_start", "--out", f"{folder}/run", *sizes.train,
+                            HKD_BENCH_STAMPS=str(stamps))
+        wait_for_step(process, stamps)  # nothing is sampled before, so that start-up is not disturbed
+        pids = [int(line.split()[1]) for line in stamps.read_text().splitlines() if line.startswith("start")]
+        peak_bytes, copies = watch_memory(process, pids)
+        output = finish(process)
+        steps = [float(line.split()[2]) for line in stamps.read_text().splitlines() if line.startswith("step")]
+    if not steps:
+        raise BenchError(f"the default run never trained a client\n{output[-2000:]}")
+    bench.runs.append((min(steps) - start_s, peak_bytes, copies))
+    return bench.runs[-1]
+
+
+def wait_for_step(process, stamps: Path) -> None:
+    while process.poll() is None and "step" not in stamps.read_text():
+        time.sleep(0.2)
+
+
+def startup(bench: Bench) -> list[Line]:
+    pairs = [(default_run(bench)[0], import_torch(bench.sizes)) for _ in range(bench.sizes.start_pairs)]
+    ours_s, torch_s = zip(*pairs)
+    return [Line("mpirun -n 11 to the first training step / import torch alone", ratios(ours_s, torch_s), 1.5),
+            Line("  to the first training step", ours_s, unit="s"),
+            Line("  import torch alone", torch_s, unit="s")]
+
+
+def memory(bench: Bench) -> list[Line]:
+    if not bench.runs:
+        default_run(bench)
+    _, peaks, copies = zip(*bench.runs)
+    if not max(copies):
+        raise BenchError("no rank maps the node's shared copy of the data")
+    return [Line("11 ranks of the default run: copies of the data set mapped", copies, 1.0),
+            Line("  peak memory (PSS) of the 11 ranks together", tuple(peak / GIGA for peak in peaks), unit="GB")]
+
+
+ROWS = {"fedavg_j": lambda bench: fedavg(bench, "J"), "fedhkd_j": lambda bench: fedhkd(bench, "J"),
+        "fedavg_s": lambda bench: fedavg(bench, "S"), "fedhkd_s": lambda bench: fedhkd(bench, "S"),
+        "exchange_2": exchange_2, "exchange_11": exchange_11, "startup": startup, "memory": memory}
+
+
+def measure(sizes: Sizes, names: list[str]) -> list[Line]:
+    """All lines of the named rows. BenchError when one of them crashes."""
+    lines: list[Line] = []
+    with contextlib.closing(Bench(sizes)) as bench:
+        for name in names:
+            start_s = time.monotonic()
+            if not name.startswith("fed"):
+                bench.close()
+            lines += ROWS[name](bench)
+            print(f"{name}: measured in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
+    return lines
+
+
+def row_names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; known: {', '.join(ROWS)}")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
+    parser.add_argument("--rows", type=row_names, default=list(ROWS), help=f"of {','.join(ROWS)}")
+    options = parser.parse_args(arguments)
+    try:
+        lines = measure(QUICK if options.quick else Sizes(), options.rows)
+    except BenchError as error:
+        print(f"tools.bench: {error}", file=sys.stderr)
+        return 1
+    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(table(lines), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

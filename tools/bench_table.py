@@ -1,0 +1,81 @@
+"""The table of tools.bench: medians with spread, verdicts, and the header that says where the numbers come from."""
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: values of repeated measurements, and the figure that their median must not exceed."""
+
+    title: str
+    values: tuple[float, ...]
+    at_most: float | None = None
+    unit: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.at_most is None:
+            return "-"
+        return "reached" if median(self.values) <= self.at_most else "missed"
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent: 0.0123, 1.05, 46.2, 118"""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - int(f"{abs(value):e}".split("e")[1]))
+    return f"{value:.{digits}f}"
+
+
+def row(line: Line) -> tuple[str, ...]:
+    """(row, measured, spread, to reach, verdict) as text."""
+    unit = f" {line.unit}" if line.unit else ""
+    spread = f"{number(min(line.values))} .. {number(max(line.values))} of {len(line.values)}"
+    to_reach = "-" if line.at_most is None else f"<= {number(line.at_most)}{unit}"
+    return line.title, number(median(line.values)) + unit, spread, to_reach, line.verdict
+
+
+def table(lines: list[Line]) -> str:
+    rows = [("row", "measured", "spread", "to reach", "verdict"), *map(row, lines)]
+    widths = [max(len(cells[i]) for cells in rows) for i in range(5)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in rows)
+
+
+def header() -> str:
+    """Machine, torch, date and commit."""
+    return (f"machine: {cpu_model()}, {len(os.sched_getaffinity(0))} cores; torch {installed('torch')}, "
+            f"Python {platform.python_version()}\n"
+            f"date: {datetime.datetime.now().astimezone().isoformat(' ', 'minutes')}; commit: {commit()}")
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "?"
+
+
+def commit() -> str:
+    """The short hash, with "+ changes" when the tree differs from it; "unknown" outside a repository."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from hkd_hpc.errors import RunError
+from hkd_hpc.lazy import torch
 
 LIMIT = 65536.0
 CHUNK = 1 << 15  # floats a pass: the three temporaries of a chunk stay in the core's own cache

@@ -72,6 +72,7 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> N
             report.say(f"{folder.path}: already complete; nothing to do")
         return
     torch.set_num_threads(config.run.threads)
+    torch.backends.cudnn.allow_tf32 = False  # results are fp32 on every device
     job = build(config, comm, folder)
     start(job, folder, resume)
     if comm.rank == 0:

@@ -53,7 +53,7 @@ class Client:
 
 @dataclass
 class Trained:
-    """What one client's round gave: sums over images by loss term, the local test, seconds, and the report."""
+    """What one client's round gave: loss terms (means over the last epoch), the local test, seconds, and the report."""
 
     loss_by_term: list[float]
     test_correct: int

@@ -13,7 +13,7 @@ from typing import Any
 
 from hkd_hpc import presets, schemes
 from hkd_hpc.errors import LocalUsageError, UsageError
-from hkd_hpc.settings import build, setting, unknown
+from hkd_hpc.settings import allowed_text, build, setting, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
 DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file")
@@ -163,9 +163,10 @@ def from_json(text: str) -> Config:
                         for key, value in keys.items()})
 
 
-def all_keys(scheme_name: str) -> list[str]:
+def all_keys(scheme_name: Any) -> list[str]:
     """Every key that can be set, for messages."""
-    classes = {"scheme": schemes.settings_of(scheme_name), **SECTIONS}
+    known = scheme_name if scheme_name in schemes.REGISTRY else "fedhkd"
+    classes = {"scheme": schemes.settings_of(known), **SECTIONS}
     return [f"{section}.{field.name}" for section, cls in classes.items() for field in dataclasses.fields(cls)]
 
 
@@ -217,6 +218,8 @@ def check_together(config: Config) -> None:
 def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str | None:
     """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
     before = as_values(stored)
+    if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
+        return f"scheme.name: stored {before['scheme.name']}, asked {asked['scheme.name']}"
     after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
     return "; ".join(f"{key}: stored {before[key]}, asked {after[key]}" for key in asked
                      if key in after and after[key] != before.get(key)) or None

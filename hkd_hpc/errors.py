@@ -4,6 +4,10 @@
 class UsageError(Exception):
     """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2."""
 
+    def __init__(self, text: str):
+        """Control characters of a quoted value are escaped: the message stays one line."""
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+
 
 class LocalUsageError(UsageError):
     """Wrong input that perhaps one rank alone sees, such as a file that is missing on its node."""

@@ -33,12 +33,15 @@ def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # cumulative mean
-    net.train()
+    net.eval()  # dropout stays off: it would draw from a stream that no client owns
+    for layer in layers:
+        layer.train()
     with torch.no_grad():
         for x in even_batches(x_uint8):
             net(normalise(x))
     for layer, momentum in zip(layers, momenta):
         layer.momentum = momentum
+    net.train()
 
 
 def even_batches(x_uint8: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -45,8 +45,7 @@ def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))
         if ":" in settings.name:
-            net = schemes.load_class(settings.name, f"model.name={settings.name}")(classes, settings.latent)
-            _check_own(net, settings.name, image_shape, classes)
+            net = build_own(settings, classes, image_shape)
         else:
             extractor = EXTRACTORS[settings.name](settings, image_shape[0])
             net = Net(extractor, settings.latent, classes, settings.latent_norm)
@@ -98,16 +97,23 @@ def replace_batch_norm(module: nn.Module) -> None:
 
 
 def has_batch_norm(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in net.modules())
+    """Whether training needs at least two images."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
 
 
-def _check_own(net: nn.Module, name: str, image_shape: tuple[int, int, int], classes: int) -> None:
-    """One forward pass of a user's own model, so that a wrong shape is told before the first round."""
+def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """A user's own model; one forward pass tells a wrong shape before the first round."""
+    what = f"model.name={settings.name}"
+    cls = schemes.load_class(settings.name, what)
+    net = cls(classes, settings.latent) if isinstance(cls, type) else None
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
-        raise UsageError(f"model.name={name}: must be an nn.Module with a `classifier` that maps features to logits")
+        raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
     net.eval()
     with torch.no_grad():
         out = net(torch.zeros(2, *image_shape))
     net.train()
-    if not (isinstance(out, tuple) and len(out) == 2 and out[0].ndim == 2 and tuple(out[1].shape) == (2, classes)):
-        raise UsageError(f"model.name={name}: forward must return (feature_BD, logits_BC) with C = {classes}")
+    shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
+    if shapes != [(2, settings.latent), (2, classes)]:
+        raise UsageError(f"{what}: forward must return (feature_BD, logits_BC) with C = {classes} and D = "
+                         f"{settings.latent}; for B = 2 it gave {shapes or type(out).__name__}")
+    return net

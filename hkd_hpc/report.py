@@ -46,7 +46,7 @@ def bytes_text(count: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """.812 for an accuracy; - for one that was not measured"""
+    """0.812 for an accuracy; - for one that was not measured"""
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 

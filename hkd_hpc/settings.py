@@ -21,20 +21,25 @@ def setting(default, help: str, *, low=None, above=None, high=None, choices=None
 
 def allowed_text(field: dataclasses.Field) -> str:
     """What a value of this field may be, for error messages and --help."""
-    meta, kind = field.metadata, field.type.replace(" | None", "")
+    meta, kind = field.metadata, type_text(field).replace(" | None", "")
     if meta.get("choices"):
         return "one of " + ", ".join(map(str, meta["choices"]))
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     bounds = [f"{sign} {meta[name]}" for name, sign in (("low", ">="), ("above", ">"), ("high", "<="))
               if meta.get(name) is not None]
     text = " ".join([words, " and ".join(bounds)]).strip()
-    return text + " or none" if field.type.endswith("| None") else text
+    return text + " or none" if type_text(field).endswith("| None") else text
+
+
+def type_text(field: dataclasses.Field) -> str:
+    """The annotation as text, whether or not its module postpones annotations."""
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
 
 
 def check(key: str, field: dataclasses.Field, value: Any) -> Any:
     """The value in its declared type, or UsageError naming key, value and what is allowed."""
     try:
-        result = _convert(field.type, value)
+        result = _convert(type_text(field), value)
         if not _in_range(field.metadata, result):
             raise ValueError
         return result
@@ -60,7 +65,7 @@ def _to_float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError
     number = float(value)
-    if not math.isfinite(number):  # NaN passes every comparison with a bound, so it is refused by name
+    if not math.isfinite(number):
         raise ValueError
     return number
 

@@ -20,12 +20,13 @@ def one_thread():
 
 @pytest.fixture
 def toy_net():
-    """make(batch_norm, classes, latent, seed): Flatten, Linear, perhaps BatchNorm, ReLU, Linear; then the classifier."""
+    """make(batch_norm, classes, latent, seed): Flatten, Linear, perhaps BatchNorm, ReLU, Linear; a classifier."""
     def make(batch_norm: bool = True, classes: int = 3, latent: int = 4, seed: int = 0) -> Net:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             norm = [nn.BatchNorm1d(8)] if batch_norm else []
-            extractor = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), *norm, nn.ReLU(), nn.Linear(8, latent))
+            first = nn.Linear(12, 8, bias=not batch_norm)
+            extractor = nn.Sequential(nn.Flatten(), first, *norm, nn.ReLU(), nn.Linear(8, latent))
             return Net(extractor, latent, classes)
 
     return make
@@ -47,7 +48,8 @@ def toy_client():
 def toy_bench():
     """make(net, scheme name, "section.key=value" ...): a workbench as a rank has it."""
     def make(net: nn.Module, scheme: str = "fedavg", *overrides: str) -> Workbench:
-        settings = config.resolve(overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8", *overrides])
+        settings = config.resolve(overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8",
+                                             *overrides])
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
         facts = Facts(classes, latent, 1, len(flat.parameters_P))

@@ -1,4 +1,4 @@
-"""The averages: exact, in any order, weighted by the clients that delivered; knowledge by count over those that share."""
+"""The averages: exact, in any order, weighted by the clients that delivered; knowledge by count."""
 from __future__ import annotations
 
 import itertools
@@ -21,7 +21,8 @@ def random_clients(clients: int, length: int, seed: int = 0) -> list[tuple[torch
     """Vectors whose magnitudes span 1e-6 .. 1e4, and numbers of images."""
     random = np.random.default_rng(seed)
     values = random.standard_normal((clients, length)) * 10.0 ** random.uniform(-6, 4, (clients, length))
-    return [(torch.from_numpy(row.astype(np.float32)), int(n)) for row, n in zip(values, random.integers(1, 900, clients))]
+    images = random.integers(1, 900, clients).tolist()
+    return [(torch.from_numpy(row.astype(np.float32)), n) for row, n in zip(values, images)]
 
 
 def added(clients, total_weight: int) -> FixedPointSum:

@@ -1,4 +1,4 @@
-"""One flat buffer for a model: views, alignment, gradients, integer buffers apart, hash, and its way to arrays and back."""
+"""One flat buffer for a model: views, alignment, gradients, integer buffers apart, hash, arrays and back."""
 from __future__ import annotations
 
 import hashlib
@@ -62,7 +62,8 @@ def test_gradients_land_in_the_flat_buffer_and_gaps_stay_zero():
         expected = reference.get_parameter(slot.name).grad.reshape(-1)
         assert torch.equal(flat.grad_P[slot.offset:slot.offset + slot.size], expected)
     used = sum(slot.size for slot in flat.slots if slot.trainable)
-    assert int((flat.grad_P != 0).sum()) <= used and float(flat.grad_P[15]) == 0.0 and float(flat.grad_P[21:32].sum()) == 0.0
+    assert int((flat.grad_P != 0).sum()) <= used and float(flat.grad_P[15]) == 0.0
+    assert not flat.grad_P[21:32].any()
 
 
 def test_train_mode_passes_move_statistics_inside_the_buffer():

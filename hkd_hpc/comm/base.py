@@ -1,13 +1,13 @@
 """The one contract of all communicators. A scheme or the round loop sees only this.
 
-Every collective first meets over the control plane: call number, operation, round, phase and byte count of all ranks must
-agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same meeting waits for stragglers without
-burning a core (MPI's blocking calls may busy-poll), and knows which rank is missing when the time-out strikes. Only then
-the bytes travel, at full speed.
+Every collective first meets over the control plane: call number, operation, round, phase and byte count of all ranks
+must agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same meeting waits for
+stragglers without burning a core (MPI's blocking calls may busy-poll), and knows which rank is missing when the
+time-out strikes. Only then the bytes travel, at full speed.
 
-`wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among n
-ranks counts n b, a gather or broadcast (n - 1) b, a move b (in the ranks that call it), the meetings themselves under
-"control". One rank alone moves nothing: all zero.
+`wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among
+n ranks counts n b, a gather or broadcast (n - 1) b, a move b (in the two ranks that make it), the meetings themselves
+under "control". One rank alone moves nothing: all zero.
 """
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class LinkError(RunError):
 class Comm:
     """Rank, size and the collectives. All ranks make the same calls in the same order.
 
-    Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device` (torch.device of
-    this rank), `plan_line` (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (summed over the calls so far).
+    Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
+    (torch.device of this rank), `plan_line` (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over
+    the calls).
     """
 
     def __init__(self, control: Control | Alone, rank: int, hosts: list[str], local: tuple[int, int],

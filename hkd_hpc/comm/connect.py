@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str, backend: str) -> Comm:
+def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str,
+            backend: str) -> Comm:
     """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
@@ -55,7 +56,7 @@ def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, devi
         from hkd_hpc.comm.local import LocalComm
 
         return LocalComm(*common)
-    if plan.backend == "mpi":
+    if plan.backend == "mpi" and mpi is not None:
         from hkd_hpc.comm.mpi import MpiComm
 
         return MpiComm(mpi, *common)

@@ -1,4 +1,4 @@
-"""Which device each rank computes on, and what carries the sum of the weights. Pure functions; torch only where it is asked."""
+"""Which device each rank computes on, and what carries the sum of the weights. Pure functions, but for two."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Place = tuple[str, "str | None"]  # (host, identity of the device; None for the 
 
 @dataclass(frozen=True)
 class Plan:
-    """What carries the weights: "local", "mpi", "gloo" or "nccl" (then `nccl_ranks` are the members of the device group)."""
+    """What carries the weights: "local", "mpi", "gloo" or "nccl" (`nccl_ranks` are the members of the device group)."""
     backend: str
     device_by_rank: tuple[Place, ...]
     nccl_ranks: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ def cuda_identity(index: int) -> str:
     if uuid is not None:
         return f"GPU-{uuid}"
     bus = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    return f"cuda:{index}" if None in bus else "PCI-%04x:%02x:%02x" % tuple(bus)
+    return f"cuda:{index}" if None in bus else "PCI-" + ":".join(f"{number:02x}" for number in bus)
 
 
 def visible_devices(requested: str) -> int:
@@ -132,4 +132,5 @@ def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
     absent = [rank for rank, (_, device) in enumerate(places) if device is None]
     if absent:
         shared.append(f"{_rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
-    return f"comm.backend=nccl needs a GPU per client rank, but {'; '.join(shared) or 'there is one client rank only'}: {advice}"
+    reason = "; ".join(shared) or "there is one client rank only"
+    return f"comm.backend=nccl needs a GPU per client rank, but {reason}: {advice}"

@@ -1,7 +1,8 @@
 """The world of a job, from its first line to its last: `with World.open() as world: comm = world.connect()`.
 
-`open` comes before torch: it reads the launcher's hints, starts MPI if MPI started us, and brings up the control plane. From
-then on any failure of any rank ends the whole job with one message. `connect` imports torch and picks devices and transport.
+`open` comes before torch: it reads the launcher's hints, starts MPI if MPI started us, and brings up the control plane.
+From then on any failure of any rank ends the whole job with one message. `connect` imports torch, and picks devices and
+transport.
 """
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import time
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control import Alone, Control, Failure, Hub, Spoke
+from hkd_hpc.comm.control import Alone, Control, Failure
 from hkd_hpc.comm.rendezvous import (LOCALHOST, Address, AlreadyTold, Member, accept_all, derived_address, join, listen,
                                      machine_name, own_address, random_address)
+from hkd_hpc.comm.star import Hub, Spoke
 from hkd_hpc.comm.watch import ForkedGuard, StartGuard, launcher_chain, speak
 from hkd_hpc.comm.world import Hint, check_world, guess_rank, read_hint, without_mpi
 from hkd_hpc.errors import RunError, UsageError
@@ -61,9 +63,10 @@ class World:
             if hint.size == 1:
                 return cls(hint, [Member.here(0)], Alone(), LOCALHOST)
             guard = StartGuard.begin(hint, start_timeout_s)
-            return _open_mpi(hint, guard, timeout_s, env) if hint.launcher == "mpi" else _open(hint, guard, timeout_s, env)
-        except AlreadyTold:
-            raise SystemExit(1) from None
+            opener = _open_mpi if hint.launcher == "mpi" else _open
+            return opener(hint, guard, timeout_s, env)
+        except AlreadyTold as told:
+            raise SystemExit(told.code) from None
         except (UsageError, RunError) as error:
             end_alone(error, env)
 
@@ -82,13 +85,12 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         if error is None:
             error = self._finish()
-        if error is None:
-            return False
-        if self.size == 1 and isinstance(error, SystemExit):
-            return False
+        if error is None or (self.size == 1 and isinstance(error, SystemExit)):
+            return
         self.control.report_failure(self._failure(error))
         raise SystemExit(self._failure(error).code) from None
 
@@ -122,7 +124,7 @@ class World:
         return Failure(f"{where}: failed with {type(error).__name__}: {error}\n{text}", 1)
 
 
-def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> None:
+def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> NoReturn:
     """End the process for an error before the world stands: rank 0 speaks, the others give it time to end the job.
 
     Raises SystemExit with code 2 (UsageError) or 1.
@@ -140,14 +142,25 @@ def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str,
     forked = ForkedGuard(guard)
     try:
         mpi = MpiWorld()
-        check_world(mpi.comm.size, hint)
+        _check_world(mpi, hint)
         hint = Hint("mpi", mpi.comm.rank, mpi.comm.size, hint.local_rank, hint.local_size, hint.rank_name)
         machines = mpi.gather_names(machine_name())
-        host = LOCALHOST if len(set(machines)) == 1 else own_address([machine.split("/")[0] for machine in machines[1:]])
+        names = [machine.split("/")[0] for machine in machines]
+        host = LOCALHOST if len(set(machines)) == 1 else own_address(names[1:])
         address, listener = _share_address(mpi, random_address(host, env))
         return _star(hint, address, listener, guard, timeout_s, mpi)
     finally:
         forked.release()
+
+
+def _check_world(mpi: MpiWorld, hint: Hint) -> None:
+    """Worlds of one rank each all see the same mistake: one of them says it."""
+    try:
+        check_world(mpi.comm.size, hint)
+    except UsageError:
+        if hint.rank == 0:
+            raise
+        raise AlreadyTold(2) from None
 
 
 def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, Any]:
@@ -161,7 +174,7 @@ def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, Any]:
             text = json.dumps([str(error)])
     shared = json.loads(mpi.share(text))
     if len(shared) == 1:
-        raise UsageError(shared[0])
+        raise UsageError(shared[0]) if mpi.comm.rank == 0 else AlreadyTold(2)
     return Address(shared[0], (shared[1],), shared[2]), listener
 
 
@@ -171,7 +184,8 @@ def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str
     return _star(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
 
 
-def _star(hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float, mpi: MpiWorld | None) -> World:
+def _star(hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float,
+          mpi: MpiWorld | None) -> World:
     """Connect the star and start the control thread."""
     me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)
     if listener is not None:

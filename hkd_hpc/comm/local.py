@@ -18,7 +18,8 @@ class LocalComm(Comm):
         pass
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
-        gathered[0] = block
+        if gathered is not None:
+            gathered[0] = block
 
     def _broadcast(self, data: np.ndarray) -> None:
         pass

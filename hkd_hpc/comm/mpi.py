@@ -1,6 +1,7 @@
 """MPI: starting it, passing the rendezvous on, and the communicator. Only buffer calls; nothing is pickled."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,16 @@ class MpiWorld:
 
             mpi4py.rc.initialize = mpi4py.rc.finalize = False
             from mpi4py import MPI
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a wrong launcher: check_world says it better
+                if not MPI.Is_initialized():
+                    MPI.Init_thread(MPI.THREAD_SERIALIZED)
         except (ImportError, RuntimeError) as error:
             raise UsageError(f"the job was started by an MPI launcher, but MPI cannot be loaded here "
                              f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
                              f"'.[mpi]'), or start with torchrun, or under srun set comm.backend=gloo") from error
         self.MPI = MPI
-        if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_SERIALIZED)
         self.comm = MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
 

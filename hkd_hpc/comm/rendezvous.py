@@ -1,4 +1,4 @@
-"""How the ranks find each other: rank 0 listens on one address, the others say hello with the job's token and their rank."""
+"""How the ranks find each other: rank 0 listens on one address, the others say hello with the job's token."""
 from __future__ import annotations
 
 import fcntl
@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,19 +85,23 @@ def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
 
 def listen(address: Address) -> socket.socket:
     """Rank 0's listening socket, bound to the one address. Raises UsageError naming the port if it is taken."""
-    problem: OSError | None = None
+    reason: str | None = ""
     for port in address.ports:
         try:
             return _bound(address.host, port)
         except OSError as error:
-            problem = error
+            reason = error.strerror
     ports = f"port {address.ports[0]}" if len(address.ports) == 1 else f"any of {len(address.ports)} ports"
-    raise UsageError(f"rank 0 cannot listen on {ports} of {address.host} ({problem.strerror}): "
+    raise UsageError(f"rank 0 cannot listen on {ports} of {address.host} ({reason}): "
                      f"set MASTER_PORT to a free port, or unset it (and MASTER_ADDR to an address of rank 0's host)")
 
 
-class AlreadyTold(RunError):
-    """The job cannot start, and rank 0 has said so: end without another line."""
+class AlreadyTold(Exception):
+    """The job cannot start, and rank 0 says so: end with this exit code and without another line."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def accept_all(listener: socket.socket, token: str, me: Member, size: int,
@@ -106,7 +110,8 @@ def accept_all(listener: socket.socket, token: str, me: Member, size: int,
 
     Raises UsageError for two processes of one rank or of another size, RunError if the guard sees a problem.
     """
-    members, links = {0: me}, {}
+    members = {0: me}
+    links: dict[int, socket.socket] = {}
     listener.settimeout(0.25)
     answer: dict[str, Any] = {"error": "rank 0 was interrupted"}
     try:
@@ -132,10 +137,12 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
     while True:
         for port in address.ports:
             link = _greet(address, port, me, size)
-            known = _receive_within(link, KNOWN_S) if link else None
-            answer = _receive(link, problem) if known else None
+            if link is None:
+                continue
+            known = _receive_within(link, KNOWN_S, problem)
+            answer = _receive(link, problem) if known and "known" in known else known
             if answer and "error" in answer:
-                raise AlreadyTold(answer["error"])
+                raise AlreadyTold(1)
             if answer and "members" in answer:
                 return link, [Member(**member) for member in answer["members"]]
         _raise_on(problem)
@@ -182,7 +189,11 @@ def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
         return LOCALHOST
     name = name or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "")))
     try:
-        return socket.gethostbyname(name)
+        address = socket.gethostbyname(name)
+        is_alias = address.startswith("127.") and not name.startswith("127.") and name != "localhost"
+        if is_alias and hint.local_size != hint.size:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
+            return own_address([])
+        return address
     except OSError:
         raise UsageError(f"the host of rank 0, {name!r}, has no address here: set MASTER_ADDR to an address "
                          f"of it that every rank can reach") from None
@@ -228,7 +239,11 @@ def _admit(listener: socket.socket, token: str, size: int, members: dict[int, Me
     if hello is None:
         link.close()
         return
-    member = _checked(hello, members, size)
+    try:
+        member = _checked(hello, members, size)
+    except UsageError as error:
+        _send(link, {"error": str(error)})
+        raise
     _send(link, {"known": True})
     members[member.rank], links[member.rank] = member, link
 
@@ -262,12 +277,13 @@ def _receive(link: socket.socket, problem: Problem) -> dict[str, Any] | None:
         return None
 
 
-def _receive_within(link: socket.socket, wait_s: float) -> dict[str, Any] | None:
-    """One message, None if it does not come in time."""
+def _receive_within(link: socket.socket, wait_s: float, problem: Problem = lambda: None) -> dict[str, Any] | None:
+    """One message, None if it does not come in time. Raises RunError if the guard sees a problem."""
     deadline_s = time.monotonic() + wait_s
     try:
-        return _receive(link, lambda: "late" if time.monotonic() > deadline_s else None)
+        return _receive(link, lambda: "late" if time.monotonic() > deadline_s else problem())
     except RunError:
+        _raise_on(problem)
         return None
 
 
@@ -302,8 +318,8 @@ def _raise_on_lost(links: dict[int, socket.socket], members: dict[int, Member]) 
             raise RunError(f"{members[rank]} ended while the job was starting")
 
 
-def _raise_on(problem: Problem, members: dict[int, Member] | None = None, size: int = 0) -> None:
+def _raise_on(problem: Problem, members: Container[int] = (), size: int = 0) -> None:
     text = problem()
     if text:
         missing = [str(rank) for rank in range(size) if rank not in members]
-        raise RunError(text + (f" (not here: rank {', '.join(missing)})" if missing else ""))
+        raise RunError(text + (f" (not yet here: rank {', '.join(missing)})" if missing else ""))

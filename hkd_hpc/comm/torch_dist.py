@@ -1,6 +1,6 @@
-"""torch.distributed: gloo for everything on host memory, and NCCL/RCCL for the weights where the ranks have GPUs of their own.
+"""torch.distributed: gloo for everything on host memory, NCCL/RCCL for the weights where ranks have GPUs of their own.
 
-All ranks form the gloo group. The NCCL group may leave rank 0 out; it then gets the sum from the group's first rank over gloo.
+All ranks form the gloo group. The NCCL group may leave rank 0 out; it then gets the sum from the group's first rank.
 Knowledge (gather, broadcast, move) always takes the gloo group, since NCCL groups know no gather.
 """
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 
 from hkd_hpc.comm.base import Comm, HostStaging, LinkError
-from hkd_hpc.comm.control import Control
+from hkd_hpc.comm.control import Alone, Control
 from hkd_hpc.comm.rendezvous import LOCALHOST, interface_of
 
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
-def open_groups(control: Control, rank: int, size: int, address: str, nccl_ranks: tuple[int, ...]) -> Any:
+def open_groups(control: Control | Alone, rank: int, size: int, address: str, nccl_ranks: tuple[int, ...]) -> Any:
     """Form the gloo group and, if wanted, the NCCL group, which is returned (None in ranks outside it).
 
     address: of rank 0's host; the store listens there on a free port, which travels over the control plane.
@@ -91,7 +91,7 @@ class TorchComm(Comm):
             dist.recv(torch.from_numpy(data), source)
 
 
-def _open_store(control: Control, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
+def _open_store(control: Control | Alone, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
     """Rank 0's key-value store, bound to the one address; torch alone would listen on all of them."""
     listener = socket.create_server((address, 0)) if rank == 0 else None
     port = control.meet(["store"], listener.getsockname()[1] if listener else None)[0]

@@ -5,12 +5,14 @@ import os
 import select
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hkd_hpc.comm.world import Hint
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
+TURN_S = 0.5   # the lowest rank speaks first; then it ends, and the launcher ends the others
 POLL_S = 0.25
 
 
@@ -43,11 +45,11 @@ def launcher_alive(chain: tuple[tuple[int, int], ...]) -> bool:
     return all(parent_of(pid) == parent for pid, parent in chain)
 
 
-def children_of(pid: int) -> int | None:
-    """How many children the process has, None where the system does not tell."""
+def children_of(pid: int) -> list[int] | None:
+    """The children of a process, None where the system does not tell."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-        return sum(len(_read(f"/proc/{pid}/task/{thread}/children").split()) for thread in threads)
+        return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
     except OSError:
         return None
 
@@ -67,14 +69,25 @@ class StartGuard:
 
     def problem(self) -> str | None:
         """One line when the wait is hopeless, else None."""
-        waited_s = time.monotonic() - self.began_s
-        here, children = self.hint.local_size, children_of(self.launcher)
-        if here and children is not None and children < here and waited_s > GRACE_S:
-            return (f"only {children} of the {here} ranks on this host are still there after {waited_s:.0f} s: "
-                    f"a rank ended before it joined the job of {self.hint.size} ranks")
+        waited_s = time.monotonic() - self.began_s - TURN_S * min(self.hint.rank, 10)
+        if waited_s > GRACE_S:
+            here, size = self.hint.local_size, self.hint.size
+            alive = self._ranks_alive()
+            if here and alive is not None and len(alive) < here:
+                gone = ", ".join(str(rank) for rank in range(size) if rank not in alive) if here == size else "?"
+                return f"rank {gone} ended before it joined the job; {len(alive)} of {here} ranks are left on this host"
         if waited_s > self.timeout_s:
             return f"not all of the {self.hint.size} ranks joined the job within {self.timeout_s:.0f} s"
         return None
+
+    def _ranks_alive(self) -> list[int] | None:
+        """The ranks among the launcher's children; None unless we surely see the launcher and all its children."""
+        own = _environment(self.launcher)
+        children = children_of(self.launcher) if self.launcher > 1 else None
+        if not children or not own or _rank_in(own, self.hint.rank_name) is not None:
+            return None
+        ranks = [_rank_in(_environment(child), self.hint.rank_name) for child in children]
+        return sorted(rank for rank in ranks if rank is not None)
 
 
 class ForkedGuard:
@@ -82,13 +95,15 @@ class ForkedGuard:
 
     def __init__(self, guard: StartGuard) -> None:
         reader, self._writer = os.pipe()
-        self._child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of a library do no harm to this child
+            parent, self._child = os.getpid(), os.fork()
         if self._child:
             os.close(reader)
             return
         try:
             os.close(self._writer)
-            _guard_parent(guard, reader)
+            _guard_parent(guard, reader, parent)
         finally:
             os._exit(0)
 
@@ -108,21 +123,26 @@ def speak(text: str) -> None:
         pass
 
 
-def _guard_parent(guard: StartGuard, reader: int) -> None:
+def _guard_parent(guard: StartGuard, reader: int, parent: int) -> None:
     """Wait for the release (the pipe closes); at a problem say it once for the host, and kill the parent."""
-    parent = os.getppid()
     problem = None
     while not problem:
         if _closed(reader, POLL_S):
             return
         problem = guard.problem()
-    if not _closed(reader, min(guard.hint.rank, 10) * 0.3):  # the lowest rank speaks; the launcher ends the others
-        speak(f"hkd_hpc: {problem}")
-        os.kill(parent, signal.SIGKILL)
+    speak(f"hkd_hpc: {problem}")
+    os.kill(parent, signal.SIGKILL)
 
 
 def _closed(reader: int, wait_s: float) -> bool:
     return bool(select.select([reader], [], [], wait_s)[0])
+
+
+def _rank_in(environment: list[bytes], rank_name: str) -> int | None:
+    """The rank that a process was started with, None if it is no rank."""
+    prefix = f"{rank_name}=".encode()
+    text = next((entry[len(prefix):] for entry in environment if entry.startswith(prefix)), b"")
+    return int(text) if text.isdigit() else None
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Which world was this process started in? Read from the launcher's environment variables, before MPI or torch is loaded.
+"""Which world was this process started in? Read from the launcher's variables, before MPI or torch is loaded.
 
 Documented order, the first that speaks wins:
 
@@ -48,14 +48,14 @@ def check_world(mpi_size: int, hint: Hint) -> None:
         return
     raise UsageError(
         f"the launcher started {hint.size} ranks ({hint.rank_name or 'its variables'} says rank {hint.rank}), but MPI "
-        f"sees a world of {mpi_size}: this MPI library and this launcher do not speak the same PMI. Use the mpirun that "
-        f"belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often --mpi=pmix), or "
-        f"set comm.backend=gloo to go without MPI.")
+        f"sees a world of {mpi_size}: this MPI library and this launcher do not speak the same PMI. Use the mpirun "
+        f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "
+        f"--mpi=pmix), or set comm.backend=gloo to go without MPI.")
 
 
 def guess_rank(env: Mapping[str, str]) -> int:
-    """The rank for messages when the variables cannot be trusted: the first one that is a number, else 0."""
-    return next((int(env[name]) for name in RANK_NAMES if env.get(name, "").isdigit()), 0)
+    """The rank for messages when the variables cannot be trusted: 0 only where no launcher says otherwise."""
+    return max((int(env[name]) for name in RANK_NAMES if env.get(name, "").isdigit()), default=0)
 
 
 def without_mpi(hint: Hint, env: Mapping[str, str]) -> Hint:
@@ -109,7 +109,8 @@ def _repeats(env: Mapping[str, str], outer: Hint | None) -> bool:
     """True when RANK and WORLD_SIZE, as far as set, are copies of the outer launcher's numbers."""
     if outer is None or "TORCHELASTIC_RUN_ID" in env:
         return False
-    return env.get("RANK", str(outer.rank)) == str(outer.rank) and env.get("WORLD_SIZE", str(outer.size)) == str(outer.size)
+    rank, size = str(outer.rank), str(outer.size)
+    return env.get("RANK", rank) == rank and env.get("WORLD_SIZE", size) == size
 
 
 def _refuse_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:

@@ -1,6 +1,7 @@
 """The schemes: one file each, one line each here. `get` also finds a user's own as module:Class."""
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 from hkd_hpc.errors import UsageError
@@ -21,7 +22,10 @@ def get(name: str):
 
 def settings_of(name: str) -> type:
     """The settings dataclass of a scheme, its field `name` included. Built-in schemes cost no import of torch."""
-    return get(name).Settings
+    found = getattr(get(name), "Settings", None)
+    if not dataclasses.is_dataclass(found) or "name" not in {field.name for field in dataclasses.fields(found)}:
+        raise UsageError(f"scheme.name={name}: is no scheme; it must be a subclass of hkd_hpc.schemes.base.Scheme")
+    return found
 
 
 def load_class(address: str, what: str):
@@ -31,7 +35,7 @@ def load_class(address: str, what: str):
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UsageError(f"{what}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from None
-    except ValueError:
+    except (ValueError, TypeError):
         raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
     if not hasattr(module, class_name):
         raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")

@@ -1,0 +1,173 @@
+"""The two ends of the control plane's star: rank 0 in the middle (Hub), and every other rank (Spoke)."""
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from hkd_hpc.comm.control import END, RESUME_ADVICE, Control, Failure, Place, leave, name_of
+from hkd_hpc.comm.watch import speak
+
+HEARTBEAT_S = 2.0
+ANSWER_S = 2.0  # a failing rank waits so long for rank 0 to speak for it
+
+
+class Hub(Control):
+    """Rank 0: knows where everybody is, holds the meetings, speaks for all."""
+
+    def __init__(self, *args: Any) -> None:
+        self._waiting: dict[int, Entry] = {}
+        self._broken: str | None = None
+        self._beat_s = 0.0
+        rank, members, *_ = args
+        self._seen = {member.rank: (Place(), 0.0) for member in members}
+        super().__init__(*args)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "at":
+            self._tell_all(message)
+        self._post(message)
+
+    def _heard(self, peer: int, message: dict[str, Any]) -> None:
+        if message["kind"] == "at":
+            self._seen[peer] = Place(*message["place"]), self._clock_s
+        elif message["kind"] == "enter":
+            self._enter(peer, message)
+        elif message["kind"] == "failed":
+            self._fail(Failure(message["text"], message["code"]))
+
+    def _enter(self, peer: int, message: dict[str, Any]) -> None:
+        entry = Entry(message["key"], message["value"], message["ranks"], self._clock_s)
+        self._waiting[peer] = entry
+        self._broken = self._broken or self._clash(peer, entry)
+        if self._broken:
+            self._stop(self._broken)
+        elif all(rank in self._waiting for rank in entry.ranks):
+            self._go(entry)
+
+    def _go(self, entry: Entry) -> None:
+        values = [self._waiting.pop(rank).value for rank in entry.ranks]
+        for rank in entry.ranks:
+            self._answer(rank, {"kind": "go", "values": values})
+        if entry.key == END:
+            self._drain()
+            self._finished = True
+
+    def _stop(self, text: str) -> None:
+        for rank in list(self._waiting):
+            del self._waiting[rank]
+            self._answer(rank, {"kind": "stop", "text": text})
+
+    def _answer(self, rank: int, message: dict[str, Any]) -> None:
+        if rank == 0:
+            self._answers.put(message)
+        else:
+            self._links[rank].send(message)
+
+    def _clash(self, peer: int, entry: Entry) -> str | None:
+        """One line if `peer` waits for a rank that waits for it elsewhere: neither meeting can ever be complete."""
+        for rank in entry.ranks:
+            other = self._waiting.get(rank)
+            if other and other.key != entry.key and (other.ranks == entry.ranks or peer in other.ranks):
+                return (f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
+                        f"rank {rank} at {name_of(other.key)}")
+        return None
+
+    def _tick(self, now_s: float) -> None:
+        if now_s - self._beat_s > HEARTBEAT_S:
+            self._beat_s = now_s
+            self._tell_all({"kind": "at", "place": self.place})
+        for entry in list(self._waiting.values()):
+            late = [rank for rank in entry.ranks if rank not in self._waiting and self._is_late(rank, entry, now_s)]
+            if late:
+                self._broken = (f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
+                                f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}")
+                self._stop(self._broken)
+                return
+
+    def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
+        return now_s - max(entry.since_s, self._seen[rank][1]) > self.timeout_s
+
+    def _last_seen(self, rank: int) -> str:
+        place, seen_s = self._seen[rank]
+        return f"{place}, {self._clock_s - seen_s:.1f} s ago"
+
+    def _lost(self, peer: int) -> None:
+        self._fail(Failure(f"{self.members[peer]} ended without a word; last seen in {self._last_seen(peer)}. "
+                           f"{RESUME_ADVICE}", 1))
+
+    def _fail(self, failure: Failure) -> None:
+        speak(f"hkd_hpc: {failure.text}")
+        self._tell_all({"kind": "abort", "code": failure.code})
+        self._drain()
+        leave(failure.code)
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for link in self._links.values():
+            link.send(message)
+
+    def _drain(self) -> None:
+        deadline_s = time.monotonic() + 1.0
+        for link in self._links.values():
+            link.drain(deadline_s)
+
+
+class Spoke(Control):
+    """Every other rank: tells rank 0 where it is, and ends when rank 0 says so or is no more."""
+
+    def __init__(self, *args: Any) -> None:
+        self._hub_place = Place()
+        self._heard_s = 0.0
+        self._failure: tuple[Failure, float] | None = None
+        self._finishing = False
+        super().__init__(*args)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._finishing = message.get("key") == END
+        self._links[0].send(message)
+
+    def _heard(self, peer: int, message: dict[str, Any]) -> None:
+        if message["kind"] == "failed":  # from this rank's own main thread
+            self._fail(Failure(message["text"], message["code"]))
+            return
+        self._heard_s = self._clock_s
+        if message["kind"] == "at":
+            self._hub_place = Place(*message["place"])
+        elif message["kind"] == "abort":
+            leave(message["code"])
+        else:
+            self._finished = self._finishing and message["kind"] == "go"
+            self._answers.put(message)
+
+    def _lost(self, peer: int) -> None:
+        if self.rank == 1:
+            speak(f"hkd_hpc: {self.members[0]} ended without a word; last seen in {self._hub_place}, "
+                  f"{self._clock_s - self._heard_s:.1f} s ago. {RESUME_ADVICE}")
+        elif self._failure:
+            speak(f"hkd_hpc: {self._failure[0].text}")
+        leave(1)
+
+    def _fail(self, failure: Failure) -> None:
+        """Let rank 0 say it; if it does not answer, say it here. The launcher's SIGTERM then means: it was said."""
+        if self._failure:
+            leave(self._failure[0].code)
+        self._failure = failure, self._clock_s + ANSWER_S + 0.5 * (self.rank - 1)
+        self._links[0].send({"kind": "failed", "text": failure.text, "code": failure.code})
+
+    def _tick(self, now_s: float) -> None:
+        if self._failure and now_s > self._failure[1]:
+            speak(f"hkd_hpc: {self._failure[0].text}")
+            leave(self._failure[0].code)
+        waits_since_s = self._waits_since_s
+        if waits_since_s is not None and now_s - max(waits_since_s, self._heard_s) > self.timeout_s + 3 * HEARTBEAT_S:
+            self._waits_since_s = None
+            text = (f"{self.members[0]} has not been heard of for {self.timeout_s:g} s (comm.timeout_s); "
+                    f"last seen in {self._hub_place}")
+            self._answers.put({"kind": "stop", "text": text})
+
+
+class Entry(NamedTuple):
+    """A rank that waits at a meeting."""
+    key: list[Any]
+    value: Any
+    ranks: list[int]
+    since_s: float

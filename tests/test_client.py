@@ -1,0 +1,167 @@
+"""Local training: batches, tiny clients, the step against a plain torch loop, and what a result may depend on."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hkd_hpc import rng
+from hkd_hpc.client import batch_bounds
+from hkd_hpc.models import normalise
+from hkd_hpc.schemes.base import Scheme
+
+
+@pytest.mark.parametrize("count, bounds", [
+    (0, []), (1, [(0, 1)]), (2, [(0, 2)]), (63, [(0, 63)]), (64, [(0, 64)]), (65, [(0, 65)]), (66, [(0, 64), (64, 66)]),
+    (128, [(0, 64), (64, 128)]), (129, [(0, 64), (64, 129)]), (193, [(0, 64), (64, 128), (128, 193)]),
+    (375, [(0, 64), (64, 128), (128, 192), (192, 256), (256, 320), (320, 375)])])
+def test_batches_of_64(count, bounds):
+    """The short last batch is kept; a last batch of one image joins the one before."""
+    assert batch_bounds(count, 64) == bounds
+
+
+@pytest.mark.parametrize("size", [2, 3, 64])
+def test_every_image_once_and_never_a_last_batch_of_one(size):
+    for count in range(2, 200):
+        bounds = batch_bounds(count, size)
+        assert [i for start, stop in bounds for i in range(start, stop)] == list(range(count))
+        assert all(2 <= stop - start <= size + 1 for start, stop in bounds)
+
+
+def run(bench, client, message=None, round: int = 1):
+    counters = [c.clone() for c in bench.flat.counters]
+    return bench.run(client, bench.flat.values_V.clone(), counters, message or {}, round)
+
+
+def after(bench, client, round: int = 1) -> torch.Tensor:
+    run(bench, client, round=round)
+    return bench.flat.values_V.clone()
+
+
+@pytest.mark.parametrize("batch_norm, images, can", [
+    (True, 0, False), (True, 1, False), (True, 2, True), (False, 0, False), (False, 1, True)])
+def test_who_can_train(toy_bench, toy_net, toy_client, batch_norm, images, can):
+    bench = toy_bench(toy_net(batch_norm=batch_norm))
+    client = toy_client([0] * images)
+    assert bench.can_train(client) is can
+    if can:
+        result = run(bench, client)
+        assert np.isfinite(result.loss_by_term).all() and torch.isfinite(bench.flat.values_V).all()
+
+
+def test_batch_norm_without_running_statistics_cannot_train_on_one_image_either(toy_bench, toy_net, toy_client):
+    net = toy_net(batch_norm=True)
+    net.extractor[2] = nn.BatchNorm1d(8, track_running_stats=False)
+    assert not toy_bench(net).can_train(toy_client([0]))
+
+
+@pytest.mark.parametrize("images", [1, 2, 7, 8, 9, 17])
+@pytest.mark.parametrize("scheme", ["fedavg", "fedhkd", "fedhkd_star"])
+def test_tiny_clients_train_with_batch_norm(toy_bench, toy_net, toy_client, scheme, images):
+    bench = toy_bench(toy_net(batch_norm=images > 1), scheme, "scheme.nu=0" if "hkd" in scheme else "train.epochs=2")
+    message = {name: torch.ones(shape) for name, shape in bench.scheme.message_shapes().items()}
+    result = run(bench, toy_client([i % 3 for i in range(images)]), message)
+    assert np.isfinite(result.loss_by_term).all() and torch.isfinite(bench.flat.values_V).all()
+    assert all(torch.isfinite(tensor).all() for tensor in result.report.values())
+
+
+def test_a_client_without_test_images(toy_bench, toy_net, toy_client):
+    client = toy_client([0, 1, 2])
+    client.x_test, client.y_test = client.x_test[:0], client.y_test[:0]
+    assert run(toy_bench(toy_net()), client).test_correct == 0
+
+
+@pytest.mark.parametrize("round, lr", [(1, 1e-3), (11, 5e-4)])
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr, clip):
+    """torch.optim.Adam, a new permutation an epoch from the client's stream, batches of 8 and a last one of 9."""
+    client, net = toy_client([i % 3 for i in range(17)], id=4, seed=6), toy_net()
+    bench = toy_bench(toy_net(), "fedavg", "train.epochs=3", f"train.clip_norm={clip}")
+    result = run(bench, client, round=round)
+    adam, stream = torch.optim.Adam(net.parameters(), lr=lr), rng.stream(6, "batches", round, 4)
+    for _ in range(3):
+        order, losses = stream.permutation(17), []
+        for index in (order[:8], order[8:]):
+            logits = net(normalise(client.x_train[index]))[1]
+            loss = nn.functional.cross_entropy(logits, client.y_train[index])
+            losses += [loss.item()] * len(index)
+            adam.zero_grad()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            adam.step()
+    own = bench.flat.net.state_dict()
+    for name, tensor in net.state_dict().items():
+        np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), atol=1e-6, err_msg=name)
+    assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-5)  # over the images of the last epoch
+    net.eval()
+    correct = (net(normalise(client.x_test))[1].argmax(1) == client.y_test).sum().item()
+    assert result.test_correct == correct
+
+
+def test_same_bits_whatever_happened_before(toy_bench, toy_net, toy_client):
+    """Another client, another round, a draw from the global generator: none of them leaves a trace."""
+    bench, client, other = toy_bench(toy_net()), toy_client([0, 1, 2] * 5), toy_client([2, 1] * 6, id=1)
+    start_V, counters = bench.flat.values_V.clone(), [c.clone() for c in bench.flat.counters]
+    first = bench.run(client, start_V, counters, {}, 1), bench.flat.values_V.clone(), bench.flat.counters[0].item()
+    bench.run(other, start_V, counters, {}, 1)
+    bench.run(client, start_V, counters, {}, 2)
+    torch.rand(100), np.random.random(5)
+    again = bench.run(client, start_V, counters, {}, 1), bench.flat.values_V.clone(), bench.flat.counters[0].item()
+    assert torch.equal(first[1], again[1]) and first[0].loss_by_term == again[0].loss_by_term
+    assert first[2] == again[2] == 4  # 2 epochs of 2 batches
+    assert [c.item() for c in counters] == [0] and not torch.equal(first[1], start_V)
+
+
+def test_dropout_is_a_function_of_seed_round_and_client(toy_bench, toy_net, toy_client):
+    def with_dropout():
+        net = toy_net(batch_norm=False)
+        net.extractor.insert(2, nn.Dropout(0.5))
+        return toy_bench(net)
+
+    client = toy_client([0, 1, 2] * 4)
+    torch.manual_seed(1)
+    first = after(with_dropout(), client)
+    torch.manual_seed(2)
+    assert torch.equal(after(with_dropout(), client), first)
+
+
+def test_batches_differ_by_seed_round_and_client_but_not_by_scheme(toy_client):
+    def order(seed: int = 0, id: int = 0, round: int = 1) -> tuple:
+        client = toy_client([0, 1], id=id, seed=seed)
+        client.round = round
+        client.random("noise").standard_normal(10)
+        return tuple(client.random("batches").permutation(20))
+
+    assert len({order(), order(seed=1), order(id=1), order(round=2)}) == 4 and order() == order()
+
+
+class Watcher(Scheme):
+    """Notes what a scheme is shown."""
+
+    def begin(self, client):
+        self.seen, self.mode = [], client.net.training
+        client.cache["mine"] = 1
+
+    def loss(self, client, batch):
+        assert client.cache == {"mine": 1}
+        torch.testing.assert_close(batch.x_BCHW, normalise(client.x_train[batch.index_B]))
+        assert torch.equal(batch.y_B, client.y_train[batch.index_B])
+        self.seen.append(batch.index_B.tolist())
+        return super().loss(client, batch)
+
+    def adjust_gradient(self, client):
+        self.gradient = client.flat.grad_P.clone()
+        client.flat.grad_P.zero_()
+
+
+def test_hooks_of_a_scheme(toy_bench, toy_net, toy_client):
+    bench, client = toy_bench(toy_net(batch_norm=False), "fedavg", "train.epochs=1"), toy_client([0, 1, 2] * 3)
+    bench.scheme = Watcher(bench.scheme.settings, bench.scheme.facts)
+    start_V = bench.flat.values_V.clone()
+    run(bench, client)
+    assert sorted(i for batch in bench.scheme.seen for i in batch) == list(range(9)) and bench.scheme.mode
+    assert [len(batch) for batch in bench.scheme.seen] == [9]
+    assert bench.scheme.gradient.any() and torch.equal(bench.flat.values_V, start_V)  # the scheme has the last word
+    assert client.cache == {}

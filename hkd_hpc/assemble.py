@@ -219,15 +219,16 @@ def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
 
 def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
     """Each client's kept tensors to the rank where it lives now, which may be another one than before."""
-    told = job.comm.share_text(json.dumps({c: sorted(state) for c, state in states.items()}) if job.server else None)
+    told = job.comm.share_text(json.dumps(sorted(states)) if job.server else None)
     own, shapes = {client.id: client for client in job.worker.clients}, rounds.state_shapes(job, job.config.fed.rounds)
-    for client, names in json.loads(told).items():
-        for name in names:
-            block = (states[int(client)][name].reshape(-1) if job.server
-                     else np.zeros(int(np.prod(shapes[name])), np.float32))
-            job.comm.move(block, 0, job.rank_of[int(client)], "start")
-            if int(client) in own:
-                own[int(client)].state[name] = torch.from_numpy(block.reshape(shapes[name]).copy()).to(job.comm.device)
+    for client in json.loads(told):
+        block = np.zeros(1, rounds.state_type(shapes))
+        if job.server:
+            rounds.pack_state(block[0], {name: torch.from_numpy(array) for name, array in states[client].items()})
+        job.comm.broadcast(payload.as_bytes(block), "start")
+        if client in own:
+            state = rounds.unpack_state(block[0])
+            own[client].state = {name: torch.from_numpy(array).to(job.comm.device) for name, array in state.items()}
 
 
 # --- the dry run

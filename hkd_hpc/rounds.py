@@ -25,6 +25,9 @@ from hkd_hpc.worker import Worker, unpack_counters
 PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0; train: training or waiting for it
 
 
+CHUNK_BYTES = 1 << 23
+
+
 @dataclass
 class Job:
     """One rank's part of a run. `server` is None on every rank but 0. `done`: completed rounds."""
@@ -110,37 +113,63 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
-    """On rounds that are saved: what the clients keep, moved to rank 0 one client at a time. Elsewhere: nothing."""
-    names = state_shapes(job, round)
-    if not names or not checkpoint_due(job.config, round):
+    """On rounds that are saved: what the clients keep, on rank 0 by client id, place by place. Elsewhere: nothing."""
+    shapes = state_shapes(job, round)
+    if not shapes or not checkpoint_due(job.config, round):
         return {}
     job.comm.at(round, "state")
-    own = {client.id: client.state for client in job.worker.clients}
-    held = np.zeros((job.config.fed.clients, len(names)), np.uint8)
-    for client, state in own.items():
-        held[client] = [name in state for name in names]
-    blocks = job.comm.gather(held.reshape(-1), "state")
-    if job.server:
-        held = blocks.max(0).reshape(held.shape)
-    job.comm.broadcast(held.reshape(-1), "state")
     states: dict[int, dict[str, np.ndarray]] = {}
-    for client, j in np.argwhere(held).tolist():
-        name, shape = list(names.items())[j]
-        block = np.zeros(int(np.prod(shape)), np.float32)
-        if client in own:
-            block[:] = own[client][name].detach().cpu().numpy().reshape(-1)
-        job.comm.move(block, job.rank_of[client], 0, "state")
-        if job.server:
-            states.setdefault(client, {})[name] = block.reshape(shape)
-    return states
+    for place in range(job.worker.places):
+        block = np.zeros(1, state_type(shapes))
+        if place < len(job.worker.clients):
+            pack_state(block[0], job.worker.clients[place].state)
+        rows = gather_in_chunks(job, payload.as_bytes(block))
+        for rank, client in enumerate(clients_at(job, place)):
+            if job.server and client is not None:
+                states[client] = unpack_state(rows[rank].view(block.dtype)[0])
+    return {client: state for client, state in states.items() if state}
 
 
-def state_shapes(job: Job, round: int) -> dict[str, tuple[int, ...]]:
+def state_shapes(job: Job, round: int) -> payload.Shapes:
     """What a client may keep: the scheme's state, and in the last round its own model."""
     shapes = dict(job.bench.scheme.client_state_shapes())
     if round == job.config.fed.rounds and job.config.run.client_models:
         shapes["model"] = tuple(job.weights_V.shape)
     return shapes
+
+
+def state_type(shapes: payload.Shapes) -> np.dtype:
+    """One client's state as a record: which tensors it has, and all of them."""
+    return payload.record_type({}, {"held": (len(shapes),)}, shapes)
+
+
+def pack_state(record: np.void, state: dict[str, torch.Tensor]) -> None:
+    names = record.dtype["tensors"].names
+    record["held"] = [name in state for name in names]
+    for name in names:
+        if name in state:
+            record["tensors"][name] = state[name].detach().cpu().numpy()
+
+
+def unpack_state(record: np.void) -> dict[str, np.ndarray]:
+    names = record.dtype["tensors"].names
+    return {name: np.array(record["tensors"][name]) for name, held in zip(names, record["held"]) if held}
+
+
+def clients_at(job: Job, place: int) -> list[int | None]:
+    """By rank: the client at this place there."""
+    hosted = [[c for c, rank in enumerate(job.rank_of) if rank == r] for r in range(job.comm.size)]
+    return [clients[place] if place < len(clients) else None for clients in hosted]
+
+
+def gather_in_chunks(job: Job, block: np.ndarray) -> np.ndarray | None:
+    """(size, bytes) on rank 0. In pieces, so that no transport needs a second copy of everything."""
+    rows = np.empty((job.comm.size, len(block)), np.uint8) if job.server else None
+    for start in range(0, len(block), CHUNK_BYTES):
+        part = job.comm.gather(block[start:start + CHUNK_BYTES], "state")
+        if job.server:
+            rows[:, start:start + CHUNK_BYTES] = part
+    return rows
 
 
 def checkpoint_due(config: Config, round: int) -> bool:

@@ -1,4 +1,4 @@
-"""A world of real processes for tests: forked from this one, so that torch is imported once, and each with its own output."""
+"""A world of real processes for tests: forked from this one, so that torch is imported once."""
 from __future__ import annotations
 
 import os
@@ -12,18 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOREIGN = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+FOREIGN = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_", "RANK", "WORLD_SIZE", "LOCAL_",
+           "MASTER_")
 
 
 class Result(NamedTuple):
-    """How one rank ended: exit code (None if a signal ended it), signal (None if it exited), stdout and stderr together."""
+    """How one rank ended: exit code (None if a signal ended it), signal (None if it exited), all that it printed."""
     exit_code: int | None
     signal: int | None
     output: str
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, env: dict[str, str] | None = None,
-              ) -> list[Result]:
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60,
+              env: dict[str, str] | None = None) -> list[Result]:
     """Run function(rank, *args) in `size` forked processes of an env:// world; returns how each ended, by rank.
 
     A rank exits with 0, with its SystemExit's code, or with 1 after a traceback. When time is up all are killed, and

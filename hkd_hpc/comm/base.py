@@ -6,8 +6,8 @@ stragglers without burning a core (MPI's blocking calls may busy-poll), and know
 time-out strikes. Only then the bytes travel, at full speed.
 
 `wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among
-n ranks counts n b, a gather or broadcast (n - 1) b, a move b (in the two ranks that make it), the meetings themselves
-under "control". One rank alone moves nothing: all zero.
+n ranks counts n b, a gather or broadcast (n - 1) b, the meetings themselves under
+"control". One rank alone moves nothing: all zero.
 """
 from __future__ import annotations
 
@@ -79,19 +79,6 @@ class Comm:
         with self._collective("broadcast", kind, data.nbytes, (self.size - 1) * data.nbytes):
             self._broadcast(data)
 
-    def move(self, block: np.ndarray, source: int, target: int, kind: str) -> None:
-        """Copy `block` (1-D, contiguous) of rank `source` into that of rank `target`. Other ranks return at once."""
-        if source == target or self.rank not in (source, target):
-            return
-        data = _flat(block)
-        self.wire_bytes[kind] += data.nbytes
-        self._meet(f"move {source}->{target}", kind, data.nbytes, ranks=sorted((source, target)))
-        with self._transfer("move", kind):
-            if self.rank == source:
-                self._send(np.require(data, requirements="W"), target)
-            else:
-                self._receive(data, source)
-
     def agree(self, status: int = 0) -> int:
         """The largest status of all ranks. Also a barrier."""
         self._calls += 1
@@ -129,15 +116,13 @@ class Comm:
         with self._transfer(operation, kind):
             yield
 
-    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None,
-              ranks: list[int] | None = None) -> list[int]:
+    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[int]:
         began_s = time.perf_counter()
         place = self._control.place
-        key = [0 if ranks else self._calls, operation, kind, place.round, place.phase, nbytes]
-        values = self._control.meet(key, value, ranks)
+        key = [self._calls, operation, kind, place.round, place.phase, nbytes]
+        values = self._control.meet(key, value)
         self.wait_s += time.perf_counter() - began_s
-        others = (len(ranks) if ranks else self.size) - 1
-        self.wire_bytes["control"] += others * (len(json.dumps(key)) + len(json.dumps(values)))
+        self.wire_bytes["control"] += (self.size - 1) * (len(json.dumps(key)) + len(json.dumps(values)))
         return values
 
     @contextmanager
@@ -154,12 +139,6 @@ class Comm:
         raise NotImplementedError
 
     def _broadcast(self, data: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def _send(self, data: np.ndarray, target: int) -> None:
-        raise NotImplementedError
-
-    def _receive(self, data: np.ndarray, source: int) -> None:
         raise NotImplementedError
 
 

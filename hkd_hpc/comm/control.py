@@ -69,7 +69,7 @@ class Alone:
         """Note where we are."""
         self.place = Place(round, phase, client)
 
-    def meet(self, key: Sequence[Any], value: Any = None, ranks: Sequence[int] | None = None) -> list[Any]:
+    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """There is nobody to wait for."""
         return [value]
 
@@ -114,8 +114,8 @@ class Control:
         self.place = Place(round, phase, client)
         self._tell({"kind": "at", "place": self.place})
 
-    def meet(self, key: Sequence[Any], value: Any = None, ranks: Sequence[int] | None = None) -> list[Any]:
-        """Wait until all `ranks` (default: every rank) are at the meeting `key`; returns their values in that order.
+    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
+        """Wait until every rank is at the meeting `key`; returns their values by rank.
 
         Raises RunError in every rank that waits when two ranks are at different meetings, and when a rank stays away
         for timeout_s without a sign of life.
@@ -123,8 +123,7 @@ class Control:
         if self._finished:
             raise RunError(f"{name_of(key)} after the end of the job")
         self._waits_since_s = self._clock_s
-        self._tell({"kind": "enter", "key": list(key), "value": value,
-                    "ranks": list(ranks if ranks is not None else range(len(self.members)))})
+        self._tell({"kind": "enter", "key": list(key), "value": value})
         answer = self._answers.get()
         self._waits_since_s = None
         if answer["kind"] == "stop":

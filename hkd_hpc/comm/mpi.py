@@ -78,14 +78,6 @@ class MpiComm(Comm):
         with self._errors():
             self._mpi.comm.Bcast(data, root=0)
 
-    def _send(self, data: np.ndarray, target: int) -> None:
-        with self._errors():
-            self._mpi.comm.Send(data, dest=target)
-
-    def _receive(self, data: np.ndarray, source: int) -> None:
-        with self._errors():
-            self._mpi.comm.Recv(data, source=source)
-
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:

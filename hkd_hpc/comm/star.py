@@ -36,17 +36,18 @@ class Hub(Control):
             self._fail(Failure(message["text"], message["code"]))
 
     def _enter(self, peer: int, message: dict[str, Any]) -> None:
-        entry = Entry(message["key"], message["value"], message["ranks"], self._clock_s)
+        entry = Entry(message["key"], message["value"], self._clock_s)
         self._waiting[peer] = entry
         self._broken = self._broken or self._clash(peer, entry)
         if self._broken:
             self._stop(self._broken)
-        elif all(rank in self._waiting for rank in entry.ranks):
+        elif len(self._waiting) == len(self.members):
             self._go(entry)
 
     def _go(self, entry: Entry) -> None:
-        values = [self._waiting.pop(rank).value for rank in entry.ranks]
-        for rank in entry.ranks:
+        values = [self._waiting[member.rank].value for member in self.members]
+        self._waiting.clear()
+        for rank in range(len(self.members)):
             self._answer(rank, {"kind": "go", "values": values})
         if entry.key == END:
             self._drain()
@@ -64,10 +65,9 @@ class Hub(Control):
             self._links[rank].send(message)
 
     def _clash(self, peer: int, entry: Entry) -> str | None:
-        """One line if `peer` waits for a rank that waits for it elsewhere: neither meeting can ever be complete."""
-        for rank in entry.ranks:
-            other = self._waiting.get(rank)
-            if other and other.key != entry.key and (other.ranks == entry.ranks or peer in other.ranks):
+        """One line if another rank waits elsewhere: neither meeting can ever be complete."""
+        for rank, other in sorted(self._waiting.items()):
+            if other.key != entry.key:
                 return (f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
                         f"rank {rank} at {name_of(other.key)}")
         return None
@@ -76,13 +76,12 @@ class Hub(Control):
         if now_s - self._beat_s > HEARTBEAT_S:
             self._beat_s = now_s
             self._tell_all({"kind": "at", "place": self.place})
-        for entry in list(self._waiting.values()):
-            late = [rank for rank in entry.ranks if rank not in self._waiting and self._is_late(rank, entry, now_s)]
+        for entry in list(self._waiting.values())[:1]:  # the one that waits longest
+            late = [m.rank for m in self.members if m.rank not in self._waiting and self._is_late(m.rank, entry, now_s)]
             if late:
                 self._broken = (f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
                                 f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}")
                 self._stop(self._broken)
-                return
 
     def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
         return now_s - max(entry.since_s, self._seen[rank][1]) > self.timeout_s
@@ -169,5 +168,4 @@ class Entry(NamedTuple):
     """A rank that waits at a meeting."""
     key: list[Any]
     value: Any
-    ranks: list[int]
     since_s: float

@@ -1,10 +1,10 @@
 """Averages that depend on no order: of the clients' weights (fixed point) and of their per-class knowledge (counts).
 
-Fixed point: each client adds round(n * x * 2^k) as int64, so the sum over clients and ranks is exact whatever its
-order, and the average is the same bit for bit on 1, 2, 4 or 11 ranks. n is the client's number of training images
-(Eq. 1 of the paper: weights |D_i| / M); the last element of the buffer adds up M itself, so the weights sum to one over
-the clients that really delivered. k is chosen so that the sum cannot overflow while every |x| <= LIMIT; the error of the
-average is at most (clients / 2) * 2^-k / M, about 1e-13.
+Fixed point: each client adds round(n * x * 2^k) as int64, so the sum over clients and ranks is exact in any order, and
+the average is the same bit for bit on 1, 2, 4 or 11 ranks. n is the client's number of training images (Eq. 1 of the
+paper: weights |D_i| / M); the last element of the buffer adds up M itself, so the weights sum to one over the clients
+that really delivered. k is chosen so that the sum cannot overflow while every |x| <= LIMIT; the error of the average is
+at most (clients / 2) * 2^-k / M, about 1e-13.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 15  # floats a pass: the three temporaries of a chunk stay in the c
 
 
 class FixedPointSum:
-    """Exact weighted sum of float32 vectors of one length; `buffer` (int64, length + 1) is what is all-reduced."""
+    """Exact weighted sum of float32 vectors of one length; `buffer` (int64, length + 1) is all-reduced."""
 
     def __init__(self, length: int, total_weight: int, device: torch.device | str = "cpu"):
         """`total_weight`: an upper bound of the sum of all weights over all clients of a round."""

@@ -1,7 +1,6 @@
 """From settings to a Job: data, partition, model, scheme, server; a fresh start or a resume; and the dry run's plan."""
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +8,7 @@ import os
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module, models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc import models, payload, plan, report, rounds, schemes, versions
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
@@ -22,55 +21,13 @@ from hkd_hpc.history import History
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Server, message_type
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.lock import RunLock
-from hkd_hpc.store.tree import BadFile, load_tree
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
-
-RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
-
-
-# --- the run folder (rank 0)
-
-@contextlib.contextmanager
-def run_folder(request, rank: int):
-    """Rank 0: the folder, made and locked for as long as this is open, gone again if nothing was written. Else None."""
-    if rank or request.dry_run:
-        yield None
-        return
-    folder = RunFolder(request.out, warn=report.warn)
-    folder.create()
-    with RunLock(request.out, wait_s=RESUME_WAIT_S if request.resume else 0.0, progress=report.say):
-        if folder.holds_run() and not request.resume:
-            raise UsageError(f"--out {request.out}: holds a run already; --resume goes on with it")
-        folder.clean()
-        yield folder
-    remove_if_empty(folder)
-
-
-def remove_if_empty(folder: RunFolder) -> None:
-    with contextlib.suppress(OSError):
-        folder.checkpoint_folder.rmdir()
-        folder.path.rmdir()
-
-
-def is_complete(folder: RunFolder) -> bool:
-    """Whether the last thing a run writes is there."""
-    try:
-        return bool(load_tree(folder.metrics_path, only=["summary"]))
-    except (BadFile, KeyError):
-        return False
 
 
 # --- a run
 
 def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> None:
-    """All ranks. Settings that matter come from rank 0, so that nothing set on one node only can change one rank."""
-    done = comm.rank == 0 and resume and is_complete(folder)
-    config = shared_config(config, comm, done)
-    if config is None:
-        if comm.rank == 0:
-            report.say(f"{folder.path}: already complete; nothing to do")
-        return
+    """All ranks: build, start or resume, train."""
     torch.set_num_threads(config.run.threads)
     torch.backends.cudnn.allow_tf32 = False  # results are fp32 on every device
     job = build(config, comm, folder)
@@ -78,13 +35,6 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> N
     if comm.rank == 0:
         report.say(plan.headline(config, comm, job))
     rounds.run(job)
-
-
-def shared_config(config: Config, comm: Comm, done: bool) -> Config | None:
-    """Rank 0's settings on all ranks; None when there is nothing left to do."""
-    text = comm.share_text(json.dumps({"done": done, "config": config.to_json()}) if comm.rank == 0 else None)
-    told = json.loads(text)
-    return None if told["done"] else config_module.from_json(told["config"])
 
 
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
@@ -159,7 +109,7 @@ def make_server(config, comm, folder, dataset, partition, bench, rank_of) -> Ser
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "baselines": baselines(dataset, partition), "world": {"ranks": comm.size, "plan": comm.plan_line}}
-    return Server(config, bench, folder, x_test, y_test, History(config.fed.clients), static)
+    return Server(config, bench, folder, x_test, y_test, History(config.fed.clients), static, comm.uninterrupted)
 
 
 def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
@@ -195,6 +145,8 @@ def start(job: rounds.Job, folder: RunFolder | None, resume: bool) -> None:
 
 
 def restore(job: rounds.Job, round: int, tree: dict) -> dict:
+    if tree["config_json"] != job.config.to_json():
+        raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json says")
     kept = job.server.restore(round, tree)
     job.weights_V.copy_(kept["weights_V"])
     job.message, job.done = kept["message"], round
@@ -205,7 +157,7 @@ def restore(job: rounds.Job, round: int, tree: dict) -> dict:
 def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
     """Weights, message, round and client states from rank 0 to where they are needed."""
     comm = job.comm
-    comm.at(job.done, "start")
+    comm.at(None, "start")
     weights = job.weights_V.cpu().numpy()
     comm.broadcast(weights, "start")
     job.weights_V.copy_(torch.from_numpy(weights))
@@ -224,7 +176,7 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
     for client in json.loads(told):
         block = np.zeros(1, rounds.state_type(shapes))
         if job.server:
-            rounds.pack_state(block[0], {name: torch.from_numpy(array) for name, array in states[client].items()})
+            rounds.pack_state(block[0], states[client])
         job.comm.broadcast(payload.as_bytes(block), "start")
         if client in own:
             state = rounds.unpack_state(block[0])
@@ -235,7 +187,6 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
 
 def show_plan(config: Config, comm: Comm) -> None:
     """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
-    config = shared_config(config, comm, False)
     job = build(config, comm, None)
     if comm.rank == 0:
         report.say(plan.text(config, comm, job))

@@ -41,7 +41,8 @@ def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
     if newest is None:
         raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
     round, tree = newest
-    return tree["global"] if client is None else client_model(run, round, tree, client)
+    return (client_model(run, round, tree, client) if client is not None
+            else {name: np.asarray(value) for name, value in tree["global"].items()})
 
 
 def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:

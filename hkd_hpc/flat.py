@@ -21,13 +21,17 @@ ALIGN = 16
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart."""
+    """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart.
+
+    `alias`: a second name of a tensor that came before (tied weights); it takes no room of its own.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     offset: int
     trainable: bool
+    alias: bool
 
     @property
     def size(self) -> int:
@@ -46,14 +50,14 @@ class FlatModel:
         self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
         self.grad_P = torch.zeros(trainable, dtype=torch.float32, device=device)
         self.parameters_P = self.values_V[:trainable]
-        self.counters = [t for s, t in zip(self.slots, _tensors(net)) if s.offset < 0]
+        self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
         self._adopt()
 
     def _adopt(self) -> None:
         """Move the module's tensors into the flat buffers: from here on they are views."""
         with torch.no_grad():
-            for slot, tensor in zip(self.slots, _tensors(self.net)):
-                if slot.offset < 0:
+            for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
+                if slot.offset < 0 or slot.alias:
                     continue
                 view = self._view(self.values_V, slot)
                 view.copy_(tensor)
@@ -68,11 +72,11 @@ class FlatModel:
     @property
     def payload_floats(self) -> int:
         """P + b of the paper's accounting: parameters and float buffers, without gaps."""
-        return sum(slot.size for slot in self.slots if slot.offset >= 0)
+        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias)
 
     @property
     def parameter_count(self) -> int:
-        return sum(slot.size for slot in self.slots if slot.trainable)
+        return sum(slot.size for slot in self.slots if slot.trainable and not slot.alias)
 
     def schema(self) -> str:
         """Names, shapes, dtypes and offsets as text: what all ranks must agree on before the first exchange."""
@@ -87,7 +91,7 @@ class FlatModel:
         """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
         counters = []
         for slot in self.slots:
-            tensor = torch.from_numpy(np.array(arrays[slot.name]))
+            tensor = torch.from_numpy(np.array(arrays[slot.name])).to(getattr(torch, slot.dtype))
             if slot.offset < 0:
                 counters.append(tensor)
             else:
@@ -110,32 +114,30 @@ def weights_sha256(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _tensors(net: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and persistent buffers in the order of the state dict, each tensor once."""
-    own = {id(t): t for t in [*net.parameters(), *net.buffers()]}
-    keep, seen = [], set()
-    for name, tensor in net.state_dict(keep_vars=True).items():
-        if id(tensor) in own and id(tensor) not in seen:
-            seen.add(id(tensor))
-            keep.append(tensor)
-    return keep
+def _tensors(net: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers by name, in the order of the state dict."""
+    own = {id(t) for t in [*net.parameters(), *net.buffers()]}
+    return [(name, tensor) for name, tensor in net.state_dict(keep_vars=True).items() if id(tensor) in own]
 
 
 def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     """Slots in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
-    named = {id(t): name for name, t in reversed(net.state_dict(keep_vars=True).items())}
-    tensors = _tensors(net)
-    parameters = {id(p) for p in net.parameters()}
-    offsets, total = {}, 0
+    named, parameters = _tensors(net), {id(p) for p in net.parameters()}
+    offsets: dict[int, int] = {}
+    total = trainable = 0
     for wanted in (True, False):
-        for tensor in tensors:
-            if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted:
-                _require_float32(named[id(tensor)], tensor)
+        for name, tensor in named:
+            if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted and id(tensor) not in offsets:
+                _require_float32(name, tensor)
                 offsets[id(tensor)] = total
                 total += -(-tensor.numel() // ALIGN) * ALIGN
         trainable = total if wanted else trainable
-    slots = [Slot(named[id(t)], tuple(t.shape), str(t.dtype).removeprefix("torch."), offsets.get(id(t), -1),
-                  id(t) in parameters) for t in tensors]
+    seen: set[int] = set()
+    slots = []
+    for name, tensor in named:
+        slots.append(Slot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
+                          offsets.get(id(tensor), -1), id(tensor) in parameters, id(tensor) in seen))
+        seen.add(id(tensor))
     return slots, trainable, total
 
 

@@ -55,9 +55,9 @@ def progress_line(history, clock: Clock, terms) -> str:
     row = {name: values[-1] for name, values in history.rounds.items()}
     width = len(str(clock.rounds))
     losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
-    return (f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {number_text(row['local_test_accuracy'])}"
-            f"  global {number_text(row['global_test_accuracy'])}  |  {seconds_text(row['wall_s'])}, "
-            f"{seconds_text(clock.left_s(row['round']))} left")
+    local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
+    return (f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {local}  global {whole}  |  "
+            f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left")
 
 
 def three_readings(values: np.ndarray) -> dict[str, float]:

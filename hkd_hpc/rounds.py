@@ -52,6 +52,7 @@ def run(job: Job) -> None:
     for round in range(job.done + 1, job.config.fed.rounds + 1):
         one_round(job, round)
     if job.server:
+        job.comm.at(job.done, "evaluation")
         job.server.settle()
     finale(job)
 
@@ -143,12 +144,13 @@ def state_type(shapes: payload.Shapes) -> np.dtype:
     return payload.record_type({}, {"held": (len(shapes),)}, shapes)
 
 
-def pack_state(record: np.void, state: dict[str, torch.Tensor]) -> None:
+def pack_state(record: np.void, state: dict) -> None:
+    """`state`: tensors or arrays by name; those it lacks are marked as not held."""
     names = record.dtype["tensors"].names
     record["held"] = [name in state for name in names]
     for name in names:
         if name in state:
-            record["tensors"][name] = state[name].detach().cpu().numpy()
+            record["tensors"][name] = torch.as_tensor(state[name]).detach().cpu().numpy()
 
 
 def unpack_state(record: np.void) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Rank 0's half of a round: combine the reports, test the global model, keep the record, save. The only writer of files."""
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 
@@ -42,8 +43,12 @@ class Server:
     """Owns the global test, the history and the run folder."""
 
     def __init__(self, config, bench: Workbench, folder: RunFolder, test_x: torch.Tensor, test_y: torch.Tensor,
-                 history: History, static: dict):
-        """`static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions)."""
+                 history: History, static: dict, uninterrupted=contextlib.nullcontext):
+        """`static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
+
+        `uninterrupted()`: a context in which the failure of another rank does not cut off what is written.
+        """
+        self.uninterrupted = uninterrupted
         self.config, self.bench, self.folder, self.history, self.static = config, bench, folder, history, static
         self.test_x, self.test_y = test_x, test_y
         self.scheme_server = SchemeServer(bench.flat.net, config.run.seed)
@@ -129,7 +134,8 @@ class Server:
         self.history.set_last(weights_sha256=weights_sha256(arrays))
         last = round == self.config.fed.rounds
         if last or round % self.config.run.checkpoint_every == 0:
-            self.folder.save_checkpoint(round, self._checkpoint(round, arrays, pending))
+            with self.uninterrupted():
+                self.folder.save_checkpoint(round, self._checkpoint(round, arrays, pending))
         if last or round % self.config.run.evaluate_every == 0:
             accuracy, loss = self.test(pending["weights_V"], pending["counters"])
             self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss)
@@ -156,7 +162,7 @@ class Server:
     def restore(self, round: int, tree: dict) -> dict:
         """Go on after `round` from a checkpoint; its row is tested again if it was not. Returns what `note` would keep."""
         self.history = History.from_tree(tree, self.config.fed.clients)
-        self.scheme_server.state = {name: torch.from_numpy(a.copy()) for name, a in tree.get("server", {}).items()}
+        self.scheme_server.state = {name: torch.as_tensor(np.array(a)) for name, a in tree.get("server", {}).items()}
         flat = self.bench.flat
         message = np.zeros(1, self.message_type)
         stored = dict(tree["message"])
@@ -185,7 +191,8 @@ class Server:
     def write_metrics(self) -> None:
         tree = {**self.static, **self.history.tree()}
         tree["clients"] |= self.static["clients"]
-        save_tree(self.folder.metrics_path, tree | ({"summary": self.summary} if self.summary else {}))
+        with self.uninterrupted():
+            save_tree(self.folder.metrics_path, tree | ({"summary": self.summary} if self.summary else {}))
 
     # --- at the end
 

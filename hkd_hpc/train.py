@@ -1,12 +1,14 @@
-"""Train: `mpirun -n 11 python -m hkd_hpc.train [--preset P] [--config FILE] [--out DIR] [--resume] [--dry-run] [section.key=value ...]`
+"""Train: `mpirun -n 11 python -m hkd_hpc.train [options] [section.key=value ...]`; --help lists them all.
 
-Order of events, the same on every rank: settings are read and checked (no torch yet: wrong input must not cost a
-minute); rank 0 looks at the run folder and the data; the world opens (MPI, control plane); torch; rounds.
+Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that the
+job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not cost
+the minute that importing it takes many ranks); rounds.
 Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what).
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -14,11 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, config as config_module, presets, versions
+from hkd_hpc import __version__, config as config_module, presets, report, versions
 from hkd_hpc.comm import World
-from hkd_hpc.comm.world import Hint, read_hint
-from hkd_hpc.config import Config
+from hkd_hpc.comm.world import guess_rank
+from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.lock import RunLock
+from hkd_hpc.store.tree import BadFile, load_tree
+
+RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
 
 
 @dataclass(frozen=True)
@@ -77,74 +84,120 @@ def safe(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in name)
 
 
-def stored_config(request: Request) -> Config | None:
-    """The settings of the run to resume, if this rank can see one. UsageError when others were asked for."""
-    from hkd_hpc.store.folder import RunFolder
+def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
+    """(what was asked for, what is wrong with it). Nothing is raised: the job ends as one, once its ranks have met."""
+    try:
+        return parse(arguments), None
+    except Exception as problem:
+        return None, problem
 
-    text = RunFolder(request.out).read_config() if request.resume else None
+
+def look_first(request: Request) -> None:
+    """Rank 0, before any rank pays for torch: what is installed, the folder, the data. Raises UsageError."""
+    from hkd_hpc.data.sources import check_present
+
+    data = request.config.data
+    versions.check(request.config.model.name)
+    if request.out.exists() and not request.out.is_dir():
+        raise UsageError(f"--out {request.out}: is a file; name a folder, or one that is new")
+    if not request.resume and not request.dry_run:
+        refuse_a_run(RunFolder(request.out))
+    check_present(data.name, data.dir, data.path)
+
+
+def refuse_a_run(folder: RunFolder) -> None:
+    if folder.holds_run():
+        raise UsageError(f"--out {folder.path}: holds a run already; --resume goes on with it, or name another folder")
+
+
+@contextlib.contextmanager
+def run_folder(request: Request, rank: int):
+    """Rank 0: the folder, made and locked for as long as this is open, gone again if nothing was written. Else None."""
+    if rank or request.dry_run:
+        yield None
+        return
+    look_first(request)
+    folder = RunFolder(request.out, warn=report.warn)
+    folder.create()
+    try:
+        with RunLock(request.out, RESUME_WAIT_S if request.resume else 0.0, report.say, on_lost=lock_lost):
+            if not request.resume:
+                refuse_a_run(folder)  # one that began between the first look and the lock
+            folder.clean()
+            yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.checkpoint_folder.rmdir()
+            folder.path.rmdir()
+
+
+def lock_lost(text: str) -> None:
+    """Another job has taken the run's folder: to write on would spoil its files."""
+    report.warn(f"{text}; this job ends")
+    os._exit(1)
+
+
+def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
+    """Rank 0: the settings as JSON, the stored ones on --resume; None when the run is complete already."""
+    text = folder.read_config() if folder and request.resume else None
     if text is None:
-        return None
-    stored = config_module.from_json(text)
+        return request.config.to_json()
+    try:
+        stored = config_module.from_json(text)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"--resume: {folder.config_path} is damaged ({error})") from None
     changed = config_module.difference(stored, request.asked, request.soft)
     if changed:
         raise UsageError(f"--resume {request.out}: goes on with the stored settings; {changed}")
-    return stored
+    if is_complete(folder):
+        report.say(f"{request.out}: already complete ({stored.fed.rounds} rounds); nothing to do")
+        return None
+    return text
 
 
-def look_first(request: Request, config: Config) -> None:
-    """Rank 0, before any rank pays for torch: what is installed, the folder, the data. Raises UsageError."""
-    from hkd_hpc.data.sources import check_present
-    from hkd_hpc.store.folder import RunFolder
-
-    versions.check(config.model.name)
-    if RunFolder(request.out).holds_run() and not request.resume and not request.dry_run:
-        raise UsageError(f"--out {request.out}: holds a run already; --resume goes on with it, or name another folder")
-    check_present(config.data.name, config.data.dir, config.data.path)
+def is_complete(folder: RunFolder) -> bool:
+    """Whether the last thing a run writes is there."""
+    try:
+        return bool(load_tree(folder.metrics_path, only=["summary"]))
+    except (BadFile, KeyError):
+        return False
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code. Every rank of a job calls this."""
-    hint = Hint("none", 0, 1, None, None)
-    try:
-        hint = read_hint(os.environ)
-        request = parse(sys.argv[1:] if arguments is None else arguments)
-        if isinstance(request, str):
-            if hint.rank == 0:
-                print(request, flush=True)
-            return 0
-        config = stored_config(request) or request.config
-        if hint.rank == 0:
-            look_first(request, config)
-    except UsageError as error:
-        return refuse(error, hint.rank)
-    return work(request, config)
+    request, problem = understand(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(request, str):
+        if guess_rank(os.environ) == 0:
+            print(request, flush=True)
+        return 0
+    comm = request.config.comm if request else CommSettings()
+    with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
+        if problem:
+            raise with_rank(problem, world.rank)
+        work(request, world)
+    return 0
 
 
-def refuse(error: UsageError, rank: int) -> int:
-    """One line per job: every rank sees the same wrong input, rank 0 tells it. What only one rank sees it tells itself,
-    after rank 0 had its chance to end the job."""
-    if rank and not isinstance(error, LocalUsageError):
-        return 2
-    if rank:
-        time.sleep(2)
-    print(f"hkd_hpc: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
-    return 2
+def with_rank(problem: Exception, rank: int) -> Exception:
+    """What perhaps one rank alone sees is told with its number."""
+    return UsageError(f"rank {rank}: {problem}") if rank and isinstance(problem, LocalUsageError) else problem
 
 
-def work(request: Request, config: Config) -> int:
-    """Open the world, build this rank's part, run the rounds."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.run.threads)  # read when torch loads
-    with World.open(backend=config.comm.backend, timeout_s=config.comm.timeout_s,
-                    start_timeout_s=config.comm.start_timeout_s) as world:
+def work(request: Request, world: World) -> None:
+    """Settings from rank 0, so that nothing set on one node only can change one rank; then torch; then the rounds."""
+    with run_folder(request, world.rank) as folder:
+        text = world.share(settings_to_use(request, folder) if world.rank == 0 else None)
+        if text is None:
+            return
+        config = config_module.from_json(text)
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.run.threads)  # read when torch loads
+        comm = world.connect(config.run.device, config.comm.backend)
         from hkd_hpc import assemble  # imports torch
 
-        with assemble.run_folder(request, world.rank) as folder:
-            comm = world.connect(device=config.run.device, backend=config.comm.backend)
-            if request.dry_run:
-                assemble.show_plan(config, comm)
-            else:
-                assemble.run(config, comm, folder, request.resume)
-    return 0
+        if request.dry_run:
+            assemble.show_plan(config, comm)
+        else:
+            assemble.run(config, comm, folder, request.resume)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from tools.bench_process import BenchError, Child, finish, start_mpi, watch_memory
+from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
 from tools.bench_table import Line, header, table
 
 GIGA = 1e9
@@ -31,19 +31,29 @@ class Sizes:
 
     images: int = 375
     epochs: int = 5
-    floats: int = 11_219_626  # parameters and BatchNorm buffers of job J
+    floats: int = 11_219_594  # parameters and BatchNorm buffers of job J
     few_ranks: int = 3
     many_ranks: int = 11
     fewest: int = 3
     most: int = 7
     row_s: float = 150.0
-    exchange_repeats: int = 5
-    start_pairs: int = 2
+    few_repeats: int = 7
+    many_repeats: int = 3
+    start_pairs: int = 3
     train: tuple[str, ...] = ("fed.rounds=1", "train.epochs=1")
 
 
-QUICK = Sizes(images=72, epochs=2, floats=100_000, few_ranks=2, many_ranks=3, fewest=1, most=1, exchange_repeats=1,
-              start_pairs=1, train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"))
+QUICK = Sizes(images=72, epochs=2, floats=100_000, few_ranks=2, many_ranks=3, fewest=1, most=1, few_repeats=1,
+              many_repeats=1, start_pairs=1, train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was seen of a default run. `peak_bytes`: PSS of its ranks together; `copies`: data files they map."""
+
+    first_step_s: float
+    peak_bytes: int
+    copies: int
 
 
 @dataclass
@@ -53,8 +63,7 @@ class Bench:
     sizes: Sizes
     children: dict[str, tuple[Child, Child]] = field(default_factory=dict)
     job_j_client_s: float | None = None
-    exchanges: dict[int, dict] = field(default_factory=dict)
-    runs: list[tuple[float, int, float]] = field(default_factory=list)  # (seconds to the first step, peak, copies)
+    runs: list[Run] = field(default_factory=list)
 
     def pair_of(self, job: str) -> tuple[Child, Child]:
         """(ours, bare) for a job, started on first use; those of the other job end."""
@@ -110,11 +119,10 @@ def fedhkd(bench: Bench, job: str) -> list[Line]:
     return [Line(f"round of 5 epochs, job {job}: FedHKD / FedAvg", ratios(fedhkd_s, fedavg_s), 1.10)]
 
 
-def exchange(bench: Bench, ranks: int, title: str) -> tuple[dict, list[Line]]:
+def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> tuple[dict, list[Line]]:
     """What was measured, and the lines that any number of ranks has."""
-    sizes = bench.sizes
-    process = start_mpi(ranks, "-m", "tools.bench_exchange", str(sizes.floats), str(sizes.exchange_repeats))
-    found = json.loads(finish(process).splitlines()[-1])
+    process = start_mpi(ranks, "-m", "tools.bench_exchange", str(bench.sizes.floats), str(repeats))
+    found = json.loads(next(line for line in finish(process).splitlines() if line.startswith("{")))
     return found, [
         Line(f"exact exchange, {title}: / bare all-reduce of its bytes", ratios(found["exact"], found["bare"]), 1.6),
         Line(f"exact exchange, {title}: / pickled state dicts", ratios(found["exact"], found["pickled"]), 1.0),
@@ -122,7 +130,7 @@ def exchange(bench: Bench, ranks: int, title: str) -> tuple[dict, list[Line]]:
 
 
 def exchange_2(bench: Bench) -> list[Line]:
-    found, lines = exchange(bench, bench.sizes.few_ranks, "2 client ranks")
+    found, lines = exchange(bench, bench.sizes.few_ranks, bench.sizes.few_repeats, "2 client ranks")
     if bench.job_j_client_s is None:
         fedavg(bench, "J")
     round_s = CLIENTS_PER_RANK * bench.job_j_client_s
@@ -131,7 +139,7 @@ def exchange_2(bench: Bench) -> list[Line]:
 
 
 def exchange_11(bench: Bench) -> list[Line]:
-    return exchange(bench, bench.sizes.many_ranks, "11 ranks")[1]
+    return exchange(bench, bench.sizes.many_ranks, bench.sizes.many_repeats, "11 ranks")[1]
 
 
 def import_torch(sizes: Sizes) -> float:
@@ -141,8 +149,8 @@ def import_torch(sizes: Sizes) -> float:
     return time.time() - start_s
 
 
-def default_run(bench: Bench) -> tuple[float, int, float]:
-    """(seconds to the first local training, peak PSS of the ranks in bytes, copies of the data) of the default run."""
+def default_run(bench: Bench) -> Run:
+    """One default run of a round, watched."""
     sizes = bench.sizes
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder, "stamps")
@@ -150,24 +158,31 @@ def default_run(bench: Bench) -> tuple[float, int, float]:
         start_s = time.time()
         process = start_mpi(sizes.many_ranks, "-m", "tools.bench_start", "--out", f"{folder}/run", *sizes.train,
                             HKD_BENCH_STAMPS=str(stamps))
-        wait_for_step(process, stamps)  # nothing is sampled before, so that start-up is not disturbed
-        pids = [int(line.split()[1]) for line in stamps.read_text().splitlines() if line.startswith("start")]
-        peak_bytes, copies = watch_memory(process, pids)
-        output = finish(process)
-        steps = [float(line.split()[2]) for line in stamps.read_text().splitlines() if line.startswith("step")]
-    if not steps:
-        raise BenchError(f"the default run never trained a client\n{output[-2000:]}")
-    bench.runs.append((min(steps) - start_s, peak_bytes, copies))
+        peak_bytes = peak_after_first_step(process, stamps)
+        output = finish(process, limit_s=1.0)
+        steps, files = ([value for _, value in read_stamps(stamps, event)] for event in ("step", "data"))
+    if not steps or len(files) != sizes.many_ranks:
+        raise BenchError(f"{len(steps)} ranks trained and {len(files)} mapped the shared data\n{output[-2000:]}")
+    bench.runs.append(Run(min(map(float, steps)) - start_s, peak_bytes, len(set(files))))
     return bench.runs[-1]
 
 
-def wait_for_step(process, stamps: Path) -> None:
-    while process.poll() is None and "step" not in stamps.read_text():
-        time.sleep(0.2)
+def peak_after_first_step(process, stamps: Path) -> int:
+    """Largest PSS of all ranks together, in bytes, when the job has ended. Start-up is not disturbed by looking."""
+    until_s = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < until_s and not read_stamps(stamps, "step"):
+        time.sleep(0.05)
+    return watch_memory(process, [int(pid) for pid, _ in read_stamps(stamps, "start")], until_s)
+
+
+def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:
+    """(pid, value) of the lines of an event."""
+    fields = [line.split() for line in stamps.read_text().splitlines()]
+    return [(pid, value) for kind, pid, value in fields if kind == event]
 
 
 def startup(bench: Bench) -> list[Line]:
-    pairs = [(default_run(bench)[0], import_torch(bench.sizes)) for _ in range(bench.sizes.start_pairs)]
+    pairs = [(default_run(bench).first_step_s, import_torch(bench.sizes)) for _ in range(bench.sizes.start_pairs)]
     ours_s, torch_s = zip(*pairs)
     return [Line("mpirun -n 11 to the first training step / import torch alone", ratios(ours_s, torch_s), 1.5),
             Line("  to the first training step", ours_s, unit="s"),
@@ -177,11 +192,9 @@ def startup(bench: Bench) -> list[Line]:
 def memory(bench: Bench) -> list[Line]:
     if not bench.runs:
         default_run(bench)
-    _, peaks, copies = zip(*bench.runs)
-    if not max(copies):
-        raise BenchError("no rank maps the node's shared copy of the data")
-    return [Line("11 ranks of the default run: copies of the data set mapped", copies, 1.0),
-            Line("  peak memory (PSS) of the 11 ranks together", tuple(peak / GIGA for peak in peaks), unit="GB")]
+    copies, peaks = zip(*((run.copies, run.peak_bytes / GIGA) for run in bench.runs))
+    return [Line("default run, 11 ranks: data files mapped (copies on the node)", copies, 1.0),
+            Line("  peak memory (PSS) of its ranks together", peaks, unit="GB")]
 
 
 ROWS = {"fedavg_j": lambda bench: fedavg(bench, "J"), "fedhkd_j": lambda bench: fedhkd(bench, "J"),
@@ -189,9 +202,8 @@ ROWS = {"fedavg_j": lambda bench: fedavg(bench, "J"), "fedhkd_j": lambda bench: 
         "exchange_2": exchange_2, "exchange_11": exchange_11, "startup": startup, "memory": memory}
 
 
-def measure(sizes: Sizes, names: list[str]) -> list[Line]:
-    """All lines of the named rows. BenchError when one of them crashes."""
-    lines: list[Line] = []
+def measure(sizes: Sizes, names: list[str], lines: list[Line]) -> None:
+    """Append the lines of the named rows. BenchError when one of them crashes."""
     with contextlib.closing(Bench(sizes)) as bench:
         for name in names:
             start_s = time.monotonic()
@@ -199,7 +211,6 @@ def measure(sizes: Sizes, names: list[str]) -> list[Line]:
                 bench.close()
             lines += ROWS[name](bench)
             print(f"{name}: measured in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
-    return lines
 
 
 def row_names(text: str) -> list[str]:
@@ -215,14 +226,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     parser.add_argument("--rows", type=row_names, default=list(ROWS), help=f"of {','.join(ROWS)}")
     options = parser.parse_args(arguments)
+    lines: list[Line] = []
+    failure = None
     try:
-        lines = measure(QUICK if options.quick else Sizes(), options.rows)
+        measure(QUICK if options.quick else Sizes(), options.rows, lines)
     except BenchError as error:
-        print(f"tools.bench: {error}", file=sys.stderr)
-        return 1
+        failure = error
     print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
-    print(table(lines), flush=True)
-    return 0
+    print(table(lines), flush=True)  # after a failure too: what was measured before it took minutes
+    if failure:
+        print(f"tools.bench: the table is not complete: {failure}", file=sys.stderr)
+    return 1 if failure else 0
 
 
 if __name__ == "__main__":

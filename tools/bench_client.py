@@ -41,7 +41,7 @@ def make_client(client: int, images: int) -> Client:
 def known_message(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """A message in which every class is known: any positive numbers will do."""
     random = np.random.default_rng(0)
-    return {name: torch.from_numpy(random.uniform(0.1, 1.0, shape).astype(np.float32)) for name, shape in shapes.items()}
+    return {name: torch.from_numpy(random.uniform(0.1, 1.0, shape).astype("f4")) for name, shape in shapes.items()}
 
 
 class Round:

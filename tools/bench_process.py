@@ -11,9 +11,8 @@ from pathlib import Path
 
 from tools.bench_table import ROOT
 
-PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
-MAPPING = re.compile(r"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
-DATA_FILE = "hkd_hpc-data-"
+
+LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
 
 
 class BenchError(Exception):
@@ -62,7 +61,7 @@ def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
                             stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment(**more))
 
 
-def finish(process: subprocess.Popen, limit_s: float = 600) -> str:
+def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
     """What it wrote. BenchError with the end of it when it failed or took longer than limit_s."""
     try:
         output, _ = process.communicate(timeout=limit_s)
@@ -79,34 +78,19 @@ def finish(process: subprocess.Popen, limit_s: float = 600) -> str:
 
 # --- memory
 
-def data_and_rest(smaps: str) -> tuple[int, int]:
-    """(bytes of the node's shared data file, all other bytes) that /proc/PID/smaps counts as this process's share."""
-    found = {True: 0, False: 0}
-    for mapping in MAPPING.split(smaps):
-        found[DATA_FILE in mapping.partition("\n")[0]] += sum(int(kilobytes) for kilobytes in PSS.findall(mapping))
-    return found[True] * 1024, found[False] * 1024
-
-
-def data_file_bytes(smaps: str) -> int:
-    """Size of the mapping of the shared data file; 0 when there is none."""
-    ranges = re.findall(rf"^([0-9a-f]+)-([0-9a-f]+) .*{DATA_FILE}", smaps, re.MULTILINE)
-    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
-
-
-def read_smaps(pid: int) -> str:
+def pss_bytes(pid: int) -> int:
+    """Proportional share of the memory of a process; 0 when it has just ended."""
     try:
-        return Path(f"/proc/{pid}/smaps").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has just ended
-        return ""
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE).group(1)) * 1024
 
 
-def watch_memory(process: subprocess.Popen, pids: list[int], every_s: float = 0.3) -> tuple[int, float]:
-    """Until the job ends: (largest sum of all ranks' PSS in bytes, largest number of copies of the data file)."""
-    peak_bytes, copies = 0, 0.0
-    while process.poll() is None:
-        smaps = [read_smaps(pid) for pid in pids]
-        data, rest = map(sum, zip(*map(data_and_rest, smaps)))
-        peak_bytes = max(peak_bytes, data + rest)
-        copies = max(copies, data / max(max(map(data_file_bytes, smaps)), 1))
+def watch_memory(process: subprocess.Popen, pids: list[int], until_s: float, every_s: float = 0.25) -> int:
+    """Until the job ends or time.monotonic() is `until_s`: the largest sum of the PSS of its ranks, in bytes."""
+    peak_bytes = 0
+    while process.poll() is None and time.monotonic() < until_s:
+        peak_bytes = max(peak_bytes, sum(map(pss_bytes, pids)))
         time.sleep(every_s)
-    return peak_bytes, copies
+    return peak_bytes

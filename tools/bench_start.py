@@ -1,6 +1,7 @@
-"""`python -m hkd_hpc.train` that notes when it starts and when the first local training begins, for tools.bench.
+"""`python -m hkd_hpc.train` that notes what tools.bench wants to know, and changes nothing.
 
-Each process appends lines "start PID SECONDS" and "step PID SECONDS" (since the epoch) to the file $HKD_BENCH_STAMPS.
+Each rank appends lines to the file $HKD_BENCH_STAMPS: "start PID SECONDS" when Python runs, "data PID INODE" for the
+shared data file it maps while it builds its part, "step PID SECONDS" when its first local training begins.
 """
 from __future__ import annotations
 
@@ -11,17 +12,25 @@ import os
 import runpy
 import sys
 import time
+from pathlib import Path
 
 WATCHED = "hkd_hpc.client"
+DATA_FILE = "hkd_hpc-data-"
 
 
-def stamp(event: str) -> None:
+def stamp(event: str, value: object) -> None:
     with open(os.environ["HKD_BENCH_STAMPS"], "a") as file:
-        file.write(f"{event} {os.getpid()} {time.time()}\n")
+        file.write(f"{event} {os.getpid()} {value}\n")
+
+
+def stamp_data() -> None:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for inode in sorted({line.split()[4] for line in lines if DATA_FILE in line}):
+        stamp("data", inode)
 
 
 class Watch(importlib.abc.MetaPathFinder):
-    """Changes the watched module when it is imported by somebody else: importing it here would load torch too early."""
+    """Changes the watched module when somebody else imports it: importing it here would load torch too early."""
 
     def find_spec(self, name, path, target=None):
         if name != WATCHED:
@@ -29,23 +38,29 @@ class Watch(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), note_first_step(module.Workbench))
+        spec.loader.exec_module = lambda module: (execute(module), watch(module.Workbench))
         return spec
 
 
-def note_first_step(workbench: type) -> None:
-    run = workbench.run
+def watch(workbench: type) -> None:
+    before_first(workbench, "__init__", stamp_data)  # made while the data set is still mapped
+    before_first(workbench, "run", lambda: stamp("step", time.time()))
 
-    @functools.wraps(run)
-    def first_run(*arguments, **named):
-        workbench.run = run
-        stamp("step")
-        return run(*arguments, **named)
 
-    workbench.run = first_run
+def before_first(owner: type, name: str, action) -> None:
+    """Have `action` called before the first call of a method, once."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def first_call(*arguments, **named):
+        setattr(owner, name, method)
+        action()
+        return method(*arguments, **named)
+
+    setattr(owner, name, first_call)
 
 
 if __name__ == "__main__":
-    stamp("start")
+    stamp("start", time.time())
     sys.meta_path.insert(0, Watch())
     runpy.run_module("hkd_hpc.train", run_name="__main__", alter_sys=True)

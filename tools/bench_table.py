@@ -33,7 +33,7 @@ def number(value: float) -> str:
     """Three significant digits, no exponent: 0.0123, 1.05, 46.2, 118"""
     if value == 0:
         return "0"
-    digits = max(0, 2 - int(f"{abs(value):e}".split("e")[1]))
+    digits = max(0, 2 - int(f"{abs(value):.2e}".split("e")[1]))
     return f"{value:.{digits}f}"
 
 

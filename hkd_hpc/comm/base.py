@@ -15,7 +15,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +103,10 @@ class Comm:
         if blocks is None or lengths is None:
             return []
         return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """While files are written: the failure of another rank does not cut them off."""
+        return self._control.uninterrupted()
 
     def close(self) -> None:
         """Let go of what the transport holds. The job's end itself is the World's."""

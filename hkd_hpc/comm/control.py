@@ -78,6 +78,11 @@ class Alone:
         """Nothing travels."""
         yield
 
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Nobody interrupts."""
+        yield
+
     def report_failure(self, failure: Failure) -> None:
         """Say it."""
         speak(f"hkd_hpc: {failure.text}")
@@ -99,7 +104,7 @@ class Control:
         self._waits_since_s: float | None = None
         self._transfer: tuple[str, float] | None = None
         self._terminated_s: float | None = None
-        self._finished = False
+        self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._links = {peer: Link(link, self._selector, peer) for peer, link in links.items()}
@@ -138,6 +143,12 @@ class Control:
             yield
         finally:
             self._transfer = None
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """While files are written: if another rank fails meanwhile, this process ends only after it (or after SAVE_S)."""
+        with self._saving:
+            yield
 
     def report_failure(self, failure: Failure) -> None:
         """Have the failure said once for the whole job, and end all ranks. Does not return."""

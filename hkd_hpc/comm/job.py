@@ -82,6 +82,10 @@ class World:
         self.control.set_status(None, "set-up")
         return self._comm
 
+    def share(self, value: Any) -> Any:
+        """Rank 0's value (anything that JSON can hold, small), in every rank; possible before `connect`."""
+        return self.control.meet(["settings"], value)[0]
+
     def __enter__(self) -> World:
         return self
 
@@ -89,7 +93,7 @@ class World:
                  trace: TracebackType | None) -> None:
         if error is None:
             error = self._finish()
-        if error is None or (self.size == 1 and isinstance(error, SystemExit)):
+        if error is None:
             return
         self.control.report_failure(self._failure(error))
         raise SystemExit(self._failure(error).code) from None

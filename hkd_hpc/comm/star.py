@@ -8,6 +8,7 @@ from hkd_hpc.comm.control import END, RESUME_ADVICE, Control, Failure, Place, le
 from hkd_hpc.comm.watch import speak
 
 HEARTBEAT_S = 2.0
+SAVE_FIRST_S, SAVE_S = 1.5, 8.0  # a save that is under way is waited for, first before the other ranks are told
 ANSWER_S = 2.0  # a failing rank waits so long for rank 0 to speak for it
 
 
@@ -96,8 +97,11 @@ class Hub(Control):
 
     def _fail(self, failure: Failure) -> None:
         speak(f"hkd_hpc: {failure.text}")
+        saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
         self._tell_all({"kind": "abort", "code": failure.code})
         self._drain()
+        if not saved:
+            self._saving.acquire(timeout=SAVE_S)
         leave(failure.code)
 
     def _tell_all(self, message: dict[str, Any]) -> None:

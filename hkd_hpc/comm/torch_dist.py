@@ -23,55 +23,59 @@ from hkd_hpc.comm.rendezvous import LOCALHOST, interface_of
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
-def open_groups(control: Control | Alone, rank: int, size: int, address: str, nccl_ranks: tuple[int, ...]) -> tuple[Any, Any]:
-    """Form the gloo group and, if wanted, (the NCCL group, the gloo group of its first rank and rank 0), None if outside.
+def open_groups(control: Control | Alone, rank: int, size: int, address: str, nccl_ranks: tuple[int, ...]) -> Any:
+    """Form the gloo group of all ranks and the group that sums: NCCL's ranks, else all ranks but 0, over gloo.
 
     address: of rank 0's host; the store listens there on a free port, which travels over the control plane.
+    Returns the group that sums, None in a rank outside it.
     """
     _choose_interface(address)
     timeout = datetime.timedelta(seconds=control.timeout_s + EXTRA_S)
     store = _open_store(control, rank, address, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    if not nccl_ranks:
-        return None, None
-    devices = dist.new_group(list(nccl_ranks), backend="nccl", timeout=timeout)
-    relay = None if nccl_ranks[0] == 0 else dist.new_group([0, nccl_ranks[0]], backend="gloo", timeout=timeout)
-    return devices if rank in nccl_ranks else None, relay if rank in (0, nccl_ranks[0]) else None
+    ranks = summing_ranks(size, nccl_ranks)
+    group = dist.new_group(list(ranks), backend="nccl" if nccl_ranks else "gloo", timeout=timeout)
+    return group if rank in ranks else None
+
+
+def summing_ranks(size: int, nccl_ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Rank 0 has nothing to add: without it the sum is a smaller all-reduce, and the first of these sends it the result."""
+    return nccl_ranks or tuple(range(1, size))
 
 
 class TorchComm(Comm):
     """gloo on host memory; the sum on the devices if `nccl_ranks` is not empty."""
 
-    def __init__(self, nccl_ranks: tuple[int, ...], groups: tuple[Any, Any], *args: Any) -> None:
+    def __init__(self, nccl_ranks: tuple[int, ...], group: Any, *args: Any) -> None:
         super().__init__(*args)
-        self._nccl_ranks, (self._devices, self._relay), self._staging = nccl_ranks, groups, HostStaging()
+        self._on_devices, self._group, self._staging = bool(nccl_ranks), group, HostStaging()
+        self._first = summing_ranks(self.size, nccl_ranks)[0]
 
     def close(self) -> None:
         """Take the groups down."""
         dist.destroy_process_group()
 
     def _sum(self, buffer: torch.Tensor) -> None:
-        if self._nccl_ranks:
-            self._sum_on_devices(buffer)
-            return
-        host = buffer if buffer.device.type == "cpu" else self._staging.like(buffer).copy_(buffer)
+        staged = buffer.is_cuda and not self._on_devices
+        summed = self._staging.like(buffer).copy_(buffer) if staged else buffer
         with _errors():
-            dist.all_reduce(host)
-        if host is not buffer:
-            buffer.copy_(host)
+            if self._group is not None:
+                dist.all_reduce(summed, group=self._group)
+            self._relay(summed)
+        if staged:
+            buffer.copy_(summed)
 
-    def _sum_on_devices(self, buffer: torch.Tensor) -> None:
-        """Among the devices' ranks; then from the first of them to rank 0, as a broadcast between the two: point-to-point
-        messages of gloo were seen to hang now and then with 45 MB on 11 ranks."""
-        with _errors():
-            if self._devices is not None:
-                dist.all_reduce(buffer, group=self._devices)
-                torch.cuda.synchronize(buffer.device)
-            if self._relay is not None:
-                host = buffer if buffer.device.type == "cpu" else self._staging.like(buffer).copy_(buffer)
-                dist.broadcast(host, src=self._nccl_ranks[0], group=self._relay)
-                if host is not buffer and self.rank == 0:
-                    buffer.copy_(host)
+    def _relay(self, summed: torch.Tensor) -> None:
+        """From the first rank that summed to rank 0, over host memory."""
+        if self._first == 0 or self.rank not in (0, self._first):
+            return
+        host = self._staging.like(summed) if summed.is_cuda else summed
+        if self.rank == self._first:
+            dist.send(host.copy_(summed) if summed.is_cuda else host, 0)
+        else:
+            dist.recv(host, self._first)
+            if summed.is_cuda:
+                summed.copy_(host)
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
         rows = None if gathered is None else list(torch.from_numpy(gathered).unbind(0))

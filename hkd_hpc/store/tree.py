@@ -371,7 +371,9 @@ def _load(node: Any) -> Any:
     if h5py.check_string_dtype(node.dtype):
         text = node.asstr()[()]
         return text if node.shape == () else np.asarray(text, dtype=str)
-    return _python_scalar(node[()])
+    value = node[()]
+    exact = isinstance(value, np.ndarray) or value.dtype not in (np.int64, np.float64, np.bool_)
+    return value if exact else _python_scalar(value)  # a float32 must not come back as a float64
 
 
 def _python_scalar(value: Any) -> Any:

@@ -1,0 +1,382 @@
+"""A rank that fails, is killed, or leaves: the whole job ends soon, non-zero, with one message: who, where, when."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import toy
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+class Fault(Exception):
+    pass
+
+
+def fail():
+    raise Fault("on purpose")
+
+
+KINDS = {"raise": fail, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "_exit": lambda: os._exit(0),
+         "exit": lambda: sys.exit(0)}
+
+
+def before(owner, name, condition, action):
+    """Patch a function so that `action` runs first whenever condition(*args)."""
+    original = getattr(owner, name)
+
+    def patched(*args, **kwargs):
+        if condition(*args):
+            action()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def install(place, action):
+    """Make this rank do `action` in round 3 (or in set-up) at `place`; "test": of round 2, in round 3."""
+    from hkd_hpc import assemble
+    from hkd_hpc.schemes.fedhkd import FedHKD
+    from hkd_hpc.server import Server
+
+    if place == "set-up":
+        before(assemble, "partition_of", lambda *_: True, action)
+    elif place == "report":
+        before(FedHKD, "report", lambda scheme, client: client.round == 3, action)
+    elif place == "test":
+        before(Server, "test", lambda server, *_: len(server.history) == 2, action)
+    else:
+        toy.on_place(3, place, action)
+
+
+# rank, place, kind: every kind on every rank, every place with several kinds
+CASES = [(0, "set-up", "raise"), (1, "set-up", "kill"), (2, "set-up", "exit"), (1, "training", "raise"),
+         (2, "training", "kill"),
+         (1, "training", "_exit"), (2, "training", "exit"), (1, "report", "raise"), (2, "report", "_exit"),
+         (0, "evaluation", "raise"), (0, "evaluation", "kill"), (0, "test", "_exit"), (0, "test", "exit"),
+         (0, "knowledge", "kill"), (1, "knowledge", "raise"), (2, "message", "kill"), (1, "message", "exit"),
+         (2, "weights", "_exit"),
+         (0, "weights", "raise")]
+
+
+@pytest.mark.parametrize("rank,place,kind", CASES)
+def test_one_rank_fails(tmp_path, data, rank, place, kind):
+    def patch(own):
+        if own == rank:
+            install(place, KINDS[kind])
+
+    began_s = time.monotonic()
+    results = toy.train(3, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", patch=patch, timeout_s=20)
+    assert time.monotonic() - began_s < 20
+    for other, result in enumerate(results):
+        assert result.exit_code != 0 or (kind == "_exit" and other == rank), results
+    output = "\n".join(result.output for result in results)
+    lines = toy.our_lines([output])
+    assert len(lines) == 1, output
+    assert f"rank {rank} " in lines[0]
+    if kind == "raise":
+        assert "Fault: on purpose" in lines[0] and output.count("Traceback") == 1
+    if place == "set-up":
+        assert "phase set-up" in lines[0]
+        return
+    assert "round 3" in lines[0], lines[0]
+    phase = {"report": "training", "test": "evaluation"}.get(place, place)
+    assert f"phase {phase}" in lines[0] or (rank and kind in ("kill", "_exit")), lines[0]
+    assert phase != "training" or kind not in ("raise", "exit") or "client" in lines[0]
+    assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
+    assert toy.rounds_done(tmp_path / "run") in (1, 2)
+
+
+def test_the_round_before_a_failure_is_saved(tmp_path, data):
+    """A client fails at the very start of round 2, while rank 0 still saves round 1, which was finished: it is kept."""
+    results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run",
+                        patch=lambda rank: rank == 2 and toy.on_place(2, "training", fail), timeout_s=20)
+    assert all(result.exit_code for result in results)
+    assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
+
+
+def test_the_last_test_has_a_phase_of_its_own(tmp_path, data):
+    def patch(rank):
+        if rank == 0:
+            from hkd_hpc.server import Server
+            before(Server, "test", lambda server, *_: len(server.history) == 2, fail)
+
+    lines = toy.our_lines(
+    result.output for result in toy.train(
+        2,
+        *toy.settings(data),
+        "--out",
+        tmp_path / "run",
+         patch=patch))
+    assert len(lines) == 1 and "phase evaluation" in lines[0], lines
+
+
+def test_a_failed_job_resumes(tmp_path, data):
+    toy.train(
+    3,
+    *toy.settings(data),
+    "--out",
+    tmp_path / "run",
+    patch=lambda rank: rank == 1 and toy.on_place(
+        2,
+        "weights",
+         fail))
+    toy.train_ok(2, "--resume", "--out", tmp_path / "run")
+    toy.train_ok(1, *toy.settings(data), "--out", tmp_path / "whole")
+    assert toy.rows(tmp_path / "run") == toy.rows(tmp_path / "whole")
+
+
+def test_nothing_is_left_behind_in_memory(tmp_path, data):
+    """A rank that dies in set-up leaves no copy of the data in /dev/shm or the temporary folder."""
+    import glob
+    import tempfile
+
+    def copies():
+        return {path for folder in ("/dev/shm", tempfile.gettempdir())
+                                    for path in glob.glob(f"{folder}/hkd_hpc-data-*")}
+
+    old = copies()
+    toy.train(3, *toy.settings(data), "--out", tmp_path / "run",
+              patch=lambda rank: rank == 2 and install("set-up", fail))
+    assert copies() <= old
+
+
+def test_a_stopped_rank_is_named_after_the_time_out(tmp_path, data):
+    def patch(rank):
+        if rank == 2:
+            toy.on_place(2, "training", stop_for_good)
+
+    results = toy.train(
+    3,
+    *
+    toy.settings(
+        data,
+        "comm.timeout_s=2"),
+        "--out",
+        tmp_path /
+        "run",
+        patch=patch,
+         timeout_s=40)
+    lines = toy.our_lines(result.output for result in results)
+    assert len(lines) == 1 and "rank 2 " in lines[0] and "did not come to" in lines[0] and "2 s" in lines[0], lines
+    assert results[0].exit_code == 1 and results[1].exit_code == 1
+
+
+def stop_for_good():
+    """SIGSTOP; a child kills this process after 8 s, since nobody else in this test would."""
+    if os.fork() == 0:
+        time.sleep(8)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# ---- under a real mpirun
+
+FAULTY = '''
+import os, sys, signal
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "hkd_hpc.train" in " ".join(sys.orig_argv):
+    import hkd_hpc.comm.base as base
+    original = base.Comm.at
+    def at(self, round, phase, client=None):
+        original(self, round, phase, client)
+        if (round, phase) == (3, "training"):
+            ACTION
+    base.Comm.at = at
+'''
+
+
+@pytest.mark.parametrize("action,words",
+    [("raise ValueError('on purpose')",
+    ("rank 2 ",
+    "round 3",
+    "training",
+    "ValueError")),
+    ("os.kill(os.getpid(), signal.SIGKILL)",
+    ("rank 2 ",
+     "round 3"))])
+def test_a_client_rank_fails_under_mpirun(tmp_path, data, action, words):
+    env = toy.write_module(tmp_path, "sitecustomize", FAULTY.replace("ACTION", action))
+    code, out, err = toy.mpirun(4, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", env=env)
+    assert code != 0
+    lines = toy.our_lines([out, err])
+    assert len(lines) == 1 and all(word in lines[0] for word in words), err
+    assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
+
+
+def test_no_rank_outlives_mpirun_and_resume_follows_at_once(tmp_path, data):
+    folder = tmp_path / "run"
+    arguments = toy.settings(data, "fed.rounds=400", "fed.clients=4")
+    job = toy.start_mpirun(4, *arguments, "--out", folder)
+    threading.Thread(target=job.communicate, daemon=True).start()
+    try:
+        toy.wait_until(lambda: toy.rounds_done(folder) >= 2, 60)
+        pids = toy.rank_pids(job.pid)
+        assert sorted(pids) == [0, 1, 2, 3]
+    finally:
+        os.kill(job.pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    (result,) = toy.train(1, "--resume", "--out", folder, patch=stop_after_start, timeout_s=60)
+    assert "resuming after round" in result.output and result.exit_code == 3, result
+    toy.wait_until(lambda: not any(toy.is_running(pid)
+                   for pid in pids.values()), max(0.1, 5 - (time.monotonic() - killed_s)))
+
+
+def stop_after_start(rank):
+    """The resumed run need not run to its end: it leaves with code 3 in its first round."""
+    toy.on_place(None, "weights", lambda: os._exit(3))
+
+
+# ---- clients that cannot deliver
+
+SIZES = (2, 63, 64, 65, 129)
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "fedhkd"])
+def test_small_clients_with_batch_norm(tmp_path, scheme):
+    """Training images (0, 1, 2, 63, 64, 65, 129) in batches of 64: client 0's only image is in the public set."""
+    data, sizes, seed = small_clients(tmp_path)
+    assert sizes == [0, 1, *SIZES]
+    outputs = toy.train_ok(
+    4,
+    *
+    toy.settings(
+        data,
+        f"scheme.name={scheme}",
+        "data.partition=natural",
+        "fed.clients=7",
+        "data.fraction=.5",
+        "data.public_fraction=.01",
+        f"data.partition_seed={seed}",
+        "train.batch_size=64"),
+        "--out",
+        tmp_path /
+         "run")
+    found = toy.metrics(tmp_path / "run")
+    assert found["clients/train_n"].tolist() == [[0, 0, 2, 63, 64, 65, 129]] * 2
+    assert found["clients/status"].tolist() == [[2, 2, 0, 0, 0, 0, 0]] * 2
+    assert found["rounds/train_n"].tolist() == [323, 323]
+    assert np.isfinite(found["rounds/loss/cross_entropy"]).all() and np.isfinite(found["rounds/global_test_loss"]).all()
+    assert "[0, 1] have too few images" in outputs[0]
+
+
+def small_clients(folder):
+    """(data, training images by client, partition seed): fraction .5 of twice the images, all of client 0 set aside."""
+    from hkd_hpc.data.partition import make_partition
+
+    counts = [1, 1, *(2 * size for size in SIZES)]
+    ids = np.repeat(np.arange(7), counts)
+    labels = np.arange(len(ids)) % 10
+    for seed in range(3000):
+        made = make_partition(
+    labels,
+    10,
+    clients=7,
+    kind="natural",
+    beta=None,
+    fraction=.5,
+    public_fraction=.01,
+    seed=seed,
+    client_train=ids,
+    client_test=np.arange(70) //
+     10)
+        sizes = [len(index) for index in made.train]
+        if sizes == [0, 1, *SIZES]:
+            break
+    data = toy.save_data(folder / "data.npz", len(ids), 70, client_train=ids, client_test=np.arange(70) // 10)
+    return data, sizes, seed
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_all_clients_too_small(tmp_path, size):
+    data = toy.save_natural(tmp_path / "data.npz", [1] * 10, 1)
+    results = toy.train(
+    size,
+    *
+    toy.settings(
+        data,
+        "data.partition=natural",
+        "fed.clients=10"),
+        "--out",
+        tmp_path /
+        "run",
+         timeout_s=20)
+    assert all(result.exit_code in (1, 2) for result in results), results
+    lines = toy.our_lines(result.output for result in results)
+    assert len(lines) == 1 and "no client" in lines[0], results
+
+
+def make_nan(clients, round):
+    """These clients' weights become NaN at the end of their training in `round`."""
+    def patch(rank):
+        from hkd_hpc.client import Workbench
+        original = Workbench._epochs
+
+        def epochs(self, client):
+            terms = original(self, client)
+            if client.id in clients and client.round == round:
+                self.flat.parameters_P[5] = float("nan")
+            return terms
+
+        Workbench._epochs = epochs
+    return patch
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "fedhkd"])
+def test_a_client_with_nan_counts_nothing(tmp_path, data, scheme):
+    arguments = toy.settings(data, f"scheme.name={scheme}", "fed.rounds=3")
+    for size in (1, 3):
+        outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=make_nan({1}, 2))
+        warnings = [line for line in outputs[0].splitlines() if "warning" in line]
+        assert len(warnings) == 1 and "round 2" in warnings[0] and "client 1" in warnings[0], outputs[0]
+    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
+    found = toy.metrics(tmp_path / "3")
+    assert found["clients/status"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert found["clients/train_n"][1].tolist() == [75, 0, 75]
+    assert found["rounds/clients_refused"].tolist() == [0, 1, 0]
+    stored = toy.checkpoint(tmp_path / "3", 3)
+    assert all(np.isfinite(value).all() for name, value in stored.items() if name.startswith(("global/", "message/")))
+
+
+def test_all_clients_with_nan(tmp_path, data):
+    results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=make_nan({0, 1, 2}, 2))
+    assert [result.exit_code for result in results] == [1, 1, 1]
+    lines = toy.our_lines(result.output for result in results)
+    assert len(lines) == 1 and "round 2" in lines[0] and "no client delivered" in lines[0]
+    assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
+
+
+# ---- two runs, one folder
+
+def test_two_runs_on_one_folder(tmp_path, data):
+    """The second one starts while the first trains; it ends and names the holder."""
+    ended = []
+    first = threading.Thread(
+    target=lambda: ended.append(
+        toy.mpirun(
+            2,
+            *
+            toy.settings(
+                data,
+                "fed.rounds=25"),
+                "--out",
+                tmp_path /
+                 "run")))
+    first.start()
+    toy.wait_until(lambda: (tmp_path / "run/run.lock").exists())
+    code, out, err = toy.mpirun(2, *toy.settings(data, "fed.rounds=25"), "--out", tmp_path / "run")
+    first.join()
+    assert ended[0][0] == 0, ended
+    assert code == 2 and len(toy.our_lines([out, err])) == 1
+    assert re.search(r"in use by another run: host \S+, process \d+|holds a run already", err), err
+    assert toy.rounds_done(tmp_path / "run") == 25

@@ -1,0 +1,245 @@
+"""Killed and resumed runs: the same bits as never having stopped, on other numbers of ranks, nothing trained twice."""
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+import toy
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+def arguments(data, *more):
+    return toy.settings(data, f"fed.rounds={ROUNDS}", "data.beta=0.3", *more)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    toy.train_ok(1, *arguments(data), "--out", folder)
+    return folder
+
+
+def killed_at(folder, data, size, place, killer, *more):
+    """Run until rank `killer` comes to `place` = (round, phase), where all ranks get kill -9."""
+    def patch(rank):
+        toy.note_pid(folder.parent / "pids", size)
+        toy.count_training(folder.parent / "log")
+        if rank == killer:
+            toy.on_place(*place, lambda: toy.kill_all(folder.parent / "pids"))
+
+    results = toy.train(size, *arguments(data, *more), "--out", folder, patch=patch)
+    assert [result.signal for result in results] == [signal.SIGKILL] * size, results
+
+
+def resume(folder, size, *more):
+    return toy.train_ok(
+    size,
+    "--resume",
+    "--out",
+    folder,
+    *more,
+    patch=lambda rank: toy.count_training(
+        folder.parent / "log"))
+
+
+PLACES = {
+    "training": (
+        (3, "training"), 1, 3, 1), "weights": (
+            (3, "weights"), 0, 2, 4), "message": (
+                (2, "message"), 0, 1, 3), "state": (
+                    (4, "state"), 2, 3, 2), "evaluation": (
+                        (3, "evaluation"), 0, 3, 1), "finale": (
+                            (4, "finale"), 0, 2, 3)}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_killed_anywhere_and_resumed_on_other_ranks(tmp_path, data, whole, name):
+    place, killer, before, after = PLACES[name]
+    folder = tmp_path / "run"
+    killed_at(folder, data, before, place, killer)
+    walls = toy.metrics(folder)["rounds/wall_s"].tolist()
+    saved = max(int(path.stem[-4:]) for path in (folder / "checkpoints").glob("round_*.h5"))
+    assert place[0] - 2 <= saved <= place[0] and len(walls) in (saved, saved - 1)
+    resume(folder, after)
+    assert toy.rows(folder) == toy.rows(whole)
+    assert toy.metrics(folder)["rounds/wall_s"].tolist()[:len(walls)] == walls
+    log = toy.trained(tmp_path / "log")
+    assert all(log.count((round, client)) == 1 for round in range(1, saved + 1) for client in range(3)), log
+
+
+def test_killed_between_checkpoint_and_metrics(tmp_path, data, whole):
+    """The newest checkpoint knows a round that metrics.h5 does not."""
+    folder = tmp_path / "run"
+
+    def patch(rank):
+        from hkd_hpc.server import Server
+        toy.note_pid(tmp_path / "pids", 2)
+        original = Server.write_metrics
+
+        def write_metrics(self):
+            if len(self.history) == 3:
+                toy.kill_all(tmp_path / "pids")
+            original(self)
+
+        Server.write_metrics = write_metrics
+
+    toy.train(2, *arguments(data), "--out", folder, patch=patch)
+    assert toy.rounds_done(folder) == 2 and (folder / "checkpoints/round_0003.h5").exists()
+    resume(folder, 3)
+    assert toy.rows(folder) == toy.rows(whole)
+    assert toy.trained(tmp_path / "log") == [(4, 0), (4, 1), (4, 2)]
+
+
+def test_a_checkpoint_every_three_rounds(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    killed_at(folder, data, 2, (4, "weights"), 0, "run.checkpoint_every=3")
+    assert [path.name for path in (folder / "checkpoints").glob("*.h5")] == ["round_0003.h5"]
+    walls = toy.metrics(folder)["rounds/wall_s"].tolist()
+    resume(folder, 4)
+    assert toy.rows(folder) == toy.rows(whole)
+    assert toy.metrics(folder)["rounds/wall_s"].tolist()[:3] == walls
+    assert [pair for pair in toy.trained(tmp_path / "log") if pair[0] <= 3] == [(r, c)
+                                         for r in (1, 2, 3) for c in range(3)]
+
+
+def test_the_older_checkpoint_stands_in_for_a_cut_one(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    killed_at(folder, data, 3, (4, "weights"), 0)
+    newest = folder / "checkpoints/round_0003.h5"
+    newest.write_bytes(newest.read_bytes()[:newest.stat().st_size // 2])
+    outputs = resume(folder, 2)
+    warnings = [line for line in outputs[0].splitlines() if line.startswith("hkd_hpc: warning:")]
+    assert any("round_0003.h5" in line and "truncated" in line for line in warnings), outputs[0]
+    assert "resuming after round 2" in outputs[0]
+    assert toy.rows(folder) == toy.rows(whole)
+
+
+def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
+    toy.train_ok(2, *arguments(data), "--resume", "--out", tmp_path / "run")
+    assert toy.rows(tmp_path / "run") == toy.rows(whole)
+
+
+def test_a_complete_run_is_left_alone(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    before = toy.file_hashes(folder)
+    for size in (1, 3):
+        outputs = toy.train_ok(size, "--resume", "--out", folder)
+        assert "already complete" in outputs[0]
+        assert toy.file_hashes(folder) == before
+
+
+def test_resume_takes_equal_settings_and_refuses_others(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    before = toy.file_hashes(folder)
+    results = toy.train(2, "--resume", "--out", folder, "fed.rounds=9")
+    assert [result.exit_code for result in results] == [2, 2]
+    lines = toy.our_lines(result.output for result in results)
+    assert len(lines) == 1 and "fed.rounds: stored 4, asked 9" in lines[0]
+    toy.train_ok(2, "--resume", "--out", folder, *arguments(data))
+    (tmp_path / "same.toml").write_text('[fed]\nrounds = 4\n[train]\nlr = 0.001\n')
+    toy.train_ok(1, "--resume", "--out", folder, "--config", tmp_path / "same.toml")
+    assert toy.file_hashes(folder) == before
+
+
+def test_presets_may_be_repeated(tmp_path, data):
+    given = ["--preset", "cifar10", *toy.settings(data, "fed.clients=2", "model.name=small", "fed.rounds=1"), "--out",
+             tmp_path / "run"]
+    toy.train_ok(1, *given)
+    outputs = toy.train_ok(1, *given, "--resume")
+    assert "already complete" in outputs[0]
+
+
+def test_a_folder_that_holds_a_run_is_not_touched(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    before = toy.file_hashes(folder)
+    results = toy.train(1, *arguments(data), "--out", folder)
+    assert results[0].exit_code == 2
+    lines = toy.our_lines([results[0].output])
+    assert len(lines) == 1 and str(folder) in lines[0] and "--resume" in lines[0]
+    assert toy.file_hashes(folder) == before
+
+
+SCHEME = '''
+import torch
+from hkd_hpc.schemes.base import Scheme
+
+
+class WithState(Scheme):
+    """Clients remember a matrix and a scalar, the server a vector and a scalar; all of them change the training."""
+    terms = ("cross_entropy", "pull")
+
+    def message_shapes(self):
+        return {"target_D": (3,), "scale": ()}
+
+    report_shapes = message_shapes
+
+    def client_state_shapes(self):
+        return {"memory_AB": (2, 3), "visits": ()}
+
+    def begin(self, client):
+        client.state.setdefault("memory_AB", torch.zeros(2, 3))
+        client.state.setdefault("visits", torch.zeros(()))
+
+    def loss(self, client, batch):
+        terms = super().loss(client, batch)
+        bias = client.net.classifier.bias[:3]
+        wanted = client.state["memory_AB"].sum(0) + client.message["target_D"] * client.message["scale"]
+        return terms | {"pull": ((bias - wanted - 0.1 * client.state["visits"]) ** 2).mean()}
+
+    def report(self, client):
+        random = torch.from_numpy(client.random("memory").standard_normal((2, 3))).float()
+        client.state["memory_AB"] = 0.5 * client.state["memory_AB"] + 0.1 * random
+        client.state["visits"] = client.state["visits"] + 1
+        return {"target_D": client.net.classifier.bias.detach()[:3], "scale": client.state["visits"]}
+
+    def combine(self, server, reports):
+        old = server.state.get("mean_D", torch.zeros(3))
+        server.state["mean_D"] = 0.5 * old + reports["target_D"].mean(0)
+        server.state["rounds"] = server.state.get("rounds", torch.zeros(())) + 1
+        return {"target_D": server.state["mean_D"], "scale": 0.1 * server.state["rounds"]}
+'''
+
+
+def test_state_of_clients_and_server_is_resumed(tmp_path, data, monkeypatch):
+    """Sampled clients, so that some carry their state over rounds in which they rest."""
+    toy.write_module(tmp_path, "toy_scheme", SCHEME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = ("scheme.name=toy_scheme:WithState", "fed.participation=.6")
+    toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "whole")
+    folder = tmp_path / "run"
+    killed_at(folder, data, 3, (4, "training"), 1, *more)
+    resume(folder, 4)
+    assert toy.rows(folder) == toy.rows(tmp_path / "whole")
+
+
+def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypatch):
+    """What makes the test above mean something: a state that is thrown away changes the weights."""
+    toy.write_module(tmp_path, "toy_scheme", SCHEME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = ("scheme.name=toy_scheme:WithState",)
+
+    def forget(rank):
+        from hkd_hpc.client import Workbench
+        original = Workbench.run
+
+        def run(self, client, *rest):
+            client.state.clear()
+            return original(self, client, *rest)
+
+        Workbench.run = run
+
+    toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "keeps")
+    toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "forgets", patch=forget)
+    assert toy.last_sha(tmp_path / "keeps") != toy.last_sha(tmp_path / "forgets")

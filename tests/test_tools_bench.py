@@ -1,0 +1,122 @@
+"""The bench really runs, says everything once, and fails loudly; the table's numbers and verdicts are right."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import bench, bench_process, bench_table
+from tools.bench_table import Line
+
+ROOT = Path(__file__).resolve().parents[1]
+TITLES = [
+    "FedAvg round, job J: ours / bare loop", "FedAvg round, job S: ours / bare loop",
+    "round of 5 epochs, job J: FedHKD / FedAvg", "round of 5 epochs, job S: FedHKD / FedAvg",
+    "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
+    "exact exchange, 2 client ranks: / pickled state dicts",
+    "exact exchange, 2 client ranks: share of a round of job J",
+    "exact exchange, 11 ranks: / bare all-reduce of its bytes", "exact exchange, 11 ranks: / pickled state dicts",
+    "mpirun -n 11 to the first training step / import torch alone",
+    "default run, 11 ranks: data files mapped (copies on the node)",
+]
+
+
+def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "tools.bench", *arguments], cwd=ROOT, text=True, capture_output=True,
+                          env={**os.environ, **environment}, timeout=300)
+
+
+def test_quick_bench_prints_every_row_once():
+    done = run_bench("--quick")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("machine: ") and "torch" in lines[0]
+    assert lines[1].startswith("date: ") and "commit: " in lines[1]
+    for title in TITLES:
+        found = [line for line in lines if line.startswith(title + "  ")]
+        assert len(found) == 1, title
+        assert found[0].endswith(("reached", "missed"))
+
+
+def test_a_crash_of_what_is_measured_is_exit_code_1(tmp_path):
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken on purpose')\n")
+    done = run_bench("--quick", "--rows", "fedavg_s", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "ended with exit code 1" in done.stderr and "broken on purpose" in done.stderr
+    assert "reached" not in done.stdout
+
+
+def test_a_failing_mpi_job_is_an_error_that_shows_its_output():
+    process = bench_process.start_mpi(2, "-c", "import sys; print('about to fail'); sys.exit(3)")
+    with pytest.raises(bench_process.BenchError, match="(?s)exit code 3.*about to fail"):
+        bench_process.finish(process)
+
+
+def test_a_missed_target_is_no_failure(monkeypatch, capsys):
+    monkeypatch.setitem(bench.ROWS, "memory", lambda _: [Line("slow", (2.0, 4.0, 3.0), 1.5)])
+    assert bench.main(["--rows", "memory"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        "slow", "3.00", "2.00", "..", "4.00", "of", "3", "<=", "1.50", "missed"]
+
+
+def test_an_unknown_row_is_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--rows", "fedavg_j,nope"])
+    assert ended.value.code == 2
+    assert "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, exchange_2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values, at_most, verdict", [
+    ((1.00, 1.05, 9.00), 1.05, "reached"),  # the median is 1.05, and at most 1.05 is asked
+    ((1.00, 1.06, 1.07), 1.05, "missed"),
+    ((1.00, 1.20), 1.10, "reached"),        # the median of two is their mean
+    ((1.00, 1.22), 1.10, "missed"),
+    ((5.00,), None, "-"),
+])
+def test_verdict_judges_the_median(values, at_most, verdict):
+    assert Line("x", values, at_most).verdict == verdict
+
+
+@pytest.mark.parametrize("value, text", [
+    (0.0, "0"), (0.0123456, "0.0123"), (0.9996, "1.00"), (1.0499, "1.05"), (46.21, "46.2"), (118.4, "118"),
+    (3750.0, "3750"),
+])
+def test_numbers_have_three_digits(value, text):
+    assert bench_table.number(value) == text
+
+
+def test_table_is_plain_and_aligned():
+    lines = [Line("a / b", (1.02, 0.98, 1.25), 1.05), Line("  a", (2.5,), unit="s"), Line("share", (0.5,), 1.0, "%")]
+    assert bench_table.table(lines).splitlines() == [
+        "row    measured  spread               to reach   verdict",
+        "a / b  1.02      0.980 .. 1.25 of 3   <= 1.05    reached",
+        "  a    2.50 s    2.50 .. 2.50 of 1    -          -",
+        "share  0.500 %   0.500 .. 0.500 of 1  <= 1.00 %  reached",
+    ]
+
+
+def test_pairs_alternate_until_the_time_is_used_up():
+    calls = []
+    sizes = bench.Sizes(fewest=2, most=9, row_s=0.0)
+    a_s, b_s = bench.alternate(sizes, lambda i: calls.append(("a", i)) or 2.0, lambda i: calls.append(("b", i)) or 4.0)
+    assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert bench.ratios(a_s, b_s) == (0.5, 0.5)
+
+
+def test_pairs_stop_at_the_most():
+    a_s, _ = bench.alternate(bench.Sizes(fewest=1, most=4, row_s=1000.0), lambda i: 1.0, lambda i: 1.0)
+    assert len(a_s) == 4
+
+
+def test_memory_of_a_process_is_its_proportional_share():
+    assert 1e6 < bench_process.pss_bytes(os.getpid()) < 1e11
+    assert bench_process.pss_bytes(2**22 + 1) == 0  # beyond the largest pid of Linux
+
+
+def test_the_bare_loop_imports_nothing_of_ours():
+    source = (ROOT / "tools" / "bare_loop.py").read_text()
+    imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
+    assert imported == ["sys", "time", "torch", "torch.nn.functional", "torchvision", "torch"]

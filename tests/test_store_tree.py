@@ -52,7 +52,7 @@ def test_every_type_survives(tmp_path):
     loaded = load_tree(tmp_path / "t.h5")
     assert sorted(loaded) == sorted(values)
     for key, plain in {"bool": True, "int": -3, "big": 18446744073709551615, "float": 0.1, "inf": float("inf"),
-                       "float32": 0.5, "int8": -1, "numpy_bool": False, "zero_d": 4, "empty_text": "",
+                       "float32": np.float32(0.5), "int8": np.int8(-1), "numpy_bool": False, "zero_d": 4, "empty_text": "",
                        "long": values["long"], "numpy_text": "a", "empty_group": {}}.items():
         assert loaded[key] == plain and type(loaded[key]) is type(plain), key
     assert loaded["nan"] != loaded["nan"]

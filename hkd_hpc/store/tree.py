@@ -372,7 +372,7 @@ def _load(node: Any) -> Any:
         text = node.asstr()[()]
         return text if node.shape == () else np.asarray(text, dtype=str)
     value = node[()]
-    exact = isinstance(value, np.ndarray) or value.dtype not in (np.int64, np.float64, np.bool_)
+    exact = isinstance(value, np.ndarray) or value.dtype not in (np.int64, np.uint64, np.float64, np.bool_)
     return value if exact else _python_scalar(value)  # a float32 must not come back as a float64
 
 

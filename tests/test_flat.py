@@ -123,7 +123,9 @@ def test_tied_weights_are_stored_once():
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
     flat = FlatModel(net)
-    assert flat.parameter_count == 16 and [slot.name for slot in flat.slots] == ["0.weight"]
+    assert flat.parameter_count == 16 and flat.payload_floats == 16
+    assert [(slot.name, slot.alias, slot.offset) for slot in flat.slots] == [("0.weight", False, 0), ("1.weight", True, 0)]
+    assert len(flat.values_V) == 16
 
 
 def test_schema_tells_models_apart():

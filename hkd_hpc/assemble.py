@@ -40,16 +40,18 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> N
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     """This rank's part, with initial weights that are the same on every rank."""
     dataset = node_copy(config, comm)
-    partition = partition_of(config, dataset)
+    scheme_class = schemes.get(config.scheme.name)
+    partition = partition_of(config, dataset, scheme_class.needs_public)
     net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed)
     flat = FlatModel(net, comm.device)
-    scheme = schemes.get(config.scheme.name)(config.scheme, Facts(
-        dataset.classes, config.model.latent, config.fed.clients, len(flat.parameters_P)))
+    scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
+                                               len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + config.to_json())
     bench = Workbench(flat, scheme, config)
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
-    here = [make_client(i, dataset, partition, config, comm.device) for i, rank in enumerate(rank_of) if rank == comm.rank]
+    x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
+    here = [make_client(i, dataset, partition, config, comm.device, x_public) for i, rank in enumerate(rank_of) if rank == comm.rank]
     places = max(np.bincount(rank_of))
     server = make_server(config, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
@@ -75,10 +77,18 @@ def node_copy(config: Config, comm: Comm) -> sources.DataSet:
     return dataset
 
 
-def partition_of(config: Config, dataset: sources.DataSet) -> Partition:
-    data = config.data
+def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = False) -> Partition:
+    """The public set depends on settings alone, so that partitions are the same for all schemes."""
+    data, images, clients = config.data, len(dataset.y_train), config.fed.clients
+    dealt = int(data.fraction * images / clients)  # images of a client, a quarter of them for its local test
+    fitting = dealt - dealt // 4 if data.partition != "natural" and images - clients * dealt >= dealt - dealt // 4 else 0
+    public_fraction = fitting / images if data.public_fraction is None else data.public_fraction
+    if needs_public and public_fraction * images < 1:
+        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but data.fraction={data.fraction:g} and "
+                         f"data.public_fraction={data.public_fraction} leave none; data.fraction of at most "
+                         f"{int(1e4 / (1 + 0.75 / clients)) / 1e4:g} leaves as many as a client trains on")
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
-                          beta=data.beta, fraction=data.fraction, public_fraction=data.public_fraction,
+                          beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
                           seed=config.partition_seed, client_train=dataset.client_train, client_test=dataset.client_test)
 
 
@@ -92,14 +102,15 @@ def agree_on(comm: Comm, what: str, text: str) -> None:
         raise RunError(f"ranks {different} have another {what} than rank 0; is the same code and data on all nodes?")
 
 
-def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device) -> Client:
+def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device,
+                x_public: torch.Tensor | None = None) -> Client:
     """One client with its images resident on this rank's device."""
     x_test, y_test = ((dataset.x_test, dataset.y_test) if partition.test_split == "test"
                       else (dataset.x_train, dataset.y_train))
     resident = lambda array, index: torch.from_numpy(array[index]).to(device)  # noqa: E731
     train, test = partition.train[client], partition.test[client]
     return Client(client, resident(dataset.x_train, train), resident(dataset.y_train, train), resident(x_test, test),
-                  resident(y_test, test), dataset.classes, config.run.seed)
+                  resident(y_test, test), dataset.classes, config.run.seed, x_public)
 
 
 def make_server(config, comm, folder, dataset, partition, bench, rank_of) -> Server:

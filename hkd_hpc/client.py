@@ -10,7 +10,8 @@ import torch
 from hkd_hpc import evaluate, rng
 from hkd_hpc.config import Config
 from hkd_hpc.flat import FlatModel
-from hkd_hpc.models import has_batch_norm, normalise
+from hkd_hpc.images import normalise
+from hkd_hpc.models import has_batch_norm
 from hkd_hpc.optimizer import Adam, clip_gradient
 from hkd_hpc.schemes.base import Scheme
 
@@ -26,7 +27,7 @@ class Batch:
 
 @dataclass
 class Client:
-    """A client as a scheme sees it. `net`, `flat`, `message`, `round` and `cache` are those of the current round."""
+    """A client as a scheme sees it. `net`, `flat`, `received_V`, `message`, `round` and `cache` are those of the current round."""
 
     id: int
     x_train: torch.Tensor  # uint8, resident where it trains
@@ -35,9 +36,11 @@ class Client:
     y_test: torch.Tensor
     classes: int
     seed: int
+    x_public: torch.Tensor | None = None  # the public images, the same for all clients
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     net: torch.nn.Module | None = None
     flat: FlatModel | None = None
+    received_V: torch.Tensor | None = None  # the global weights that this round started from
     message: dict[str, torch.Tensor] = field(default_factory=dict)
     round: int = 0
     cache: dict = field(default_factory=dict)
@@ -46,9 +49,18 @@ class Client:
         """This client's stream of a purpose in the current round."""
         return rng.stream(self.seed, purpose, self.round, self.id)
 
+    @property
+    def received_P(self) -> torch.Tensor:
+        """The trainable part of the received weights."""
+        return self.received_V[:len(self.flat.parameters_P)]
+
+    def predict(self, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(feature, logits) of the present model for any images, eval mode."""
+        return evaluate.predict(self.net, x_uint8)
+
     def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(feature_ND, logits_NC) of the present model over all training images, eval mode, fixed order."""
-        return evaluate.predict(self.net, self.x_train)
+        return self.predict(self.x_train)
 
 
 @dataclass
@@ -78,7 +90,8 @@ class Workbench:
         start_s = time.perf_counter()
         self.flat.load(weights_V, counters)
         self.adam.reset()
-        client.net, client.flat, client.message, client.round, client.cache = self.flat.net, self.flat, message, round, {}
+        client.net, client.flat, client.received_V = self.flat.net, self.flat, weights_V
+        client.message, client.round, client.cache = message, round, {}
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", round, client.id))
         self.flat.net.train()
         self.scheme.begin(client)

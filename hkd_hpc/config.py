@@ -27,7 +27,8 @@ class DataSettings:
     dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
     path: str = setting("", "data.name=file: an .npz or .h5 with x_train y_train x_test y_test")
     fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
-    public_fraction: float = setting(0.0, "share of the training split set aside as a public set", low=0, high=1)
+    public_fraction: float | None = setting(None, "share of the training split set aside as a public set, for every scheme; "
+                                                  "none: as many images as a client trains on, where they fit", low=0, high=1)
     partition: str = setting("dirichlet", "how it is dealt; natural: by the client ids in the file",
                              choices=("dirichlet", "iid", "natural"))
     beta: float = setting(0.5, "concentration of the Dirichlet class mixes; smaller is less IID", above=0, high=1e9)
@@ -205,7 +206,7 @@ def check_together(config: Config) -> None:
         raise UsageError(f"data.path={data.path}: only data.name=file reads it; data.name is {data.name}")
     if data.partition == "natural" and data.name != "file":
         raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
-    if data.fraction + data.public_fraction > 1 + 1e-12:
+    if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
         raise UsageError(f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
                          f"{1 - data.fraction:.4g} fits")
     if model.name not in MODELS and ":" not in model.name:

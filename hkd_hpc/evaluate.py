@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from hkd_hpc.models import normalise
+from hkd_hpc.images import normalise
 
 BATCH = 250  # fixed, so that a result never depends on a setting of the training
 

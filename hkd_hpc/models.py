@@ -8,6 +8,7 @@ torchvision is imported only for its own models: it costs seconds a rank.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Callable
 
 import torch
@@ -31,10 +32,10 @@ class Net(nn.Module):
         feature_BD = self.latent_norm(self.extractor(x_BCHW))
         return feature_BD, self.classifier(feature_BD)
 
-
-def normalise(x_uint8: torch.Tensor) -> torch.Tensor:
-    """uint8 images to float32 in [-1, 1]: (x / 255 - .5) / .5, for all data sets (method of the paper's code)."""
-    return x_uint8.float().mul_(1 / 127.5).sub_(1.0)
+    @property
+    def last_stage(self) -> nn.Module:
+        """The module that makes the last maps."""
+        return next(getattr(self.extractor, name) for name in ("layer4", "conv5", "stage3") if hasattr(self.extractor, name))
 
 
 def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
@@ -56,11 +57,13 @@ def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, in
 
 def small(settings: ModelSettings, channels: int) -> nn.Module:
     """Three strided convolutions with BatchNorm: about 100,000 parameters, for runs of minutes on a laptop."""
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    def stage(inputs: int, outputs: int) -> nn.Module:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
-    return nn.Sequential(*block(channels, 32), *block(32, 64), *block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(128, settings.latent))
+    return nn.Sequential(OrderedDict(stage1=stage(channels, 32), stage2=stage(32, 64), stage3=stage(64, 128),
+                                     pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
+                                     fc=nn.Linear(128, settings.latent)))
 
 
 def resnet18(settings: ModelSettings, channels: int) -> nn.Module:

@@ -8,6 +8,12 @@ from hkd_hpc.errors import UsageError
 
 REGISTRY = {
     "fedavg": "hkd_hpc.schemes.fedavg:FedAvg",
+    "fedprox": "hkd_hpc.schemes.fedprox:FedProx",
+    "moon": "hkd_hpc.schemes.moon:Moon",
+    "fedalign": "hkd_hpc.schemes.fedalign:FedAlign",
+    "fedgen": "hkd_hpc.schemes.fedgen:FedGen",
+    "fedmd": "hkd_hpc.schemes.fedmd:FedMD",
+    "fedproto": "hkd_hpc.schemes.fedproto:FedProto",
     "fedhkd": "hkd_hpc.schemes.fedhkd:FedHKD",
     "fedhkd_star": "hkd_hpc.schemes.fedhkd:FedHKDStar",
 }

@@ -9,7 +9,8 @@ The weights travel and are averaged by themselves. What else travels is declared
 (`report_shapes`, `message_shapes`); an absent class is a row of zeros with count 0. State that must survive a round, and
 a checkpoint, is declared too (`client_state_shapes`) or kept in `server.state`; anything else is forgotten on purpose.
 
-Shape letters: B batch, N local training images, C classes, D latent size, M clients that report, P trainable floats.
+Shape letters: B batch, N local training images, C classes, D latent size, M clients that report, P trainable floats,
+V all floats of the model, A public images.
 """
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ class Facts:
     latent: int
     clients: int
     parameters: int  # P, gaps of the flat buffer included
+    values: int  # V: parameters and float buffers, gaps included
+    public: int  # A: public images
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Scheme:
 
     Settings: type = SchemeSettings
     terms: tuple[str, ...] = ("cross_entropy",)  # what `loss` returns, in the order of the log
+    needs_public = False  # whether it cannot do without public images
 
     def __init__(self, settings, facts: Facts):
         self.settings, self.facts = settings, facts

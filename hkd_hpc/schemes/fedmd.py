@@ -1,0 +1,78 @@
+"""FedMD: Li and Wang, Heterogeneous Federated Learning via Model Distillation, 2019, with weights averaged too, as the FedHKD
+paper compares it.
+
+L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels
+
+The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of all
+of them after training; the teacher is the plain mean over the clients. Every local epoch goes through the public images in
+an order of its own. Public images do not enter the BatchNorm statistics unless `public_batchnorm=train`.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc.images import normalise
+from hkd_hpc.lazy import F, torch
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class FedMDSettings(SchemeSettings):
+    """Defaults: the FedHKD paper's appendix. lam = 0 is FedAvg."""
+
+    name: str = setting("fedmd", "the scheme")
+    lam: float = setting(0.05, "weight of the distillation term", low=0, high=1e6)
+    temperature: float = setting(0.5, "T of softmax(z / T)", above=0, high=1e6)
+    public_batchnorm: str = setting("keep", "keep: public images leave the BatchNorm statistics alone; train: they enter",
+                                    choices=("keep", "train"))
+
+
+class FedMD(Scheme):
+    """Distils the clients' mean prediction on public images."""
+
+    Settings = FedMDSettings
+    terms = ("cross_entropy", "distillation")
+    needs_public = True
+
+    def report_shapes(self):
+        return {"soft_AC": (self.facts.public, self.facts.classes)}
+
+    message_shapes = report_shapes
+
+    def begin(self, client):
+        client.cache.update(random=client.random("public batches"), order_A=[], teach=client.round > 1 and self.settings.lam)
+
+    def loss(self, client, batch):
+        _, logits_BC = client.net(batch.x_BCHW)
+        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms["distillation"] = (self._distil(client, len(batch.y_B)) if client.cache["teach"]
+                                 else torch.zeros((), device=logits_BC.device))
+        return terms
+
+    def _distil(self, client, size):
+        index_B = self._next_public(client, size)
+        x_BCHW = normalise(client.x_public[index_B])
+        keep = self.settings.public_batchnorm == "keep"
+        if keep:
+            client.net.eval()
+        _, logits_BC = client.net(x_BCHW)
+        client.net.train()
+        log_soft_BC = F.log_softmax(logits_BC / self.settings.temperature, dim=1)
+        return self.settings.lam * F.kl_div(log_soft_BC, client.message["soft_AC"][index_B], reduction="batchmean")
+
+    def _next_public(self, client, size):
+        """The next public images; when they are used up, all of them again in a new order."""
+        cache = client.cache
+        if len(cache["order_A"]) < min(size, self.facts.public):
+            order_A = torch.from_numpy(cache["random"].permutation(self.facts.public))
+            cache["order_A"] = order_A.to(client.x_public.device)
+        index_B, cache["order_A"] = cache["order_A"][:size], cache["order_A"][size:]
+        return index_B
+
+    def report(self, client):
+        _, logits_AC = client.predict(client.x_public)
+        return {"soft_AC": F.softmax(logits_AC / self.settings.temperature, dim=1)}
+
+    def combine(self, server, reports):
+        return {"soft_AC": reports["soft_AC"].double().mean(0).float()}

@@ -1,0 +1,67 @@
+"""FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, with weights averaged too
+(the FedHKD paper reports a global model for it).
+
+L = cross-entropy + lam * (1 / (B D)) sum_k ||R(x_k) - P^{y_k}||^2
+
+A client reports its mean feature of every class it holds, computed in eval mode over all its training images after
+training; the server averages them weighted by counts. A class that nobody holds adds 0. Round 1 is unassisted.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc import knowledge
+from hkd_hpc.aggregate import mean_by_count
+from hkd_hpc.lazy import F, torch
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class FedProtoSettings(SchemeSettings):
+    """Default: the FedHKD paper's appendix. lam = 0 is FedAvg."""
+
+    name: str = setting("fedproto", "the scheme")
+    lam: float = setting(0.05, "weight of the distance to the global prototypes", low=0, high=1e6)
+
+
+class FedProto(Scheme):
+    """Class prototypes without noise or threshold."""
+
+    Settings = FedProtoSettings
+    terms = ("cross_entropy", "prototype")
+
+    def report_shapes(self):
+        return {"count_C": (self.facts.classes,), "feature_CD": (self.facts.classes, self.facts.latent)}
+
+    message_shapes = report_shapes
+
+    def begin(self, client):
+        known_C = client.message["count_C"] > 0
+        client.cache.update(known_C=known_C.float(), any_known=bool(known_C.any()))
+
+    def loss(self, client, batch):
+        feature_BD, logits_BC = client.net(batch.x_BCHW)
+        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        use = client.cache["any_known"] and self.settings.lam
+        terms["prototype"] = (self._distance(client, feature_BD, batch.y_B) if use
+                              else torch.zeros((), device=logits_BC.device))
+        return terms
+
+    def _distance(self, client, feature_BD, y_B):
+        square_B = (feature_BD - client.message["feature_CD"][y_B]).square().mean(dim=1)
+        return self.settings.lam * (square_B * client.cache["known_C"][y_B]).mean()
+
+    def report(self, client):
+        feature_ND, _ = client.predict_train()
+        feature_CD, count_C = knowledge.class_means(feature_ND, client.y_train, self.facts.classes)
+        return {"count_C": count_C, "feature_CD": feature_CD}
+
+    def combine(self, server, reports):
+        feature_CD, count_C = mean_by_count(reports["feature_CD"], reports["count_C"])
+        return {"count_C": count_C, "feature_CD": feature_CD}
+
+    def report_floats(self, report):
+        return int((report["count_C"] > 0).sum()) * self.facts.latent
+
+    message_floats = report_floats

@@ -1,0 +1,36 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+L = cross-entropy + (mu / 2) ||w - w_received||^2 over the trainable parameters, once (the FedHKD authors' code multiplies
+by its weight twice: an effective mu of .01). Adam rescales the proximal gradient like any other.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc.lazy import F
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class FedProxSettings(SchemeSettings):
+    """Default: the FedHKD paper's appendix. mu = 0 is FedAvg."""
+
+    name: str = setting("fedprox", "the scheme")
+    mu: float = setting(0.5, "weight of the proximal term", low=0, high=1e6)
+
+
+class FedProx(Scheme):
+    """A pull towards the received weights, computed on the flat buffer: autograd never sees it."""
+
+    Settings = FedProxSettings
+    terms = ("cross_entropy", "proximal")
+
+    def loss(self, client, batch):
+        _, logits_BC = client.net(batch.x_BCHW)
+        drift_P = client.cache["drift_P"] = client.flat.parameters_P.detach() - client.received_P
+        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
+                "proximal": 0.5 * self.settings.mu * drift_P.dot(drift_P)}
+
+    def adjust_gradient(self, client):
+        client.flat.grad_P.add_(client.cache["drift_P"], alpha=self.settings.mu)

@@ -1,0 +1,59 @@
+"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021, as the FedHKD paper compares it: no projection head.
+
+L = cross-entropy + mu * mean_B -log( e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_prev) / tau}) )
+
+z is the latent vector; z_glob comes from the received model, z_prev from the client's own model after its previous local
+training, both frozen and in eval mode. There is no augmentation, so both are computed once a round. A client that has no
+previous model yet (round 1, or its first) trains with cross-entropy alone.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc.lazy import F, torch
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class MoonSettings(SchemeSettings):
+    """Defaults: the FedHKD paper's appendix. mu = 0 is FedAvg."""
+
+    name: str = setting("moon", "the scheme")
+    mu: float = setting(1.0, "weight of the contrastive term", low=0, high=1e6)
+    tau: float = setting(0.5, "temperature of the contrastive term", above=0, high=1e6)
+
+
+class Moon(Scheme):
+    """Keeps each client's previous model: memory of three models, traffic of one."""
+
+    Settings = MoonSettings
+    terms = ("cross_entropy", "contrastive")
+
+    def client_state_shapes(self):
+        return {"previous": (self.facts.values,)}
+
+    def begin(self, client):
+        previous_V = client.state.get("previous")
+        client.cache["contrast"] = previous_V is not None and self.settings.mu > 0
+        if client.cache["contrast"]:
+            client.cache["global_ND"], _ = client.predict_train()
+            client.flat.values_V.copy_(previous_V)
+            client.cache["previous_ND"], _ = client.predict_train()
+            client.flat.values_V.copy_(client.received_V)
+
+    def loss(self, client, batch):
+        feature_BD, logits_BC = client.net(batch.x_BCHW)
+        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms["contrastive"] = (self._contrast(client, batch, feature_BD) if client.cache["contrast"]
+                                else torch.zeros((), device=logits_BC.device))
+        return terms
+
+    def _contrast(self, client, batch, feature_BD):
+        pull_B = F.cosine_similarity(feature_BD, client.cache["global_ND"][batch.index_B], dim=1)
+        push_B = F.cosine_similarity(feature_BD, client.cache["previous_ND"][batch.index_B], dim=1)
+        return self.settings.mu * F.softplus((push_B - pull_B) / self.settings.tau).mean()
+
+    def report(self, client):
+        client.state["previous"] = client.flat.values_V.detach().clone()
+        return {}

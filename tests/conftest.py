@@ -52,7 +52,7 @@ def toy_bench():
                                              *overrides])
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
-        facts = Facts(classes, latent, 1, len(flat.parameters_P))
+        facts = Facts(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
         return Workbench(flat, schemes.get(scheme)(settings.scheme, facts), settings)
 
     return make

@@ -177,7 +177,8 @@ def test_none_only_where_it_is_allowed():
 
 
 @pytest.mark.parametrize("name, part", [
-    ("nope", "known: fedavg, fedhkd, fedhkd_star"), ("no_such_module_x:A", "cannot import"),
+    ("nope", "known: fedavg, fedprox, moon, fedalign, fedgen, fedmd, fedproto, fedhkd, fedhkd_star"),
+    ("no_such_module_x:A", "cannot import"),
     ("hkd_hpc.schemes.fedavg:Nope", "has no Nope"), (":A", "module:Class")])
 def test_unknown_schemes(name, part):
     message = refusal(f"scheme.name={name}")

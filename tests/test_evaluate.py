@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hkd_hpc import evaluate
-from hkd_hpc.models import normalise
+from hkd_hpc.images import normalise
 
 
 class Bare(nn.Module):

@@ -12,7 +12,8 @@ from torch import nn
 from hkd_hpc import rng, schemes
 from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
-from hkd_hpc.models import Net, normalise
+from hkd_hpc.images import normalise
+from hkd_hpc.models import Net
 from hkd_hpc.schemes.base import Facts, Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStarSettings
 
@@ -296,7 +297,7 @@ def test_noise_does_not_disturb_training(toy_bench, toy_net, toy_client):
 
 def test_combine_weights_by_counts():
     """Counts 1 and 3: .25 and .75, for features and predictions; class 1 is the second client's alone."""
-    scheme = FedHKD(FedHKDSettings(), Facts(3, 2, 2, 0))
+    scheme = FedHKD(FedHKDSettings(), Facts(3, 2, 2, 0, 0, 0))
     reports = {"count_C": torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]]),
                "feature_CD": torch.tensor([[[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]),
                "soft_CC": torch.tensor([[[1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3],
@@ -315,7 +316,7 @@ def test_combine_weights_by_counts():
 @pytest.mark.parametrize("name", ["fedhkd", "fedhkd_star"])
 def test_floats_as_the_paper_counts_them(name, classes, latent, shared, up, down):
     """Up n (d + n) + n, down n (d + n) for n shared classes: CIFAR10, SVHN, CIFAR100, one class, none."""
-    scheme = schemes.get(name)(schemes.settings_of(name)(), Facts(classes, latent, 10, 0))
+    scheme = schemes.get(name)(schemes.settings_of(name)(), Facts(classes, latent, 10, 0, 0, 0))
     tensors = {key: torch.zeros(shape) for key, shape in scheme.report_shapes().items()}
     tensors["count_C"][:shared] = 9.0
     assert scheme.report_floats(tensors) == up and scheme.message_floats(tensors) == down
@@ -323,7 +324,7 @@ def test_floats_as_the_paper_counts_them(name, classes, latent, shared, up, down
 
 
 def test_fedavg_sends_nothing_beside_the_weights():
-    scheme = schemes.get("fedavg")(schemes.settings_of("fedavg")(), Facts(10, 64, 10, 0))
+    scheme = schemes.get("fedavg")(schemes.settings_of("fedavg")(), Facts(10, 64, 10, 0, 0, 0))
     assert scheme.report_shapes() == scheme.message_shapes() == scheme.client_state_shapes() == {}
     assert scheme.report_floats({}) == scheme.message_floats({}) == 0
     assert type(scheme).loss is Scheme.loss and scheme.terms == ("cross_entropy",)

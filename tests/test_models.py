@@ -10,6 +10,7 @@ from hkd_hpc import models
 from hkd_hpc.config import ModelSettings
 from hkd_hpc.errors import UsageError
 from hkd_hpc.flat import FlatModel
+from hkd_hpc.images import normalise
 
 IMAGE = (3, 32, 32)
 OWN = '''
@@ -133,8 +134,8 @@ def test_initial_weights_are_a_function_of_the_seed_alone():
 def test_images_become_numbers_from_minus_one_to_one():
     x = torch.arange(256, dtype=torch.uint8)
     expected = (np.arange(256) / 255 - 0.5) / 0.5
-    assert models.normalise(x).dtype == torch.float32
-    np.testing.assert_allclose(models.normalise(x).numpy(), expected, atol=2e-7)
+    assert normalise(x).dtype == torch.float32
+    np.testing.assert_allclose(normalise(x).numpy(), expected, atol=2e-7)
     assert x.tolist() == list(range(256))  # the input is not changed
 
 

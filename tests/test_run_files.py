@@ -80,7 +80,7 @@ def test_metrics_can_be_read_at_any_moment(tmp_path, data):
 def test_sha_can_be_recomputed_from_the_checkpoint(fedhkd):
     tensors = toy.state_dict(fedhkd, 2, net_of(fedhkd).state_dict())
     assert toy.sha256_by_rule(tensors) == toy.last_sha(fedhkd)
-    assert tensors["extractor.1.num_batches_tracked"].dtype == np.int64
+    assert tensors["extractor.stage1.1.num_batches_tracked"].dtype == np.int64
     first = toy.state_dict(fedhkd, 1, net_of(fedhkd).state_dict())
     assert toy.sha256_by_rule(first) == toy.metrics(fedhkd)["rounds/weights_sha256"][0]
 
@@ -268,11 +268,15 @@ import sys
 import numpy as np, torch
 from torch import nn
 assert not any(name.startswith("hkd_hpc") for name in sys.modules)
-layers = []
-for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
-    layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+layers = {}
+for stage, (inputs, outputs) in enumerate(((3, 32), (32, 64), (64, 128)), 1):
+    convolution = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False)
+    layers[f"stage{stage}"] = nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(128, 8))
 net = nn.Module()
-net.extractor = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 8))
+net.extractor = nn.Sequential()
+for name, layer in layers.items():
+    net.extractor.add_module(name, layer)
 net.classifier = nn.Linear(8, 10)
 net.load_state_dict(torch.load(sys.argv[1], weights_only=True))
 net.eval()

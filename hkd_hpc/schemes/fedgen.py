@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
@@ -70,6 +71,9 @@ class FedGen(Scheme):
     # --- on the clients
 
     def begin(self, client):
+        head = client.net.classifier
+        if not isinstance(head, torch.nn.Linear) or head.bias is None:
+            raise UsageError("scheme.name=fedgen: the `classifier` of model.name must be a torch.nn.Linear with bias")
         client.cache["factor"] = self.settings.decay ** (client.round - 1)
         client.cache["random"] = client.random("generated vectors")
         client.cache["labels"] = torch.nonzero(client.message["count_C"] > 0)[:, 0].tolist()

@@ -4,13 +4,14 @@ paper compares it.
 L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels
 
 The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of all
-of them after training; the teacher is the plain mean over the clients. Every local epoch goes through the public images in
-an order of its own. Public images do not enter the BatchNorm statistics unless `public_batchnorm=train`.
+of them after training; the teacher is the plain mean over the clients. A client uses every public image once before any
+twice, in an order of its own. Public images do not enter the BatchNorm statistics unless `public_batchnorm=train`.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.errors import UsageError
 from hkd_hpc.images import normalise
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
@@ -35,13 +36,21 @@ class FedMD(Scheme):
     terms = ("cross_entropy", "distillation")
     needs_public = True
 
+    def __init__(self, settings, facts):
+        super().__init__(settings, facts)
+        if settings.public_batchnorm == "train" and facts.public == 1:
+            raise UsageError("scheme.public_batchnorm=train: needs 2 public images or more, there is 1; "
+                             "raise data.public_fraction or use public_batchnorm=keep")
+
     def report_shapes(self):
         return {"soft_AC": (self.facts.public, self.facts.classes)}
 
     message_shapes = report_shapes
 
     def begin(self, client):
-        client.cache.update(random=client.random("public batches"), order_A=[], teach=client.round > 1 and self.settings.lam)
+        nothing_left = torch.empty(0, dtype=torch.int64, device=client.y_train.device)
+        client.cache.update(random=client.random("public batches"), order_A=nothing_left,
+                            teach=client.round > 1 and self.settings.lam > 0)
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
@@ -62,11 +71,11 @@ class FedMD(Scheme):
         return self.settings.lam * F.kl_div(log_soft_BC, client.message["soft_AC"][index_B], reduction="batchmean")
 
     def _next_public(self, client, size):
-        """The next public images; when they are used up, all of them again in a new order."""
-        cache = client.cache
-        if len(cache["order_A"]) < min(size, self.facts.public):
+        """The next public images: each of them once, then all again in a new order; at most all in one batch."""
+        cache, size = client.cache, min(size, self.facts.public)
+        if len(cache["order_A"]) < size:
             order_A = torch.from_numpy(cache["random"].permutation(self.facts.public))
-            cache["order_A"] = order_A.to(client.x_public.device)
+            cache["order_A"] = torch.cat([cache["order_A"], order_A.to(cache["order_A"].device)])
         index_B, cache["order_A"] = cache["order_A"][:size], cache["order_A"][size:]
         return index_B
 

@@ -55,5 +55,7 @@ class Moon(Scheme):
         return self.settings.mu * F.softplus((push_B - pull_B) / self.settings.tau).mean()
 
     def report(self, client):
-        client.state["previous"] = client.flat.values_V.detach().clone()
+        """Keep the model, unless its training diverged: NaN would spoil every later round of this client."""
+        if bool(torch.isfinite(client.flat.values_V).all()):
+            client.state["previous"] = client.flat.values_V.detach().clone()
         return {}

@@ -1,0 +1,288 @@
+"""What every scheme of the registry owes the round loop, whatever its paper says."""
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+from federation import OFF, Federation, same_model, save_images, settings
+
+import toy
+from hkd_hpc import schemes
+from hkd_hpc.schemes.base import Facts
+
+SCHEMES = tuple(schemes.REGISTRY)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+def test_every_scheme_is_held_to_the_contract():
+    assert set(OFF) == set(SCHEMES)
+
+
+# ---- what travels and what stays
+
+
+def fields(record: np.void) -> dict[str, tuple[int, ...]]:
+    names = record.dtype["tensors"].names if "tensors" in record.dtype.names else ()
+    return {name: record["tensors"][name].shape for name in names}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_declared_is_what_travels_and_stays(data, scheme, monkeypatch):
+    run = Federation(data, scheme)
+    own, given = run.scheme, {"report": [], "combine": []}
+    for name in given:
+        def noted(*args, original=getattr(own, name), kept=given[name]):
+            kept.append(original(*args))
+            return kept[-1]
+        monkeypatch.setattr(own, name, noted)
+    assert all(not tensor.any() for tensor in run.message.values())  # round 1 begins with nothing known
+    last = run.play(2)[-1]
+    shapes = lambda tensors: {name: tuple(tensor.shape) for name, tensor in tensors.items()}  # noqa: E731
+    assert len(given["report"]) == 6 and len(given["combine"]) == 2
+    assert all(shapes(report) == own.report_shapes() for report in given["report"])
+    assert all(shapes(message) == own.message_shapes() for message in given["combine"])
+    assert fields(last.reports[0]) == own.report_shapes() and fields(run.job.message[0]) == own.message_shapes()
+    for client in run.clients:
+        assert {name: tuple(tensor.shape) for name, tensor in client.state.items()} == own.client_state_shapes()
+        assert not client.cache and not any(tensor.requires_grad for tensor in client.state.values())
+    tensors = [*run.message.values(), *run.job.server.scheme_server.state.values()]
+    assert all(torch.isfinite(tensor).all() and not tensor.requires_grad for tensor in tensors)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_loss_gives_a_scalar_for_each_term(data, scheme):
+    run = Federation(data, scheme)
+    for played in run.play(2):
+        assert played.reports["loss"].shape == (3, len(run.scheme.terms)) and np.isfinite(played.reports["loss"]).all()
+        assert (played.reports["loss"][:, 0] > 0).all() and run.scheme.terms[0] == "cross_entropy"
+
+
+# ---- FedAvg is a special case of all
+
+
+@pytest.fixture(scope="module")
+def fedavg(data):
+    return Federation(data, "fedavg").play(3)
+
+
+def variants():
+    return [(name, off) for name, off in OFF.items()] + [("fedmd", (*OFF["fedmd"], "scheme.public_batchnorm=train")),
+                                                         ("fedhkd", ("scheme.nu=1",))]
+
+
+@pytest.mark.parametrize("scheme, off", variants())
+def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
+    for own, reference in zip(Federation(data, scheme, *off).play(3), fedavg):
+        assert same_model(own, reference)
+        assert own.reports["test_correct"].tolist() == reference.reports["test_correct"].tolist()
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "fedavg"])
+def test_with_its_terms_it_is_not(data, fedavg, scheme):
+    own = Federation(data, scheme).play(2)
+    first = scheme in ("fedprox", "fedalign")  # these need nothing from a round before
+    assert same_model(own[0], fedavg[0]) is not first and not same_model(own[1], fedavg[1])
+
+
+def test_public_images_and_clients_are_the_same_for_every_scheme(data):
+    runs = [Federation(data, scheme) for scheme in SCHEMES]
+    assert len({run.job.server.static["partition"]["sha256"] for run in runs}) == 1
+    assert {run.scheme.facts.public for run in runs} == {45}  # 300 * .6 / 3 = 60 dealt, 15 of them for the local test
+    for run in runs:
+        assert all((client.x_public is not None) == (run.scheme.needs_public) for client in run.clients)
+
+
+# ---- hard cases
+
+
+def all_finite(run: Federation, played) -> bool:
+    numbers = [played.reports["loss"], *(run.job.message[0]["tensors"][name] for name in run.scheme.message_shapes())]
+    return bool(torch.isfinite(played.weights_V).all()) and all(np.isfinite(array).all() for array in numbers)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_logits_of_ten_thousand(data, scheme):
+    run = Federation(data, scheme)
+    run.play(1)
+    run.load()
+    _, logits = run.clients[0].predict_train()
+    with torch.no_grad():
+        for part in run.net.classifier.parameters():
+            part.mul_(1e4 / float(logits.abs().max()))
+    run.job.weights_V.copy_(run.flat.values_V)
+    run.load()
+    _, logits = run.clients[0].predict_train()
+    assert 9e3 < logits.abs().max() < 1.1e4
+    for played in run.play(2):
+        assert (played.reports["status"] == 0).all() and all_finite(run, played)
+
+
+@pytest.mark.parametrize("images", [2, 3, 17])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_clients_of_few_images_and_one_class(data, scheme, images):
+    """Batches of 16: a client of 17 images has one batch of 17. Its images are all of one class."""
+    run = Federation(data, scheme)
+    for client in run.clients[:2]:
+        label = client.y_train.mode().values
+        index = torch.cat([torch.nonzero(client.y_train == label)[:, 0]] * 3)[:images]
+        client.x_train, client.y_train = client.x_train[index], client.y_train[index]
+    for played in run.play(3):
+        assert (played.reports["status"] == 0).all() and all_finite(run, played)
+        assert played.reports["weight"].tolist() == [images, images, 45]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_clients_of_one_image_and_of_none(data, scheme):
+    """Without BatchNorm one image is enough."""
+    run = Federation(data, scheme, "model.norm=group")
+    for count, client in enumerate(run.clients[:2]):
+        client.x_train, client.y_train = client.x_train[:count], client.y_train[:count]
+    for played in run.play(3):
+        assert played.reports["status"].tolist() == [2, 0, 0] and all_finite(run, played)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_clients_that_cannot_train_or_are_refused(data, scheme):
+    """One image is too few for BatchNorm, a training that ends in NaN is refused; neither harms a later round."""
+    run = Federation(data, scheme)
+    alone, broken = run.clients[0], run.clients[1]
+    alone.x_train, alone.y_train = alone.x_train[:1], alone.y_train[:1]
+    run.play(1)
+    original = run.scheme.loss
+
+    def spoilt(client, batch):
+        terms = original(client, batch)
+        return {name: value * float("nan") if client is broken else value for name, value in terms.items()}
+
+    run.scheme.loss = spoilt
+    for played in run.play(2):
+        assert played.reports["status"].tolist() == [2, 1, 0] and torch.isfinite(played.weights_V).all()
+        assert all(torch.isfinite(tensor).all() for tensor in run.message.values())
+    run.scheme.loss = original
+    assert run.play(1)[0].reports["status"].tolist() == [2, 0, 0]  # back in the next round
+
+
+@pytest.mark.parametrize("classes", [2, 100])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_few_and_many_classes(tmp_path, scheme, classes):
+    run = Federation(save_images(tmp_path / "data.npz", 200, 100, classes), scheme)
+    assert all(all_finite(run, played) for played in run.play(2))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_layers_that_settings_choose(data, scheme, norm):
+    run = Federation(data, scheme, f"model.norm={norm}", "model.latent_norm=batch", "train.clip_norm=1.1")
+    assert all(all_finite(run, played) for played in run.play(2))
+
+
+# ---- who computes it, and when
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_order_of_the_clients_does_not_matter(data, scheme):
+    forward, backward = (Federation(data, scheme, "fed.participation=0.5", "fed.clients=4") for _ in range(2))
+    backward.clients.reverse()
+    for one, other in zip(forward.play(3), backward.play(3)):
+        assert len(one.cohort) == 2 and same_model(one, other)
+        assert forward.job.message.tobytes() == backward.job.message.tobytes()
+
+
+SAMPLED = ("fed.clients=4", "fed.participation=0.5", "data.partition=iid")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """whole(scheme): the folder of an uninterrupted run on one rank, 2 of 4 clients a round."""
+    folders: dict = {}
+
+    def run(scheme):
+        if scheme not in folders:
+            folders[scheme] = tmp_path_factory.mktemp(scheme) / "run"
+            toy.train_ok(1, *settings(data, scheme, *SAMPLED), "--out", folders[scheme])
+        return folders[scheme]
+
+    return run
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_same_bits_on_three_ranks(data, tmp_path, whole, scheme):
+    toy.train_ok(3, *settings(data, scheme, *SAMPLED), "--out", tmp_path / "run")
+    assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
+    straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
+    for name, value in straight.items():
+        if name.split("/")[0] in ("global", "message", "server", "client_states"):
+            np.testing.assert_array_equal(again[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
+    """Three ranks die in round 4; one goes on from the checkpoint of round 2 or 3."""
+    def die(rank):
+        toy.note_pid(tmp_path / "pids", 3)
+        if rank == 1:
+            toy.on_place(4, "weights", lambda: toy.kill_all(tmp_path / "pids"))
+
+    results = toy.train(3, *settings(data, scheme, *SAMPLED), "--out", tmp_path / "run", patch=die)
+    assert [result.signal for result in results] == [signal.SIGKILL] * 3, results
+    outputs = toy.train_ok(1, "--resume", "--out", tmp_path / "run")
+    assert "resuming after round" in outputs[0]
+    assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
+    straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
+    kept = [name for name in straight if name.split("/")[0] in ("server", "client_states")]
+    assert {name for name in again if name.split("/")[0] in ("server", "client_states")} == set(kept)
+    for name in kept:
+        np.testing.assert_array_equal(again[name], straight[name], err_msg=name)
+
+
+# ---- what the paper counts
+
+
+WEIGHTS = 760_336  # 2 clients x 4 bytes x (94,594 parameters + 448 BatchNorm statistics)
+BYTES = {  # 2 clients x 4 bytes x floats (up, down); all ten classes are with every client, latent 8
+    "fedavg": (0, 0), "fedprox": (0, 0), "moon": (0, 0), "fedalign": (0, 0),
+    "fedgen": (8 * 10, 8 * (14 * 16 + 16 + 32 + 16 * 8 + 8)),  # noise 4, hidden 16: 408 floats
+    "fedmd": (8 * 34 * 10, 8 * 34 * 10),  # 34 public images
+    "fedproto": (8 * 10 * 8, 8 * 10 * 8),
+    "fedhkd": (8 * 10 * 19, 8 * 10 * 18), "fedhkd_star": (8 * 10 * 19, 8 * 10 * 18)}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_payload_bytes_of_every_round(whole, scheme):
+    found = toy.metrics(whole(scheme))
+    assert (found["partition/train_count"] > 0).all() and found["partition/train_count"].sum(1).tolist() == [34] * 4
+    ledger = {kind: found[f"rounds/payload_bytes/{kind}"].tolist()
+              for kind in ("weights_up", "weights_down", "knowledge_up", "knowledge_down")}
+    up, down = BYTES[scheme]
+    assert ledger == {"weights_up": [WEIGHTS] * 4, "weights_down": [WEIGHTS] * 4, "knowledge_up": [up] * 4,
+                      "knowledge_down": [down] * 4}
+
+
+PAPER = {  # floats (up, down): CIFAR10, CIFAR100, SVHN
+    "fedavg": ((0, 0),) * 3, "fedprox": ((0, 0),) * 3, "moon": ((0, 0),) * 3, "fedalign": ((0, 0),) * 3,
+    "fedgen": ((10, 72_256), (100, 118_336), (10, 55_840)),
+    "fedmd": ((3_750, 3_750), (37_500, 37_500), (5_490, 5_490)),
+    "fedproto": ((640, 640), (6_400, 6_400), (320, 320)),
+    "fedhkd": ((750, 740), (16_500, 16_400), (430, 420)), "fedhkd_star": ((750, 740), (16_500, 16_400), (430, 420))}
+SIZES = ((10, 64, 375), (100, 64, 375), (10, 32, 549))  # classes, latent, public images
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_floats_at_the_sizes_of_the_paper(scheme):
+    for (classes, latent, public), expected in zip(SIZES, PAPER[scheme]):
+        own = schemes.get(scheme)(schemes.settings_of(scheme)(), Facts(classes, latent, 10, 0, 0, public))
+        report, message = ({name: torch.ones(shape) for name, shape in shapes.items()}
+                           for shapes in (own.report_shapes(), own.message_shapes()))
+        assert (own.report_floats(report), own.message_floats(message)) == expected
+
+
+def test_classes_that_a_client_lacks_do_not_count():
+    own = schemes.get("fedproto")(schemes.settings_of("fedproto")(), Facts(10, 64, 10, 0, 0, 0))
+    tensors = {"count_C": torch.tensor([3.0, 0, 0, 1, 0, 0, 0, 0, 0, 9]), "feature_CD": torch.ones(10, 64)}
+    assert own.report_floats(tensors) == own.message_floats(tensors) == 192

@@ -1,0 +1,242 @@
+"""FedMD: the teacher, the divergence by hand, and the public images: whose they are, their order, and BatchNorm."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import plain
+import pytest
+import torch
+from federation import Federation, save_images, settings
+from torch import nn
+
+import toy
+from hkd_hpc import rng
+from hkd_hpc.client import Batch
+from hkd_hpc.errors import UsageError
+from hkd_hpc.images import normalise
+from hkd_hpc.models import Net
+from hkd_hpc.schemes.fedmd import FedMDSettings
+
+LABELS = [0, 1, 2] * 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+def identity_net() -> Net:
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(3, 3)), 3, 3)
+    for layer in (net.extractor[1], net.classifier):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return net
+
+
+@pytest.fixture
+def prepared(toy_bench, toy_client):
+    """make(net, public images, soft_AC, overrides...): (bench, client) in round 2 after `begin`."""
+    def make(net, x_public, soft_AC, *overrides):
+        bench, client = toy_bench(net, "fedmd", *overrides), toy_client(LABELS, id=2)
+        bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=len(x_public))
+        client.x_public = x_public
+        plain.prepare(bench, client, {"soft_AC": soft_AC})
+        bench.scheme.begin(client)
+        return bench, client
+
+    return make
+
+
+def public_images(count: int, side: int = 2) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(7).integers(0, 256, (count, 3, side, side), dtype=np.uint8))
+
+
+def batch_of(client, count: int = 4) -> Batch:
+    return Batch(normalise(client.x_train[:count]), client.y_train[:count], torch.arange(count))
+
+
+def test_defaults_are_the_papers():
+    assert dataclasses.asdict(FedMDSettings()) == {"name": "fedmd", "lam": 0.05, "temperature": 0.5,
+                                                   "public_batchnorm": "keep"}
+
+
+# ---- the term
+
+
+def test_divergence_by_hand(prepared):
+    """Logits 0 on both public images: student (1,1,1)/3. KL(teacher || student): log 3, and log 3 - log 2."""
+    net = identity_net()
+    nn.init.zeros_(net.classifier.weight)
+    soft_AC = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
+    bench, client = prepared(net, public_images(2, side=1), soft_AC, "scheme.lam=0.4")
+    terms = bench.scheme.loss(client, Batch(torch.zeros(2, 3, 1, 1), torch.tensor([0, 1]), torch.arange(2)))
+    assert tuple(terms) == bench.scheme.terms == ("cross_entropy", "distillation")
+    assert terms["distillation"].item() == pytest.approx(0.4 * (math.log(3) + math.log(1.5)) / 2, rel=1e-6)
+
+
+def test_temperature_divides_the_logits(prepared):
+    """Pixels 255 and 0 are logits 1 and -1: at T = .5 softmax(2, -2, -2); at T = 2 softmax(.5, -.5, -.5)."""
+    x_public = torch.tensor([[255, 0, 0], [255, 0, 0]], dtype=torch.uint8).reshape(2, 3, 1, 1)
+    soft_AC = torch.tensor([[0.2, 0.8, 0.0]] * 2)
+    for temperature in (0.5, 2.0):
+        bench, client = prepared(identity_net(), x_public, soft_AC, "scheme.lam=1", f"scheme.temperature={temperature}")
+        z = np.array([1.0, -1.0, -1.0]) / temperature
+        student = np.exp(z) / np.exp(z).sum()
+        expected = 0.2 * np.log(0.2 / student[0]) + 0.8 * np.log(0.8 / student[1])
+        assert bench.scheme._distil(client, 2).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_small_step_lowers_the_divergence(prepared, toy_net):
+    soft_AC = torch.softmax(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), 1)
+    bench, client = prepared(toy_net(), public_images(8), soft_AC)
+    before = bench.scheme._distil(client, 8)
+    found = plain.gradient(client.net, before)
+    with torch.no_grad():
+        for name, parameter in client.net.named_parameters():
+            parameter -= 0.1 * found[name]
+    assert bench.scheme._distil(client, 8).item() < before.item()
+    assert all(found[name].any() for name in ("extractor.1.weight", "classifier.weight"))
+
+
+def test_round_one_is_unassisted(prepared, toy_net):
+    bench, client = prepared(toy_net(), public_images(8), torch.zeros(8, 3))
+    client.round = 1
+    bench.scheme.begin(client)
+    assert bench.scheme.loss(client, batch_of(client))["distillation"].item() == 0.0
+
+
+# ---- the teacher
+
+
+def test_report_is_the_soft_prediction_in_eval_mode(prepared, toy_net):
+    bench, client = prepared(toy_net(), public_images(5), torch.zeros(5, 3))
+    bench.flat.net.extractor[2].running_mean.fill_(0.3)
+    with torch.no_grad():
+        logits = plain.double(bench.flat.net).eval()(plain.images(client.x_public))[1]
+    expected = torch.softmax(2 * logits, 1).numpy()  # T = .5
+    np.testing.assert_allclose(bench.scheme.report(client)["soft_AC"].numpy(), expected, atol=1e-6)
+
+
+def test_teacher_is_the_plain_mean(toy_bench, toy_net):
+    soft_MAC = torch.tensor([[[1.0, 0, 0]], [[0.0, 1, 0]], [[0.0, 0.5, 0.5]], [[0.0, 0.5, 0.5]]])
+    message = toy_bench(toy_net(), "fedmd").scheme.combine(None, {"soft_AC": soft_MAC})
+    assert message["soft_AC"].tolist() == [[0.25, 0.5, 0.25]]
+
+
+def test_teacher_does_not_weigh_clients_by_size(data):
+    run = Federation(data, "fedmd")
+    small = run.clients[0]
+    small.x_train, small.y_train = small.x_train[:4], small.y_train[:4]
+    reports = run.play(1)[0].reports
+    assert reports["weight"].tolist() == [4, 45, 45]
+    expected = reports["tensors"]["soft_AC"].astype("f8").mean(0)
+    np.testing.assert_allclose(run.message["soft_AC"].numpy(), expected, atol=1e-7)
+    np.testing.assert_allclose(expected.sum(1), 1, atol=1e-6)
+
+
+# ---- the public images
+
+
+def test_public_images_are_the_same_for_all_and_nobodys(data):
+    run = Federation(data, "fedmd")
+    partition = run.job.server.static["partition"]
+    public, x_train = partition["public_index"], np.load(data)["x_train"]
+    dealt = np.concatenate([partition["train_index"], partition["test_index"]])
+    assert partition["test_split"] == "train" and len(public) == len(set(public)) == 45 == run.scheme.facts.public
+    assert len(set(dealt)) == 180 and not set(public) & set(dealt)
+    for client in run.clients:
+        np.testing.assert_array_equal(client.x_public.numpy(), x_train[public])
+
+
+@pytest.mark.parametrize("more", ["data.beta=5", "data.partition=iid", "scheme.temperature=2", "train.epochs=2"])
+def test_public_images_do_not_depend_on_how_the_others_are_dealt(data, more):
+    runs = Federation(data, "fedmd"), Federation(data, "fedmd", more)
+    np.testing.assert_array_equal(*(run.job.server.static["partition"]["public_index"] for run in runs))
+
+
+def drawn(prepared, toy_net, images: int, sizes: list[int]) -> list[list[int]]:
+    bench, client = prepared(toy_net(), public_images(images), torch.zeros(images, 3))
+    return [bench.scheme._next_public(client, size).tolist() for size in sizes]
+
+
+@pytest.mark.parametrize("images, sizes", [
+    (12, [4] * 9), (10, [4] * 12), (11, [8, 3, 8, 3, 8, 3]), (7, [3] * 20), (375, [64] * 5 + [55] + [64] * 5 + [55]),
+    (13, [5, 5, 2] * 6), (5, [5, 5]), (2, [2, 2, 2])])
+def test_every_public_image_is_used_once_before_any_is_used_twice(prepared, toy_net, images, sizes):
+    batches = drawn(prepared, toy_net, images, sizes)
+    assert [len(batch) for batch in batches] == sizes
+    used = [i for batch in batches for i in batch]
+    for start in range(0, len(used) - images + 1, images):
+        assert sorted(used[start:start + images]) == list(range(images))
+    assert len({tuple(used[start:start + images]) for start in range(0, images * 2, images)}) == 2 or images <= 2
+
+
+def test_fewer_public_images_than_a_batch_are_all_used(prepared, toy_net):
+    assert [sorted(batch) for batch in drawn(prepared, toy_net, 3, [8, 8, 5])] == [[0, 1, 2]] * 3
+
+
+def test_order_is_the_clients_own_in_this_round(prepared, toy_net):
+    bench, client = prepared(toy_net(), public_images(20), torch.zeros(20, 3))
+    expected = rng.stream(0, "public batches", 2, 2).permutation(20).tolist()
+    assert bench.scheme._next_public(client, 20).tolist() == expected
+
+
+@pytest.mark.parametrize("rule", ["keep", "train"])
+def test_whether_public_images_enter_the_batch_norm_statistics(prepared, toy_net, rule):
+    bench, client = prepared(toy_net(), public_images(8), torch.full((8, 3), 1 / 3), f"scheme.public_batchnorm={rule}")
+    reference, batch = plain.double(bench.flat.net), batch_of(client)
+    with torch.no_grad():
+        reference(batch.x_BCHW.double())
+        if rule == "train":
+            index = rng.stream(0, "public batches", 2, 2).permutation(8)[:4]
+            reference(plain.images(client.x_public[index]))
+    bench.scheme.loss(client, batch)
+    own, expected = bench.flat.net.extractor[2], reference.extractor[2]
+    assert own.num_batches_tracked.item() == expected.num_batches_tracked.item() == (1 if rule == "keep" else 2)
+    np.testing.assert_allclose(own.running_mean.numpy(), expected.running_mean.numpy(), atol=1e-6)
+    np.testing.assert_allclose(own.running_var.numpy(), expected.running_var.numpy(), atol=1e-6)
+    assert bench.flat.net.training
+
+
+def test_one_public_image(data):
+    """Statistics of one image are none (at 1 x 1 maps BatchNorm raises): refused before the first round."""
+    one = "data.public_fraction=0.004"
+    assert all((played.reports["status"] == 0).all() for played in Federation(data, "fedmd", one).play(2))
+    with pytest.raises(UsageError, match="public_batchnorm=train: needs 2 public images or more, there is 1"):
+        Federation(data, "fedmd", one, "scheme.public_batchnorm=train")
+
+
+def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
+    bench, client = toy_bench(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)
+    bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=12)
+    client.x_public = public_images(12)
+    soft_AC = torch.softmax(torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), 1)
+    stream = rng.stream(0, "public batches", 2, 2)
+    order = np.concatenate([stream.permutation(12) for _ in range(3)]).tolist()
+
+    def distil(net, feature, logits, labels, index):
+        public = [order.pop(0) for _ in index]
+        net.eval()
+        _, student = net(plain.images(client.x_public[public]))
+        net.train()
+        p, q = soft_AC[public].double(), torch.softmax(student / 0.5, 1)
+        return 2 * (p * (p / q).log()).sum(1).mean()
+
+    reference = plain.train(plain.double(bench.flat.net), client, distil, epochs=3, batch=8, round=2)
+    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {"soft_AC": soft_AC}, 2)
+    plain.assert_same_model(bench.flat.net, reference)
+    assert not order
+
+
+# ---- too few images
+
+
+def test_no_room_for_public_images_ends_with_the_largest_fraction(data, tmp_path):
+    """3 clients: fraction f deals 3 x 100 f and needs 75 f more of 300, so f = 1 / 1.25 at most."""
+    results = toy.train(1, *settings(data, "fedmd", "data.fraction=1"), "--out", tmp_path / "run")
+    lines = toy.our_lines([results[0].output])
+    assert results[0].exit_code == 2 and len(lines) == 1 and "data.fraction of at most 0.8 " in lines[0]
+    assert Federation(data, "fedmd", "data.fraction=0.8").scheme.facts.public == 60
+    assert not (tmp_path / "run").exists()

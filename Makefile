@@ -16,7 +16,7 @@ install: $(STAMP)
 $(STAMP): setup.py tools/activate_mpi.sh
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,test]'
-	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$(CURDIR)/tools/activate_mpi.sh"' >> $(VENV)/bin/activate
+	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$$VIRTUAL_ENV/../tools/activate_mpi.sh"' >> $(VENV)/bin/activate
 	touch $(STAMP)
 
 clean:

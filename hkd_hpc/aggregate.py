@@ -32,11 +32,11 @@ class FixedPointSum:
     def clear(self) -> None:
         self._empty = True
 
-    def add(self, values_V: torch.Tensor, weight: int) -> str | None:
-        """Add weight * values_V. A vector with NaN, infinity or |x| > LIMIT is not added; then the reason is returned."""
+    def add(self, values_V: torch.Tensor, weight: int) -> tuple[float, float] | None:
+        """Add weight * values_V. With NaN, infinity or |x| > LIMIT nothing is added; then (smallest, largest) return."""
         low, high = (float(bound) for bound in torch.aminmax(values_V))
         if not (low >= -LIMIT and high <= LIMIT):  # NaN fails both
-            return f"values from {low:.3g} to {high:.3g}; allowed are finite ones up to {LIMIT:.0f}"
+            return low, high
         for start in range(0, len(values_V), len(self._double)):
             self._add_chunk(start, values_V[start:start + len(self._double)], weight * 2.0 ** self.bits)
         self.buffer[-1] = weight + (0 if self._empty else self.buffer[-1])
@@ -61,7 +61,8 @@ class FixedPointSum:
         """Write the weighted mean into out_V, return the total weight. RunError when no client delivered anything."""
         total = int(self.buffer[-1])
         if total <= 0:
-            raise RunError("no client delivered usable weights in this round, so there is nothing to average")
+            raise RunError("no client of the cohort delivered usable weights, so there is nothing to average; the warnings "
+                           "above say why, unless all have too few images")
         for start in range(0, len(out_V), len(self._double)):
             out = out_V[start:start + len(self._double)]
             double = self._double[:len(out)].copy_(self.buffer[start:start + len(out)])

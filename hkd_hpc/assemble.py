@@ -12,7 +12,7 @@ from hkd_hpc import models, payload, plan, report, rounds, schemes, versions
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
-from hkd_hpc.config import Config
+from hkd_hpc.config import Config, same_experiment
 from hkd_hpc.data import share, sources
 from hkd_hpc.data.partition import Partition, make_partition
 from hkd_hpc.errors import RunError, UsageError
@@ -48,6 +48,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + config.to_json())
     bench = Workbench(flat, scheme, config)
+    require_trainable(partition, bench)
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
     x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
@@ -58,6 +59,13 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     message[0]["counters"] = pack_counters(flat.counters)
     return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, max(sum(images), 1)), server, rank_of,
                       flat.values_V.detach().clone(), [c.clone() for c in flat.counters], message)
+
+
+def require_trainable(partition: Partition, bench: Workbench) -> None:
+    largest = max(len(index) for index in partition.train)
+    if largest < bench.fewest:
+        raise UsageError(f"fed.clients={len(partition.train)}: no client gets more than {largest} training image(s), and "
+                         f"this model needs {bench.fewest}; lower fed.clients or raise data.fraction")
 
 
 def node_copy(config: Config, comm: Comm) -> sources.DataSet:
@@ -156,8 +164,10 @@ def start(job: rounds.Job, folder: RunFolder | None, resume: bool) -> None:
 
 
 def restore(job: rounds.Job, round: int, tree: dict) -> dict:
-    if tree["config_json"] != job.config.to_json():
-        raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json says")
+    if not same_experiment(tree["config_json"], job.config.to_json()):
+        raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json has")
+    if tree["partition"]["sha256"] != job.server.static["partition"]["sha256"]:
+        raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
     kept = job.server.restore(round, tree)
     job.weights_V.copy_(kept["weights_V"])
     job.message, job.done = kept["message"], round

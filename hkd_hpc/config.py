@@ -140,7 +140,7 @@ def preset(name: str) -> dict[str, Any]:
     return presets.PRESETS[name]
 
 
-def from_values(values: dict[str, Any], soft=frozenset()) -> Config:
+def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) -> Config:
     """Config from {"section.key": raw value}; a preset may speak of settings that only some schemes have, so scheme
     keys in `soft` are dropped where the chosen scheme has no such setting."""
     by_section: dict[str, dict[str, Any]] = {name: {} for name in ("scheme", *SECTIONS)}
@@ -154,7 +154,8 @@ def from_values(values: dict[str, Any], soft=frozenset()) -> Config:
     scheme_values = {k: v for k, v in by_section["scheme"].items() if k in known or f"scheme.{k}" not in soft}
     config = Config(build("scheme", scheme_class, scheme_values),
                     *(build(name, cls, by_section[name]) for name, cls in SECTIONS.items()))
-    check_together(config)
+    if whole:  # else these are only some of the settings, to be joined with stored ones
+        check_together(config)
     return config
 
 
@@ -223,7 +224,23 @@ def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str |
         return f"scheme.name: stored {before['scheme.name']}, asked {asked['scheme.name']}"
     after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
     return "; ".join(f"{key}: stored {before[key]}, asked {after[key]}" for key in asked
-                     if key in after and after[key] != before.get(key)) or None
+                     if key in after and after[key] != before.get(key) and not is_place(key)) or None
+
+
+def is_place(key: str) -> bool:
+    """Whether a setting says where a run goes on, not what it computes: these may change on --resume."""
+    return key.startswith("comm.") or key in ("run.device", "data.dir", "data.path")
+
+
+def moved(stored: Config, asked: dict[str, Any]) -> Config:
+    """The stored settings at the place that was asked for."""
+    return absolute_paths(from_values({**as_values(stored), **{k: v for k, v in asked.items() if is_place(k)}}))
+
+
+def same_experiment(first: str, second: str) -> bool:
+    """Whether two settings, as JSON, differ in the place at most."""
+    one, other = (as_values(from_json(text)) for text in (first, second))
+    return {k: v for k, v in one.items() if not is_place(k)} == {k: v for k, v in other.items() if not is_place(k)}
 
 
 def as_values(config: Config) -> dict[str, Any]:

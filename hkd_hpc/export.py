@@ -42,7 +42,7 @@ def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
         raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
     round, tree = newest
     return (client_model(run, round, tree, client) if client is not None
-            else {name: np.asarray(value) for name, value in tree["global"].items()})
+            else {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]})
 
 
 def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:

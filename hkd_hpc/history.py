@@ -6,19 +6,35 @@ import numpy as np
 from hkd_hpc.store.tree import Leaf
 
 NAN = float("nan")
+PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0
+PAYLOAD_KINDS = ("weights_up", "weights_down", "knowledge_up", "knowledge_down")
+WIRE_KINDS = ("weights", "knowledge_up", "knowledge_down", "state", "control")
 _GLOBAL = {"model": "global", "data": "official test split", "moment": "after aggregation", "clients": "none"}
 _LOCAL = {"model": "personalised (the client's own)", "data": "clients' local test sets",
           "moment": "after local training, before aggregation", "clients": "sampled"}
+_LOSS = "a term of the loss, its weight included; mean over the images of the last local epoch"
+_PAYLOAD = "what the paper counts as traffic, summed over the sampled clients"
+_WIRE = "buffers handed to the communicator, summed over the ranks; 0 in one process"
 ATTRIBUTES = {
     "round": {"unit": "1", "meaning": "rounds completed"},
     "wall_s": {"unit": "s", "meaning": "from the start of the round to the end of its exchange, on rank 0"},
     "global_test_accuracy": {"unit": "1", **_GLOBAL}, "global_test_loss": {"unit": "nat", **_GLOBAL},
-    "global_test_n": {"unit": "images", **_GLOBAL},
+    "global_test_n": {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
     "local_test_accuracy": {"unit": "1", "weighting": "by images", **_LOCAL},
     "local_test_n": {"unit": "images", **_LOCAL},
-    "weights_sha256": {"meaning": "names, dtypes, shapes and bytes of the global state dict after the round"},
-    "train_n": {"unit": "images", "meaning": "training images of the clients that entered the average"},
+    "weights_sha256": {"meaning": "SHA-256 over the global state dict after the round, in its own order: for each tensor "
+                                  "f'{name} {numpy dtype.str} {shape}\\n' in UTF-8, then its bytes (little-endian, C order)"},
+    "train_n": {"unit": "images", "meaning": "training images that entered the average"},
+    "train_s": {"unit": "s", "meaning": "local training"},
+    "report_s": {"unit": "s", "meaning": "local test and report"},
+    "clients_sampled": {"unit": "clients"},
     "clients_refused": {"unit": "clients", "meaning": "sampled, but weights or report were not finite or too large"},
+    "status": {"unit": "1", "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused; "
+                                       "NaN not sampled"},
+    "loss": {"unit": "1", "meaning": _LOSS}, "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
+    "seconds": {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
+    "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, of the round before: it happens beside this training"},
+    "payload_bytes": {"unit": "B", "meaning": _PAYLOAD}, "wire_bytes": {"unit": "B", "meaning": _WIRE},
 }
 
 
@@ -77,11 +93,8 @@ def client_column(clients: int, ids: np.ndarray, values: np.ndarray) -> np.ndarr
 
 
 def _attributes(name: str) -> dict[str, str]:
-    if name in ATTRIBUTES:
-        return ATTRIBUTES[name]
-    group = name.split("/")[0]
-    return {"unit": {"loss": "nat", "seconds": "s"}.get(group, "B" if "bytes" in group else "s" if name.endswith("_s")
-                                                        else "1")}
+    """Of a column, or of the group that it belongs to."""
+    return ATTRIBUTES[name] if name in ATTRIBUTES else ATTRIBUTES[name.split("/")[0]]
 
 
 def _put(tree: dict, name: str, value) -> None:

@@ -108,15 +108,29 @@ def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int
     """A user's own model; one forward pass tells a wrong shape before the first round."""
     what = f"model.name={settings.name}"
     cls = schemes.load_class(settings.name, what)
-    net = cls(classes, settings.latent) if isinstance(cls, type) else None
+    try:
+        net = cls(classes, settings.latent) if isinstance(cls, type) else None
+    except Exception as error:
+        raise UsageError(f"{what}: {cls.__name__}({classes}, {settings.latent}) raised {type(error).__name__}: {error}"
+                         ) from error
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
         raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
-    net.eval()
-    with torch.no_grad():
-        out = net(torch.zeros(2, *image_shape))
-    net.train()
+    out = probe(net, image_shape, what)
     shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
     if shapes != [(2, settings.latent), (2, classes)]:
         raise UsageError(f"{what}: forward must return (feature_BD, logits_BC) with C = {classes} and D = "
                          f"{settings.latent}; for B = 2 it gave {shapes or type(out).__name__}")
     return net
+
+
+def probe(net: nn.Module, image_shape: tuple[int, int, int], what: str):
+    """What the model gives for two black images."""
+    net.eval()
+    try:
+        with torch.no_grad():
+            return net(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise UsageError(f"{what}: forward on float32 images of shape {(2, *image_shape)} raised "
+                         f"{type(error).__name__}: {error}") from error
+    finally:
+        net.train()

@@ -12,8 +12,8 @@ def headline(config, comm, job) -> str:
     """Two lines: what runs, and on which ranks and devices."""
     fed, train = config.fed, config.train
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
-    return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {config.data.partition} "
-            f"beta {config.data.beta:g}, {fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
+    dealt = f"dirichlet beta {config.data.beta:g}" if config.data.partition == "dirichlet" else config.data.partition
+    return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {dealt}, {fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
             f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}")
 
 

@@ -2,18 +2,32 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 
 import numpy as np
 
+from hkd_hpc.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS
+
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """A line for the log."""
+    _write(sys.stdout, text)
 
 
 def warn(text: str) -> None:
-    print(f"hkd_hpc: warning: {text}", file=sys.stderr, flush=True)
+    """A line for people who watch."""
+    _write(sys.stderr, f"hkd_hpc: warning: {text}")
+
+
+def _write(stream, text: str) -> None:
+    """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not printed."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Clock:
@@ -89,18 +103,16 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
 def bytes_lines(history) -> list[str]:
     """Bytes a round by kind: what the paper counts, and what the communicator moved."""
     lines = []
-    for group, title in (("payload_bytes", "payload a round (paper's count, all clients)"),
-                         ("wire_bytes", "wire a round (communicator, all ranks)")):
-        kinds = [name for name in history.rounds if name.startswith(group + "/")]
-        means = {name.split("/")[1]: history.column(name).mean() for name in kinds}
+    for group, kinds, title in (("payload_bytes", PAYLOAD_KINDS, "payload a round (paper's count, all clients)"),
+                                ("wire_bytes", WIRE_KINDS, "wire a round (communicator, all ranks)")):
+        means = {kind: history.column(f"{group}/{kind}").sum() / max(len(history), 1) for kind in kinds}
         parts = [f"{kind} {bytes_text(mean)}" for kind, mean in means.items() if mean]
         lines.append(f"{title}: {', '.join(parts) or 'nothing'}")
     return lines
 
 
 def seconds_lines(history) -> list[str]:
-    kinds = [name for name in history.rounds if name.startswith("seconds/")]
-    parts = [f"{name.split('/')[1]} {history.column(name).sum():.1f}" for name in kinds]
+    parts = [f"{phase} {history.column(f'seconds/{phase}').sum():.1f}" for phase in PHASES]
     return [f"seconds by phase (rank 0, {len(history)} rounds): {', '.join(parts)}"]
 
 

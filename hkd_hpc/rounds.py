@@ -1,6 +1,6 @@
 """The round: the paper's Algorithm 1, whatever scheme runs.
 
-    cohort -> local training, local test, report -> ONE all-reduce of the weights -> ONE gather of the reports
+    cohort -> local training, local test -> ONE gather of the reports -> ONE all-reduce of the weights
            -> combine on the server -> ONE broadcast of the message -> test, record and save beside the next training
 
 Every rank makes the same collective calls in the same order in every round, whatever its clients do.
@@ -18,11 +18,11 @@ from hkd_hpc.client import Workbench
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
+from hkd_hpc.history import PHASES
 from hkd_hpc.server import Server
 from hkd_hpc.worker import Worker, unpack_counters
 
 
-PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0; train: training or waiting for it
 
 
 CHUNK_BYTES = 1 << 23
@@ -67,8 +67,9 @@ def one_round(job: Job, round: int) -> None:
     message = payload.tensors_of(job.message[0], job.weights_V.device)
     keep = last and job.config.run.client_models
     reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
+    gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
     timed(job, "weights", lambda: average(job, round))
-    gathered = timed(job, "knowledge", lambda: exchange(job, round, reports))
+    timed(job, "knowledge", lambda: send_message(job, round, gathered))
     states = timed(job, "state", lambda: collect_states(job, round))
     if job.server:
         job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
@@ -92,18 +93,24 @@ def average(job: Job, round: int) -> None:
     job.worker.sum.mean_into(job.weights_V)
 
 
-def exchange(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
-    """Reports to the server, its message to all. Returns the reports in client order on rank 0, None elsewhere."""
-    job.comm.at(round, "knowledge")
+def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
+    """The reports of the cohort in client order on rank 0, None elsewhere."""
+    job.comm.at(round, "reports")
     blocks = job.comm.gather(payload.as_bytes(reports), "knowledge_up")
-    gathered = None
-    if job.server:
-        gathered = in_client_order(blocks, reports.dtype)
-        job.message = job.server.combine(round, gathered)
+    if not job.server:
+        return None
+    gathered = in_client_order(blocks, reports.dtype)
+    job.server.complain(round, gathered)
+    return gathered
+
+
+def send_message(job: Job, round: int, gathered: np.ndarray | None) -> None:
+    """What the server makes of the reports, to all."""
     job.comm.at(round, "message")
+    if job.server:
+        job.message = job.server.combine(round, gathered)
     job.comm.broadcast(payload.as_bytes(job.message), "knowledge_down")
     job.counters = unpack_counters(job.message[0]["counters"], job.bench.flat.counters)
-    return gathered
 
 
 def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -11,13 +11,12 @@ import torch
 from hkd_hpc import evaluate, payload, report, rng
 from hkd_hpc.client import Workbench
 from hkd_hpc.flat import weights_sha256
-from hkd_hpc.history import NAN, History, client_column
+from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
-from hkd_hpc.worker import NO_DATA, OK, REFUSED, STATUS, counter_size, unpack_counters
+from hkd_hpc.worker import BAD_REPORT, NO_DATA, OK, REFUSED, STATUS, counter_size, unpack_counters
 
 FLOAT_BYTES = 4
-WIRE_KINDS = ("weights", "knowledge_up", "knowledge_down", "state", "control")
 
 
 @dataclass
@@ -75,12 +74,11 @@ class Server:
         wire = {kind: job.comm.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
         self.wire_before = dict(job.comm.wire_bytes)
         row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "global_test_accuracy": NAN,
-               "global_test_loss": NAN, "global_test_n": len(self.test_y)}
+               "global_test_loss": NAN, "global_test_n": 0}
         row |= self._local_numbers(gathered) | self._payload_bytes(gathered, job.message)
         row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
         row |= {f"seconds/{phase}": seconds for phase, seconds in job.seconds.items()}
         self.history.append(row, self._client_row(gathered))
-        self._complain(round, gathered)
         self.pending = {"weights_V": job.weights_V.detach().clone(), "counters": [c.clone() for c in job.counters],
                         "message": job.message.copy(), "states": states}
 
@@ -89,7 +87,7 @@ class Server:
         images, tests = good["weight"].sum(), good["test_n"].sum()
         row = {"local_test_accuracy": good["test_correct"].sum() / tests if tests else NAN, "local_test_n": int(tests),
                "train_n": int(images), "clients_sampled": len(gathered),
-               "clients_refused": int((gathered["status"] == REFUSED).sum())}
+               "clients_refused": int(np.isin(gathered["status"], (REFUSED, BAD_REPORT)).sum())}
         for j, term in enumerate(self.bench.scheme.terms):
             row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
         return row
@@ -115,9 +113,13 @@ class Server:
             row[f"loss/{term}"] = column(good["loss"][:, j], good)
         return row
 
-    def _complain(self, round: int, gathered: np.ndarray) -> None:
-        for record in gathered[gathered["status"] == REFUSED]:
-            report.warn(f"round {round}: client {record['client']} {STATUS[REFUSED]}; it counts with weight 0")
+    def complain(self, round: int, gathered: np.ndarray) -> None:
+        """Say which clients do not count in this round, and why."""
+        for record in gathered[np.isin(gathered["status"], (REFUSED, BAD_REPORT))]:
+            low, high = record["weights_range"]
+            found = f" (from {low:.3g} to {high:.3g})" if record["status"] == REFUSED else ""
+            report.warn(f"round {round}: client {record['client']} {STATUS[int(record['status'])]}{found}; it counts with "
+                        "weight 0")
         if round == 1 and (gathered["status"] == NO_DATA).any():
             ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
             report.warn(f"clients {ids} have {STATUS[NO_DATA]}; they take part with weight 0")
@@ -138,7 +140,7 @@ class Server:
                 self.folder.save_checkpoint(round, self._checkpoint(round, arrays, pending))
         if last or round % self.config.run.evaluate_every == 0:
             accuracy, loss = self.test(pending["weights_V"], pending["counters"])
-            self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss)
+            self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_y))
         self.write_metrics()
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
 
@@ -151,7 +153,7 @@ class Server:
     def _checkpoint(self, round: int, arrays: dict, pending: dict) -> dict:
         """The complete state after a round."""
         message = pending["message"][0]
-        tree = {**self.static, **self.history.tree(), "round": round, "global": arrays,
+        tree = {**self.static, **self.history.tree(), "round": round, "global": arrays, "global_names": np.array(list(arrays)),
                 "message": {"counters": message["counters"]},
                 "server": {name: tensor.cpu().numpy() for name, tensor in self.scheme_server.state.items()},
                 "client_states": {str(client): state for client, state in sorted(pending["states"].items())}}
@@ -185,7 +187,7 @@ class Server:
             return False
         if stored["weights_sha256"][row] != self.history.rounds["weights_sha256"][-1]:
             return False
-        self.history.set_last(**{name: stored[name][row] for name in ("global_test_accuracy", "global_test_loss")})
+        self.history.set_last(**{name: stored[name][row] for name in stored if name.startswith("global_test_")})
         return True
 
     def write_metrics(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from typing import Any
 
 from hkd_hpc.errors import UsageError
@@ -25,6 +26,8 @@ def allowed_text(field: dataclasses.Field) -> str:
     if meta.get("choices"):
         return "one of " + ", ".join(map(str, meta["choices"]))
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
+    if meta.get("low") is not None and meta.get("low") == meta.get("high"):
+        return f"{meta['low']}"
     bounds = [f"{sign} {meta[name]}" for name, sign in (("low", ">="), ("above", ">"), ("high", "<="))
               if meta.get(name) is not None]
     text = " ".join([words, " and ".join(bounds)]).strip()
@@ -56,7 +59,9 @@ def _convert(kind: str, value: Any) -> Any:
 
 
 def _to_int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ValueError
     return int(value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -35,7 +36,7 @@ class Request:
     config: Config
     asked: dict[str, Any]  # the settings given by preset, file or name, raw
     soft: set[str]  # those of them that only a preset gave
-    out: Path
+    out: Path | None  # None: a new folder below runs/
     resume: bool
     dry_run: bool
 
@@ -71,17 +72,13 @@ def parse(arguments: list[str]) -> Request | str:
     if options.version:
         return f"hkd_hpc {__version__}"
     asked, soft = config_module.collect(options.preset, options.config, options.settings)
-    config = config_module.from_values(asked, soft)
+    config = config_module.from_values(asked, soft, whole=not options.resume)
+    if options.out == "":
+        raise UsageError("--out: is empty; name a folder")
     if options.resume and not options.out:
         raise UsageError("--resume: say which run to resume with --out DIR")
-    out = options.out or time.strftime(f"runs/%Y%m%d-%H%M%S-{safe(config.scheme.name)}-{config.data.name}"
-                                       f"-s{config.run.seed}")
-    return Request(config_module.absolute_paths(config), asked, soft, Path(os.path.abspath(out)), options.resume,
-                   options.dry_run)
-
-
-def safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-" else "_" for c in name)
+    out = None if options.out is None else Path(os.path.abspath(options.out))
+    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume, options.dry_run)
 
 
 def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
@@ -93,16 +90,21 @@ def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | 
 
 
 def look_first(request: Request) -> None:
-    """Rank 0, before any rank pays for torch: what is installed, the folder, the data. Raises UsageError."""
+    """Rank 0: whether a run could begin here, before anything is made for it. Raises UsageError."""
+    if request.out and request.out.exists() and not request.out.is_dir():
+        raise UsageError(f"--out {request.out}: is a file; name a folder, or one that is new")
+    if request.out and not request.resume:
+        refuse_a_run(RunFolder(request.out))
+    if not request.resume:
+        check_machine(request.config)
+
+
+def check_machine(config: Config) -> None:
+    """Rank 0, before any rank pays for torch: what is installed, and whether the data are there. Raises UsageError."""
     from hkd_hpc.data.sources import check_present
 
-    data = request.config.data
-    versions.check(request.config.model.name)
-    if request.out.exists() and not request.out.is_dir():
-        raise UsageError(f"--out {request.out}: is a file; name a folder, or one that is new")
-    if not request.resume and not request.dry_run:
-        refuse_a_run(RunFolder(request.out))
-    check_present(data.name, data.dir, data.path)
+    versions.check(config.model.name)
+    check_present(config.data.name, config.data.dir, config.data.path)
 
 
 def refuse_a_run(folder: RunFolder) -> None:
@@ -112,23 +114,48 @@ def refuse_a_run(folder: RunFolder) -> None:
 
 @contextlib.contextmanager
 def run_folder(request: Request, rank: int):
-    """Rank 0: the folder, made and locked for as long as this is open, gone again if nothing was written. Else None."""
+    """Rank 0: the folder, made and locked for as long as this is open. Else None.
+
+    What this made goes again if nothing was written to it; what was there before, or is another job's, stays.
+    """
     if rank or request.dry_run:
         yield None
         return
     look_first(request)
-    folder = RunFolder(request.out, warn=report.warn)
+    made = request.out is None or not request.out.exists()
+    folder = RunFolder(request.out or new_folder(request.config), warn=report.warn)
     folder.create()
+    unused = False
     try:
-        with RunLock(request.out, RESUME_WAIT_S if request.resume else 0.0, report.say, on_lost=lock_lost):
+        with RunLock(folder.path, RESUME_WAIT_S if request.resume else 0.0, report.say, on_lost=lock_lost):
             if not request.resume:
                 refuse_a_run(folder)  # one that began between the first look and the lock
             folder.clean()
-            yield folder
+            try:
+                yield folder
+            finally:
+                unused = made and not folder.holds_run()
     finally:
-        with contextlib.suppress(OSError):
-            folder.checkpoint_folder.rmdir()
-            folder.path.rmdir()
+        if unused:
+            with contextlib.suppress(OSError):
+                folder.checkpoint_folder.rmdir()
+                folder.path.rmdir()
+
+
+def new_folder(config: Config) -> Path:
+    """runs/<time>-<scheme>-<data>-s<seed>, made here and now: of jobs that start in the same second each gets its own."""
+    scheme = "".join(c if c.isalnum() or c in "_-" else "_" for c in config.scheme.name)
+    name = time.strftime(f"%Y%m%d-%H%M%S-{scheme}-{config.data.name}-s{config.run.seed}")
+    for number in itertools.count(1):
+        path = Path(os.path.abspath("runs")) / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if not path.is_dir():
+                raise UsageError(f"{path}: a file is in the way; name a folder with --out") from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be made ({error.strerror}); name a folder with --out") from None
 
 
 def lock_lost(text: str) -> None:
@@ -140,19 +167,32 @@ def lock_lost(text: str) -> None:
 def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     """Rank 0: the settings as JSON, the stored ones on --resume; None when the run is complete already."""
     text = folder.read_config() if folder and request.resume else None
-    if text is None:
+    if text is None and not request.resume:
         return request.config.to_json()
+    if text is None:
+        config = request.config
+        config_module.check_together(config)
+        report.say(f"{request.out}: no run to resume; a new one starts")
+    else:
+        stored = stored_settings(request, folder, text)
+        if is_complete(folder):
+            report.say(f"{folder.path}: already complete ({stored.fed.rounds} rounds); nothing to do")
+            return None
+        config = config_module.moved(stored, request.asked)
+    check_machine(config)
+    return config.to_json()
+
+
+def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
+    """The settings of the run to resume. UsageError when others were asked for, or when they cannot be read."""
     try:
         stored = config_module.from_json(text)
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"--resume: {folder.config_path} is damaged ({error})") from None
     changed = config_module.difference(stored, request.asked, request.soft)
     if changed:
-        raise UsageError(f"--resume {request.out}: goes on with the stored settings; {changed}")
-    if is_complete(folder):
-        report.say(f"{request.out}: already complete ({stored.fed.rounds} rounds); nothing to do")
-        return None
-    return text
+        raise UsageError(f"--resume {folder.path}: goes on with the stored settings; {changed}")
+    return stored
 
 
 def is_complete(folder: RunFolder) -> bool:
@@ -168,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     request, problem = understand(sys.argv[1:] if arguments is None else arguments)
     if isinstance(request, str):
         if guess_rank(os.environ) == 0:
-            print(request, flush=True)
+            report.say(request)
         return 0
     comm = request.config.comm if request else CommSettings()
     with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:

@@ -9,14 +9,15 @@ from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import Client, Trained, Workbench
 from hkd_hpc.comm.base import Comm
 
-OK, REFUSED, NO_DATA = 0, 1, 2
-STATUS = {OK: "ok", REFUSED: "refused: weights or report not finite, or too large", NO_DATA: "too few images to train"}
+OK, REFUSED, NO_DATA, BAD_REPORT = 0, 1, 2, 3
+STATUS = {OK: "ok", REFUSED: "refused: its weights are not finite, or too large", NO_DATA: "too few images to train",
+          BAD_REPORT: "refused: its report to the server is not finite"}
 
 
 def report_type(scheme, counters: int) -> np.dtype:
     """One client's report of a round. client -1: an unused place of a rank that hosts fewer clients than others."""
     whole = {"client": (), "status": (), "weight": (), "test_n": (), "test_correct": (), "counters": (counters,)}
-    numbers = {"train_s": (), "report_s": (), "loss": (len(scheme.terms),)}
+    numbers = {"train_s": (), "report_s": (), "weights_range": (2,), "loss": (len(scheme.terms),)}
     return payload.record_type(numbers, whole, scheme.report_shapes())
 
 
@@ -52,9 +53,10 @@ class Worker:
         report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
         report["counters"] = pack_counters(self.bench.flat.counters)
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.report.values())
-        refused = self.sum.add(self.bench.flat.values_V, len(client.y_train)) if finite else "report"
-        report["status"] = REFUSED if refused else OK
-        report["weight"] = 0 if refused else len(client.y_train)
+        refused = self.sum.add(self.bench.flat.values_V, len(client.y_train)) if finite else None
+        report["status"] = BAD_REPORT if not finite else REFUSED if refused else OK
+        report["weights_range"] = refused or (0.0, 0.0)
+        report["weight"] = len(client.y_train) if report["status"] == OK else 0
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
         """With the final global model: its accuracy on each client's local test, and BatchNorm measured anew.

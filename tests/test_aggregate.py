@@ -94,8 +94,8 @@ def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
     before = total.settle().clone()
     poisoned = torch.ones(length)
     poisoned[-1] = bad  # in the last pass, when the first one could have been added already
-    reason = total.add(poisoned, 7)
-    assert reason and "65536" in reason and "\n" not in reason
+    low, high = total.add(poisoned, 7)
+    assert np.isnan([low, high]).all() if np.isnan(bad) else (low, high) == (min(bad, 1.0), max(bad, 1.0))
     assert torch.equal(total.settle(), before)
     out, weight = mean(total, length)
     assert weight == 3 and torch.equal(out, torch.ones(length))
@@ -117,7 +117,7 @@ def test_largest_allowed_values_do_not_overflow(images):
 def test_nobody_delivered():
     total = FixedPointSum(2, 10)
     total.settle()
-    with pytest.raises(RunError, match="no client delivered"):
+    with pytest.raises(RunError, match="no client of the cohort delivered"):
         mean(total, 2)
 
 

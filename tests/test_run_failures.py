@@ -352,7 +352,9 @@ def test_all_clients_with_nan(tmp_path, data):
     results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=make_nan({0, 1, 2}, 2))
     assert [result.exit_code for result in results] == [1, 1, 1]
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "round 2" in lines[0] and "no client delivered" in lines[0]
+    assert len(lines) == 1 and "round 2" in lines[0] and "no client of the cohort delivered" in lines[0]
+    reasons = [line for line in results[0].output.splitlines() if "warning: round 2: client" in line]
+    assert len(reasons) == 3 and all("not finite" in line and "from nan to nan" in line for line in reasons)
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 

@@ -32,7 +32,7 @@ POLL_S = 0.25
 LONGEST_TURN_S = 5.0
 LAUNCHER_POLL_S = 0.5
 EXIT_S = 20.0      # a failing main thread waits so long for the control thread to end the process
-SIGTERM_S = 0.4    # mpirun ends the survivors of a dead rank by SIGTERM: time for the dead one to be named first
+SIGTERM_S = 0.1    # mpirun ends the survivors of a dead rank by SIGTERM, and kills them .5 s later: name the dead one first
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
 END = ["the end of the job"]
@@ -57,6 +57,10 @@ class Failure(NamedTuple):
     is_echo: bool = False  # probably the consequence of another rank's death
 
 
+class Terminated(BaseException):
+    """SIGTERM came: raised in the main thread of a single process, so that it can say so and let go of what it holds."""
+
+
 class Alone:
     """The control plane of a single process."""
 
@@ -64,6 +68,8 @@ class Alone:
 
     def __init__(self) -> None:
         self.place = Place()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _raise_terminated)
 
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None:
         """Note where we are."""
@@ -89,6 +95,8 @@ class Alone:
 
     def goodbye(self) -> None:
         """Nobody to tell."""
+        if signal.getsignal(signal.SIGTERM) is _raise_terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Control:
@@ -146,7 +154,7 @@ class Control:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """While files are written: if another rank fails meanwhile, this process ends only after it (or after SAVE_S)."""
+        """While files are written: if another rank fails meanwhile, this process ends only after it, within seconds."""
         with self._saving:
             yield
 
@@ -180,7 +188,7 @@ class Control:
             leave(1)
 
     def _turn(self) -> None:
-        events = self._selector.select(POLL_S)
+        events = self._selector.select(SIGTERM_S / 2 if self._terminated_s else POLL_S)
         self._advance_clock()
         for event, _ in events:
             if event.data == "wake":
@@ -327,6 +335,11 @@ def _let_go_in_forked_children(reference: weakref.ref[Control]) -> None:
         after_in_parent()
 
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+
+
+def _raise_terminated(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    raise Terminated
 
 
 def _noted(number: int, frame: Any) -> None:

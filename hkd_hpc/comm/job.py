@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control import Alone, Control, Failure
+from hkd_hpc.comm.control import RESUME_ADVICE, Alone, Control, Failure, Terminated
 from hkd_hpc.comm.rendezvous import (LOCALHOST, Address, AlreadyTold, Member, accept_all, derived_address, join, listen,
                                      machine_name, own_address, random_address)
 from hkd_hpc.comm.star import Hub, Spoke
@@ -121,6 +121,8 @@ class World:
             return Failure(f"{where}: {error}", 1, is_echo=isinstance(error, LinkError))
         if isinstance(error, KeyboardInterrupt):
             return Failure(f"{where}: interrupted", 128 + signal.SIGINT)
+        if isinstance(error, Terminated):
+            return Failure(f"{where}: ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 128 + signal.SIGTERM)
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) and error.code else 1
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)

@@ -13,7 +13,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
-TEMPORARY_NAME = re.compile(r"\..+\.\d+\.tmp|\.run\.lock\.[0-9a-f]{16}")
+TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.run\.lock\.[0-9a-f]{16}")
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -98,6 +98,8 @@ class RunFolder:
     def save_checkpoint(self, round: int, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> Path:
         """Write the state after `round`, then keep the last two good ones. Raises RunError, TypeError."""
         path = self.checkpoint_path(round)
+        with contextlib.suppress(OSError):  # then the write says what is wrong
+            self.checkpoint_folder.mkdir(exist_ok=True)
         save_tree(path, tree, attributes)
         self._prune(path)
         return path

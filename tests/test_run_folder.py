@@ -1,0 +1,110 @@
+"""What happens around a run's folder and its output: other jobs, signals, a reader that goes away."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import toy
+
+COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
+
+
+def start(*arguments, **options) -> subprocess.Popen:
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            cwd=options.pop("cwd", toy.PROJECT), **options)
+
+
+def wait_for(path, process: subprocess.Popen) -> None:
+    deadline_s = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s, f"{path} never came"
+        time.sleep(0.02)
+
+
+def test_refused_second_job_leaves_the_first_alone_in_its_first_round(tmp_path):
+    """The first job has saved nothing yet, so that its checkpoint folder is empty: it must not be tidied away."""
+    data = toy.save_data(tmp_path / "data.npz")
+    long_round = toy.settings(data, "train.epochs=60", "fed.rounds=1")
+    first = start(*long_round, "--out", tmp_path / "run")
+    wait_for(tmp_path / "run/config.json", first)
+    second = start(*long_round, "--out", tmp_path / "run")
+    _, told = second.communicate(timeout=60)
+    assert second.returncode == 2 and "run" in told
+    assert (tmp_path / "run/checkpoints").is_dir()
+    out, told = first.communicate(timeout=120)
+    assert first.returncode == 0, told
+    assert toy.rounds_done(tmp_path / "run") == 1
+
+
+def test_two_jobs_at_the_same_instant_without_out_get_folders_of_their_own(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    env = {**os.environ, "PYTHONPATH": str(toy.PROJECT)}
+    jobs = [start(*toy.settings(data), cwd=tmp_path, env=env) for _ in range(3)]
+    results = [job.communicate(timeout=120) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], results
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 3 and [toy.rounds_done(folder) for folder in folders] == [2, 2, 2]
+
+
+def test_empty_folder_of_the_user_stays_after_a_refused_start(tmp_path):
+    (tmp_path / "mine").mkdir()
+    job = start("data.name=file", f"data.path={tmp_path}/missing.npz", "--out", tmp_path / "mine")
+    assert job.communicate(timeout=60) and job.returncode == 2
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_resume_without_a_run_says_so_and_touches_no_foreign_file(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/.notes.5.tmp").write_text("mine")
+    job = start(*toy.settings(data), "--resume", "--out", tmp_path / "foreign")
+    out, told = job.communicate(timeout=120)
+    assert job.returncode == 0, told
+    assert "no run to resume; a new one starts" in out
+    assert (tmp_path / "foreign/.notes.5.tmp").read_text() == "mine"
+
+
+def test_resume_may_move_to_another_backend_and_data_folder_but_not_to_other_data(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    toy.train_ok(1, *toy.settings(data, "fed.rounds=2"), "--out", tmp_path / "run")
+    (tmp_path / "run/metrics.h5").unlink()  # as if it had been killed at its very end
+    os.rename(tmp_path / "data.npz", tmp_path / "moved.npz")
+    toy.train_ok(2, "--resume", "--out", tmp_path / "run", f"data.path={tmp_path}/moved.npz", "comm.backend=gloo")
+    assert toy.rounds_done(tmp_path / "run") == 2
+    (tmp_path / "run/metrics.h5").unlink()
+    other = toy.save_data(tmp_path / "other.npz", train=320)
+    results = toy.train(1, "--resume", "--out", tmp_path / "run", f"data.path={other}")
+    assert results[0].exit_code == 2 and "the data are not those" in results[0].output
+
+
+def test_sigterm_of_a_single_process_is_told_and_resumed(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    job = start(*toy.settings(data, "fed.rounds=400"), "--out", tmp_path / "run")
+    wait_for(tmp_path / "run/metrics.h5", job)
+    job.send_signal(signal.SIGTERM)
+    _, told = job.communicate(timeout=30)
+    assert job.returncode == 143
+    assert told.count("hkd_hpc:") == 1 and "SIGTERM" in told and "--resume" in told and "Traceback" not in told
+    assert not (tmp_path / "run/run.lock").exists()
+
+
+def test_reader_that_goes_away_does_not_end_the_run(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    job = start(*toy.settings(data, "fed.rounds=3"), "--out", tmp_path / "run")
+    job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(timeout=60) == 0, job.stderr.read()
+    job.stderr.close()
+    assert toy.rounds_done(tmp_path / "run") == 3
+
+
+def test_clients_without_enough_images_are_told_before_the_first_round(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    results = toy.train(1, *toy.settings(data, "fed.clients=300"), "--out", tmp_path / "run")
+    assert results[0].exit_code == 2
+    assert "fed.clients=300: no client gets more than 1 training image(s)" in results[0].output
+    assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config, same_experiment
 from hkd_hpc.data import share, sources
-from hkd_hpc.data.partition import Partition, make_partition
+from hkd_hpc.data.partition import Partition, floor, make_partition
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
@@ -87,17 +87,28 @@ def node_copy(config: Config, comm: Comm) -> sources.DataSet:
 
 def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = False) -> Partition:
     """The public set depends on settings alone, so that partitions are the same for all schemes."""
-    data, images, clients = config.data, len(dataset.y_train), config.fed.clients
-    dealt = int(data.fraction * images / clients)  # images of a client, a quarter of them for its local test
-    fitting = dealt - dealt // 4 if data.partition != "natural" and images - clients * dealt >= dealt - dealt // 4 else 0
-    public_fraction = fitting / images if data.public_fraction is None else data.public_fraction
+    data, images = config.data, len(dataset.y_train)
+    public_fraction = data.public_fraction
+    if public_fraction is None:
+        public_fraction = fitting_public_images(config, images) / images
     if needs_public and public_fraction * images < 1:
-        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but data.fraction={data.fraction:g} and "
-                         f"data.public_fraction={data.public_fraction} leave none; data.fraction of at most "
-                         f"{int(1e4 / (1 + 0.75 / clients)) / 1e4:g} leaves as many as a client trains on")
+        most = int(1e4 / (1 + 0.75 / config.fed.clients)) / 1e4
+        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; " + (
+            f"data.fraction={data.fraction:g} leaves no room for as many as a client trains on, {most:g} does"
+            if data.public_fraction is None and data.partition != "natural" else
+            f"data.public_fraction must be above 0, at most {1 - data.fraction:.4g} fits beside data.fraction"))
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
                           beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
                           seed=config.partition_seed, client_train=dataset.client_train, client_test=dataset.client_test)
+
+
+def fitting_public_images(config: Config, images: int) -> int:
+    """As many as a client trains on, three quarters of its share, if so many are left over; else none."""
+    if config.data.partition == "natural":
+        return 0
+    dealt = floor(config.data.fraction * images / config.fed.clients)
+    trained = dealt - floor(dealt * 0.25)
+    return trained if images - config.fed.clients * dealt >= trained else 0
 
 
 def agree_on(comm: Comm, what: str, text: str) -> None:

@@ -35,7 +35,8 @@ class Net(nn.Module):
     @property
     def last_stage(self) -> nn.Module:
         """The module that makes the last maps."""
-        return next(getattr(self.extractor, name) for name in ("layer4", "conv5", "stage3") if hasattr(self.extractor, name))
+        names = [name for name in ("layer4", "conv5", "stage3") if hasattr(self.extractor, name)]
+        return getattr(self.extractor, names[0] if names else "last_stage")
 
 
 def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int) -> nn.Module:

@@ -48,7 +48,7 @@ class Round:
     """One scheme's round on a given model."""
 
     def __init__(self, flat: FlatModel, config: config_module.Config, images: int):
-        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P))
+        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), 0)
         self.scheme = schemes.get(config.scheme.name)(config.scheme, facts)
         self.flat, self.bench, self.images = flat, Workbench(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]

@@ -88,7 +88,7 @@ def _sorted(index: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- sizes
 
 
-def _floor(value: float) -> int:
+def floor(value: float) -> int:
     """floor that takes 28.999999999999996, which is .29 * 100, for 29."""
     return math.floor(value + 1e-9)
 
@@ -112,10 +112,10 @@ def _check_settings(clients, kind, beta, fraction, public_fraction, test_share) 
 
 
 def _equal_size(images: int, clients: int, fraction: float) -> int:
-    size = _floor(fraction * images / clients)
+    size = floor(fraction * images / clients)
     if size < 1:
         raise UsageError(f"fed.clients={clients}: data.fraction={fraction} of {images} training images is "
-                         f"{_floor(fraction * images)}, fewer than one for each client; "
+                         f"{floor(fraction * images)}, fewer than one for each client; "
                          "lower fed.clients or raise data.fraction")
     return size
 
@@ -123,7 +123,7 @@ def _equal_size(images: int, clients: int, fraction: float) -> int:
 def _set_aside(images: int, public_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(pool for the clients, public set): depends on nothing but the number of images, the seed and public_fraction."""
     order = stream(seed, "partition/public").permutation(images)
-    size = _floor(public_fraction * images)
+    size = floor(public_fraction * images)
     return np.sort(order[size:]), np.sort(order[:size])
 
 
@@ -146,7 +146,7 @@ def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed
     for client, (number, count) in enumerate(zip(ids, image_count)):
         own = pool[client_train[pool] == number]
         order = stream(seed, "partition/natural", client=client).permutation(own)
-        owned.append(order[:max(1, _floor(fraction * count))])
+        owned.append(order[:max(1, floor(fraction * count))])
     return owned
 
 
@@ -256,7 +256,7 @@ def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Gene
     A class of two or more images keeps at least one for training (so a large test_share may give fewer in all).
     """
     limit_C = np.where(count_C >= 2, count_C - 1, count_C)
-    total = min(_floor(test_share * count_C.sum()), int(limit_C.sum()))
+    total = min(floor(test_share * count_C.sum()), int(limit_C.sum()))
     quota_C = total * count_C / max(count_C.sum(), 1)
     test_C = np.minimum(np.floor(quota_C + 1e-9).astype(np.int64), limit_C)
     tie_C = rng.random(len(count_C))

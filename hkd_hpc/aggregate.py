@@ -34,14 +34,20 @@ class FixedPointSum:
 
     def add(self, values_V: torch.Tensor, weight: int) -> tuple[float, float] | None:
         """Add weight * values_V. With NaN, infinity or |x| > LIMIT nothing is added; then (smallest, largest) return."""
-        low, high = (float(bound) for bound in torch.aminmax(values_V))
-        if not (low >= -LIMIT and high <= LIMIT):  # NaN fails both
-            return low, high
+        refused = self.refuses(values_V)
+        if refused:
+            return refused
         for start in range(0, len(values_V), len(self._double)):
             self._add_chunk(start, values_V[start:start + len(self._double)], weight * 2.0 ** self.bits)
         self.buffer[-1] = weight + (0 if self._empty else self.buffer[-1])
         self._empty = False
         return None
+
+    @staticmethod
+    def refuses(values_V: torch.Tensor) -> tuple[float, float] | None:
+        """(smallest, largest) of a vector that cannot be added, None for one that can."""
+        low, high = (float(bound) for bound in torch.aminmax(values_V))
+        return None if low >= -LIMIT and high <= LIMIT else (low, high)  # NaN fails both
 
     def _add_chunk(self, start: int, chunk: torch.Tensor, scale: float) -> None:
         double, target = self._double[:len(chunk)], self.buffer[start:start + len(chunk)]

@@ -33,7 +33,7 @@ ATTRIBUTES = {
                                        "NaN not sampled"},
     "loss": {"unit": "1", "meaning": _LOSS}, "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
     "seconds": {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
-    "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, of the round before: it happens beside this training"},
+    "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, beside the training of the next round"},
     "payload_bytes": {"unit": "B", "meaning": _PAYLOAD}, "wire_bytes": {"unit": "B", "meaning": _WIRE},
 }
 

@@ -1,7 +1,7 @@
 """The round: the paper's Algorithm 1, whatever scheme runs.
 
     cohort -> local training, local test -> ONE gather of the reports -> ONE all-reduce of the weights
-           -> combine on the server -> ONE broadcast of the message -> test, record and save beside the next training
+           -> combine on the server -> ONE broadcast of the message -> save -> test and record beside the next training
 
 Every rank makes the same collective calls in the same order in every round, whatever its clients do.
 """
@@ -49,11 +49,9 @@ def run(job: Job) -> None:
     """All remaining rounds, then what is measured once at the end."""
     if job.server:
         job.server.wire_before = dict(job.comm.wire_bytes)  # what the start moved belongs to no round
+        job.server.settle()  # a resumed round whose test was lost
     for round in range(job.done + 1, job.config.fed.rounds + 1):
         one_round(job, round)
-    if job.server:
-        job.comm.at(job.done, "evaluation")
-        job.server.settle()
     finale(job)
 
 
@@ -61,19 +59,22 @@ def one_round(job: Job, round: int) -> None:
     start_s, job.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
     fed, last = job.config.fed, round == job.config.fed.rounds
     cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round)
-    if job.server:  # tests and saves round - 1 while the other ranks train this one
-        job.comm.at(round, "evaluation")
-        timed(job, "evaluate_and_save", job.server.settle)
     message = payload.tensors_of(job.message[0], job.weights_V.device)
     keep = last and job.config.run.client_models
     reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
     gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
     timed(job, "weights", lambda: average(job, round))
-    timed(job, "knowledge", lambda: send_message(job, round, gathered))
-    states = timed(job, "state", lambda: collect_states(job, round))
-    if job.server:
-        job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
-    job.done = round
+    with job.comm.uninterrupted():  # from here on the round is complete: a client that fails in the next one spoils it not
+        timed(job, "knowledge", lambda: send_message(job, round, gathered))
+        states = timed(job, "state", lambda: collect_states(job, round))
+        job.done = round
+        if job.server:
+            job.comm.at(round, "saving")
+            job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
+            job.server.save()
+    if job.server:  # while the other ranks train the next round
+        job.comm.at(round, "evaluation")
+        job.server.settle()
 
 
 def timed(job: Job, phase: str, step):

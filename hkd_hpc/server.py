@@ -70,7 +70,7 @@ class Server:
         return message
 
     def note(self, round: int, gathered: np.ndarray, states: dict, job, wall_s: float) -> None:
-        """Append the row of this round; its test, checkpoint and files follow in `settle`, beside the next training."""
+        """Append the row of this round; `save` and `settle` follow."""
         wire = {kind: job.comm.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
         self.wire_before = dict(job.comm.wire_bytes)
         row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "global_test_accuracy": NAN,
@@ -126,23 +126,36 @@ class Server:
 
     # --- beside the next round
 
+    def save(self) -> None:
+        """Hash the noted round and write its checkpoint, if one is due."""
+        start_s = time.perf_counter()
+        round = int(self.history.rounds["round"][-1])
+        arrays = self.bench.flat.arrays(self.pending["weights_V"], self.pending["counters"])
+        self.history.set_last(weights_sha256=weights_sha256(arrays))
+        if self._due(round, self.config.run.checkpoint_every):
+            self.folder.save_checkpoint(round, self._checkpoint(round, arrays, self.pending))
+        self._book(start_s)
+
     def settle(self) -> None:
-        """Hash, save, test and record the last round, if that is still to be done."""
+        """Test and record the last round, if that is still to be done."""
         if self.pending is None:
             return
+        start_s = time.perf_counter()
         pending, self.pending = self.pending, None
-        round = int(self.history.rounds["round"][-1])
-        arrays = self.bench.flat.arrays(pending["weights_V"], pending["counters"])
-        self.history.set_last(weights_sha256=weights_sha256(arrays))
-        last = round == self.config.fed.rounds
-        if last or round % self.config.run.checkpoint_every == 0:
-            with self.uninterrupted():
-                self.folder.save_checkpoint(round, self._checkpoint(round, arrays, pending))
-        if last or round % self.config.run.evaluate_every == 0:
+        if self._due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
             accuracy, loss = self.test(pending["weights_V"], pending["counters"])
             self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_y))
+        self._book(start_s)
         self.write_metrics()
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
+
+    def _due(self, round: int, every: int) -> bool:
+        return round == self.config.fed.rounds or round % every == 0
+
+    def _book(self, start_s: float) -> None:
+        """Add the seconds since then to the row."""
+        name = "seconds/evaluate_and_save"
+        self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
     def test(self, weights_V: torch.Tensor, counters) -> tuple[float, float]:
         """(accuracy, mean cross-entropy) of a global model on the official test split."""

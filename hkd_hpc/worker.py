@@ -53,8 +53,9 @@ class Worker:
         report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
         report["counters"] = pack_counters(self.bench.flat.counters)
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.report.values())
-        refused = self.sum.add(self.bench.flat.values_V, len(client.y_train)) if finite else None
-        report["status"] = BAD_REPORT if not finite else REFUSED if refused else OK
+        values_V = self.bench.flat.values_V
+        refused = self.sum.add(values_V, len(client.y_train)) if finite else self.sum.refuses(values_V)
+        report["status"] = REFUSED if refused else OK if finite else BAD_REPORT
         report["weights_range"] = refused or (0.0, 0.0)
         report["weight"] = len(client.y_train) if report["status"] == OK else 0
 

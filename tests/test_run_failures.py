@@ -64,7 +64,7 @@ CASES = [(0, "set-up", "raise"), (1, "set-up", "kill"), (2, "set-up", "exit"), (
          (2, "training", "kill"),
          (1, "training", "_exit"), (2, "training", "exit"), (1, "report", "raise"), (2, "report", "_exit"),
          (0, "evaluation", "raise"), (0, "evaluation", "kill"), (0, "test", "_exit"), (0, "test", "exit"),
-         (0, "knowledge", "kill"), (1, "knowledge", "raise"), (2, "message", "kill"), (1, "message", "exit"),
+         (0, "reports", "kill"), (1, "reports", "raise"), (2, "message", "kill"), (1, "message", "exit"),
          (2, "weights", "_exit"),
          (0, "weights", "raise")]
 

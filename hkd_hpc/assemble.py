@@ -94,7 +94,7 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     if needs_public and public_fraction * images < 1:
         most = int(1e4 / (1 + 0.75 / config.fed.clients)) / 1e4
         raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; " + (
-            f"data.fraction={data.fraction:g} leaves no room for as many as a client trains on, {most:g} does"
+            f"data.fraction={data.fraction:g} leaves too few images over, data.fraction of at most {most:g} leaves enough"
             if data.public_fraction is None and data.partition != "natural" else
             f"data.public_fraction must be above 0, at most {1 - data.fraction:.4g} fits beside data.fraction"))
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,

@@ -116,6 +116,10 @@ class Config:
         train = self.train
         return train.lr * (0.5 ** ((round - 1) // train.lr_halve_every) if train.lr_schedule == "halve" else 1.0)
 
+    def due(self, round: int, every: int) -> bool:
+        """Whether something done every so many rounds is due; in the last round everything is."""
+        return round % every == 0 or round == self.fed.rounds
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 

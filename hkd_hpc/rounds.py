@@ -22,9 +22,6 @@ from hkd_hpc.history import PHASES
 from hkd_hpc.server import Server
 from hkd_hpc.worker import Worker, unpack_counters
 
-
-
-
 CHUNK_BYTES = 1 << 23
 
 
@@ -64,7 +61,7 @@ def one_round(job: Job, round: int) -> None:
     reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
     gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
     timed(job, "weights", lambda: average(job, round))
-    with job.comm.uninterrupted():  # from here on the round is complete: a client that fails in the next one spoils it not
+    with job.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         timed(job, "knowledge", lambda: send_message(job, round, gathered))
         states = timed(job, "state", lambda: collect_states(job, round))
         job.done = round
@@ -124,7 +121,7 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
     """On rounds that are saved: what the clients keep, on rank 0 by client id, place by place. Elsewhere: nothing."""
     shapes = state_shapes(job, round)
-    if not shapes or not checkpoint_due(job.config, round):
+    if not shapes or not job.config.due(round, job.config.run.checkpoint_every):
         return {}
     job.comm.at(round, "state")
     states: dict[int, dict[str, np.ndarray]] = {}
@@ -180,10 +177,6 @@ def gather_in_chunks(job: Job, block: np.ndarray) -> np.ndarray | None:
         if job.server:
             rows[:, start:start + CHUNK_BYTES] = part
     return rows
-
-
-def checkpoint_due(config: Config, round: int) -> bool:
-    return round % config.run.checkpoint_every == 0 or round == config.fed.rounds
 
 
 def finale(job: Job) -> None:

@@ -132,7 +132,7 @@ class Server:
         round = int(self.history.rounds["round"][-1])
         arrays = self.bench.flat.arrays(self.pending["weights_V"], self.pending["counters"])
         self.history.set_last(weights_sha256=weights_sha256(arrays))
-        if self._due(round, self.config.run.checkpoint_every):
+        if self.config.due(round, self.config.run.checkpoint_every):
             self.folder.save_checkpoint(round, self._checkpoint(round, arrays, self.pending))
         self._book(start_s)
 
@@ -142,15 +142,12 @@ class Server:
             return
         start_s = time.perf_counter()
         pending, self.pending = self.pending, None
-        if self._due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
+        if self.config.due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
             accuracy, loss = self.test(pending["weights_V"], pending["counters"])
             self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_y))
         self._book(start_s)
         self.write_metrics()
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
-
-    def _due(self, round: int, every: int) -> bool:
-        return round == self.config.fed.rounds or round % every == 0
 
     def _book(self, start_s: float) -> None:
         """Add the seconds since then to the row."""

@@ -69,8 +69,9 @@ class Federation:
         job, round = self.job, self.job.done + 1
         cohort = draw_cohort(job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round)
         reports = job.worker.train(round, cohort, job.weights_V, job.counters, self.message, False)
+        gathered = rounds.gather_reports(job, round, reports)
         rounds.average(job, round)
-        gathered = rounds.exchange(job, round, reports)
+        rounds.send_message(job, round, gathered)
         job.done = round
         return Round(cohort, gathered, job.weights_V.clone(), [counter.clone() for counter in job.counters])
 

@@ -1,10 +1,12 @@
 """Starting jobs of comm_script.py under real launchers, for the tests."""
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 SCRIPT = str(Path(__file__).with_name("comm_script.py"))
@@ -23,7 +25,15 @@ def environment(**more: str) -> dict[str, str]:
     """For more ranks than cores, as root too, with this source tree."""
     return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **more}
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": session_folder(), **more}
+
+
+def session_folder() -> str:
+    """A temporary folder of its own for each mpirun: a killed one leaves ompi.<pid> behind, and a later one that gets
+    the same pid would not start beside it."""
+    folder = tempfile.mkdtemp(prefix="mpi")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def mpirun(size: int, *args: object, **env: str) -> subprocess.CompletedProcess[str]:

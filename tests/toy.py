@@ -13,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from comm_launch import session_folder
 from ranks import Result, run_ranks
 
 SMALL = ("fed.clients=3", "fed.rounds=2", "train.epochs=1", "train.batch_size=16", "model.latent=8", "data.fraction=1")
@@ -154,7 +155,7 @@ def start_mpirun(size: int, *arguments: object, env: dict[str, str] | None = Non
     paths = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = [*before, "mpirun", "-n", str(size), sys.executable, "-m", "hkd_hpc.train", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-                            env={**os.environ, **MPI_ENV, **(env or {}), "PYTHONPATH": paths})
+                            env={**os.environ, **MPI_ENV, "TMPDIR": session_folder(), **(env or {}), "PYTHONPATH": paths})
 
 
 def mpirun(size: int, *arguments: object, timeout_s: float = 90, **options) -> tuple[int, str, str]:

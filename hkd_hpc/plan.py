@@ -39,8 +39,9 @@ def clients_lines(job) -> list[str]:
 def memory_lines(job) -> list[str]:
     """Bytes a client rank holds: global weights, model, gradient, two moments, the exact sum; and its images."""
     flat = job.bench.flat
-    model_bytes = 4 * (2 * len(flat.values_V) + 3 * len(flat.grad_P)) + 8 * len(flat.values_V)
     busiest = Counter(job.rank_of).most_common(1)[0]
+    banked_bytes = 8 * len(flat.values_V) if busiest[1] > 1 else 0  # a sum of one client is made piece by piece
+    model_bytes = 4 * (2 * len(flat.values_V) + 3 * len(flat.grad_P)) + banked_bytes
     return [f"memory of a client rank: {bytes_text(model_bytes)} for model, gradient, optimiser and sum, beside torch "
             f"itself and the images of at most {busiest[1]} client(s)"]
 
@@ -49,5 +50,5 @@ def bytes_lines(config, job) -> list[str]:
     """Bytes a round: weights as the paper counts them, and the blocks that really travel."""
     weights = job.bench.flat.payload_floats * 4
     return [f"payload of a client and round: {bytes_text(weights)} of weights each way",
-            f"on the wire: {bytes_text(job.worker.sum.buffer.numel() * 8)} a rank in the all-reduce, "
+            f"on the wire: {bytes_text((job.worker.sum.length + 1) * 8)} a rank in the all-reduce, "
             f"{bytes_text(job.worker.report_type.itemsize)} a client up, {bytes_text(job.message.nbytes)} a rank down"]

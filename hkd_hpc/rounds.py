@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload
+from hkd_hpc.aggregate import require_weight
 from hkd_hpc.client import Workbench
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.base import Comm
@@ -87,8 +88,14 @@ def timed(job: Job, phase: str, step):
 def average(job: Job, round: int) -> None:
     """The one all-reduce; afterwards every rank holds the new global weights."""
     job.comm.at(round, "weights")
-    job.comm.sum_(job.worker.sum.settle(), "weights")
-    job.worker.sum.mean_into(job.weights_V)
+    mean_into(job, job.weights_V, "weights")
+
+
+def mean_into(job: Job, out_V: torch.Tensor, kind: str) -> None:
+    """The weighted mean of what the workers of all ranks added, in every rank."""
+    total = job.worker.sum
+    total.mean_into(out_V, job.comm.summed(total.pieces(job.comm.piece), total.length + 1, kind))
+    job.comm.relay(out_V, kind)
 
 
 def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
@@ -99,6 +106,7 @@ def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | No
         return None
     gathered = in_client_order(blocks, reports.dtype)
     job.server.complain(round, gathered)
+    require_weight(gathered["weight"].sum())
     return gathered
 
 
@@ -183,9 +191,8 @@ def finale(job: Job) -> None:
     """Once, with the final global model: the clients' local tests, and BatchNorm re-estimated by all clients."""
     job.comm.at(job.done, "finale")
     rows = job.worker.examine(job.weights_V, job.counters)
-    job.comm.sum_(job.worker.sum.settle(), "finale")
     reestimated_V = torch.empty_like(job.weights_V)
-    job.worker.sum.mean_into(reestimated_V)
+    mean_into(job, reestimated_V, "finale")
     blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
     if job.server:
         found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 3)

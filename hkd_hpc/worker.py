@@ -38,6 +38,7 @@ class Worker:
         for report, client in zip(reports, here):
             self.comm.at(round, "training", client.id)
             report["client"] = client.id
+            self.sum.bank()  # the model's memory is about to be used for this client
             if not self.bench.can_train(client):
                 report["status"] = NO_DATA
                 continue
@@ -67,6 +68,7 @@ class Worker:
         self.sum.clear()
         rows = np.full((self.places, 3), -1, np.int64)
         for row, client in zip(rows, self.clients):
+            self.sum.bank()
             self.bench.flat.load(weights_V, counters)
             row[:] = client.id, len(client.y_test), evaluate.test(self.bench.flat.net, client.x_test, client.y_test)[0]
             if self.bench.can_train(client):

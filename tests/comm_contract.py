@@ -7,13 +7,20 @@ LENGTH = 1013
 
 
 def numbers_of(rank: int) -> np.ndarray:
-    """Large int64 numbers, other ones in each rank."""
-    return np.random.default_rng(rank).integers(-2**56, 2**56, LENGTH)
+    """Large whole numbers, other ones in each rank; float64 holds their sum exactly."""
+    return np.random.default_rng(rank).integers(-2**50, 2**50, LENGTH)
+
+
+def sum_(comm, buffer, pieces: int = 1) -> None:
+    """The all-reduce of a float64 buffer in so many pieces, in place in every rank; rank 0's own numbers do not count."""
+    for _ in comm.summed(buffer.tensor_split(pieces), len(buffer)):
+        pass
+    comm.relay(buffer)
 
 
 def check_all(comm) -> None:
     """Every check, in the same order in every rank."""
-    for check in (check_sum, check_gather, check_broadcast, check_agree, check_texts, check_empty_blocks):
+    for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather, check_broadcast, check_agree, check_texts, check_empty_blocks):
         comm.at(1, check.__name__)
         check(comm)
     comm.at(2, "counting")
@@ -21,15 +28,43 @@ def check_all(comm) -> None:
 
 
 def check_sum(comm) -> None:
-    """Exact to the last bit, in place, the same in every rank; twice, since buffers are reused."""
+    """Exact to the last bit, in place, the same in every rank; in one piece and in several."""
     import torch
 
-    for _ in range(2):
-        mine = numbers_of(comm.rank) if comm.rank or comm.size == 1 else np.zeros(LENGTH, np.int64)
-        buffer = torch.from_numpy(mine.copy()).to(comm.device)
-        comm.sum_(buffer)
+    for pieces in (1, 3):
+        buffer = torch.from_numpy(numbers_of(comm.rank)).double().to(comm.device)
+        sum_(comm, buffer, pieces)
         hosts = range(1, comm.size) if comm.size > 1 else [0]
         assert buffer.tolist() == sum(numbers_of(rank) for rank in hosts).tolist()
+
+
+def check_sum_asks_for_a_piece_when_the_one_before_is_used(comm) -> None:
+    """So one reused tensor can carry all pieces; rank 0 of several is never asked."""
+    import torch
+
+    buffer, asked, used = torch.zeros(2, dtype=torch.float64, device=comm.device), [], []
+
+    def pieces():
+        for number in range(3):
+            asked.append((number, len(used)))
+            yield buffer.fill_(number * comm.rank)
+
+    for piece in comm.summed(pieces(), 6):
+        used.append(piece.tolist())
+    takes_part = comm.rank > 0 or comm.size == 1
+    assert asked == ([(0, 0), (1, 1), (2, 2)] if takes_part else [])
+    total = sum(range(comm.size))
+    assert used == ([[0.0, 0.0], [total, total], [2 * total, 2 * total]] if takes_part else [])
+
+
+def check_relay(comm) -> None:
+    """Rank 0 gets what rank 1 has; nobody else's values change. Any dtype."""
+    import torch
+
+    for dtype in (torch.float32, torch.float64):
+        values = torch.full((5,), float(comm.rank), dtype=dtype, device=comm.device)
+        comm.relay(values)
+        assert values.tolist() == [float(comm.rank or min(1, comm.size - 1))] * 5
 
 
 def check_gather(comm) -> None:
@@ -70,11 +105,11 @@ def check_empty_blocks(comm) -> None:
 
 
 def check_wire_bytes(comm) -> None:
-    """Counts, worked out by hand: 80 bytes from each of n ranks, 5 and 24 to or from n - 1."""
+    """Counts, worked out by hand: 80 bytes from each of n - 1 ranks and relayed once, 5 and 24 to or from n - 1."""
     import torch
 
     comm.wire_bytes.clear()
-    comm.sum_(torch.zeros(10, dtype=torch.int64, device=comm.device), "weights")
+    sum_(comm, torch.zeros(10, dtype=torch.float64, device=comm.device))
     comm.gather(np.zeros(5, np.uint8), "reports")
     comm.broadcast(np.zeros(3), "message")
     n = comm.size

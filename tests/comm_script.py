@@ -43,12 +43,13 @@ def contract_with_nccl(world: World) -> None:
 def kill_in_sum(world: World) -> None:
     """One rank is killed while the others sit in the all-reduce itself."""
     import torch
+    from comm_contract import sum_
 
     comm = world.connect(device="cpu")
     comm.at(3, "weights")
     if comm.rank == VICTIM:
         comm._sum = lambda buffer: os.kill(os.getpid(), signal.SIGKILL)
-    comm.sum_(torch.zeros(1000, dtype=torch.int64))
+    sum_(comm, torch.zeros(1000, dtype=torch.float64))
 
 
 def fail(world: World) -> None:

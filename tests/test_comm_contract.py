@@ -7,7 +7,7 @@ import comm_contract
 import numpy as np
 import pytest
 import torch
-from comm_contract import refuses
+from comm_contract import refuses, sum_
 from comm_launch import mpirun
 from ranks import run_rank_values, run_ranks
 
@@ -46,7 +46,7 @@ def _knows_its_place(comm):
     before = comm.wait_s
     if comm.rank == 2:
         time.sleep(0.3)
-    comm.sum_(torch.zeros(3, dtype=torch.int64))
+    sum_(comm, torch.zeros(3, dtype=torch.float64))
     print("waited" if comm.wait_s - before > 0.2 else "came last", comm.transfer_s > 0)
 
 
@@ -60,11 +60,11 @@ def _out_of_step(comm, variant):
         comm.at(2, "knowledge")
     if variant == "other round" and comm.rank == 1:
         comm.at(3, "weights")
-    ones = torch.ones(5 if variant == "other length" and comm.rank == 1 else 4, dtype=torch.int64)
+    ones = torch.ones(5 if variant == "other length" and comm.rank == 1 else 4, dtype=torch.float64)
     if variant == "other call" and comm.rank == 1:
         text = refuses(lambda: comm.gather(np.zeros(32, np.uint8), "weights"), "out of step")
     else:
-        text = refuses(lambda: comm.sum_(ones), "out of step")
+        text = refuses(lambda: sum_(comm, ones), "out of step")
     assert ones.tolist() == [1] * len(ones)
     refuses(comm.agree, "out of step")
     print(text)
@@ -85,7 +85,7 @@ def _skip_one(comm):
     for round in (1, 2):
         if not (comm.rank == 2 and round == 1):
             comm.at(round, "weights")
-            comm.sum_(torch.ones(4, dtype=torch.int64))
+            sum_(comm, torch.ones(4, dtype=torch.float64))
             print("summed")
 
 
@@ -129,9 +129,9 @@ def test_rank_that_shows_progress_may_take_longer_than_the_time_out():
 def test_wrong_buffers_are_refused_before_anything_travels():
     with World.open(env={}) as world:
         comm = world.connect(device="cpu")
-        for wrong in (torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)[::2]):
-            with pytest.raises(ValueError, match="sum_ takes a contiguous 1-D int64 tensor"):
-                comm.sum_(wrong)
+        for wrong in (torch.zeros(3), torch.zeros(2, 2).double(), torch.zeros(8).double()[::2]):
+            with pytest.raises(ValueError, match="a sum takes contiguous 1-D float64 tensors"):
+                next(comm.summed([wrong], wrong.numel()))
         with pytest.raises(ValueError, match="uint8"):
             comm.gather(np.zeros(3), "knowledge")
         for wrong in (np.zeros((2, 2)), np.zeros(8)[::2], np.array([None])):
@@ -143,9 +143,10 @@ def test_wrong_buffers_are_refused_before_anything_travels():
 
 def test_host_buffer_is_reused():
     staging = HostStaging()
-    first = staging.like(torch.zeros(10, dtype=torch.int64))
-    second = staging.like(torch.zeros(4, dtype=torch.int64))
+    first = staging.like(torch.zeros(10, dtype=torch.float64))
+    second = staging.like(torch.zeros(4, dtype=torch.float64))
     assert first.data_ptr() == second.data_ptr() and second.numel() == 4
+    assert staging.like(torch.zeros(4)).dtype == torch.float32
 
 
 def test_opening_the_world_imports_neither_torch_nor_mpi():

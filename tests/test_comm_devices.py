@@ -23,15 +23,15 @@ def test_device_is_the_local_rank_among_the_visible_ones(local_rank, visible, in
     ([CPU, CPU], True, "mpi", ()),
     ([A, A], False, "gloo", ()),
     ([A, A], True, "mpi", ()),
-    ([A, B], False, "nccl", (0, 1)),
-    ([A, B, C], True, "nccl", (0, 1, 2)),
+    ([A, B], False, "gloo", ()),
+    ([A, B, C], True, "nccl", (1, 2)),
     ([CPU, A, B], True, "nccl", (1, 2)),
     ([A, A, B], False, "nccl", (1, 2)),
     ([A, B, B], False, "gloo", ()),
     ([A, B, CPU], False, "gloo", ()),
     ([CPU, A], False, "gloo", ()),
     ([A, A, A, A], True, "mpi", ()),
-    ([("n0", "GPU-a"), ("n1", "GPU-a")], False, "nccl", (0, 1)),
+    ([CPU, ("n0", "GPU-a"), ("n1", "GPU-a")], False, "nccl", (1, 2)),
 ])
 def test_rule_for_the_transport(places, has_mpi, backend, nccl_ranks):
     plan = choose_backend("auto", places, has_mpi)
@@ -47,10 +47,10 @@ def test_what_is_asked_for_is_taken():
 
 
 @pytest.mark.parametrize("requested, places, has_mpi, parts", [
-    ("nccl", [A, A, A], True, ["ranks 0, 1, 2 share GPU-a on n0", "comm.backend=auto"]),
-    ("nccl", [A, A], True, ["ranks 0, 1 share GPU-a"]),
-    ("nccl", [CPU, A, CPU, A], False, ["ranks 1, 3 share GPU-a", "ranks 0, 2 have no GPU"]),
-    ("nccl", [CPU, A], False, ["rank 0 has no GPU"]),
+    ("nccl", [A, A, A], True, ["ranks 1, 2 share GPU-a on n0", "comm.backend=auto"]),
+    ("nccl", [A, A], True, ["there is one client rank only"]),
+    ("nccl", [CPU, A, CPU, A], False, ["ranks 1, 3 share GPU-a", "rank 2 has no GPU"]),
+    ("nccl", [CPU, A, CPU, CPU], False, ["ranks 2-3 have no GPU"]),
     ("mpi", [CPU, CPU], False, ["comm.backend=mpi", "started by MPI", "gloo"]),
     ("ucc", [CPU, CPU], False, ["comm.backend=ucc", "auto, nccl, gloo, mpi"]),
 ])
@@ -65,7 +65,7 @@ def test_plan_is_described_in_one_line():
     assert describe(choose_backend("auto", [CPU] * 11, has_mpi=True)) == (
         "11 ranks on 1 host, weights by mpi (started by MPI); devices: ranks 0-10 cpu")
     assert describe(choose_backend("auto", [CPU, A, B, C], has_mpi=True)) == (
-        "4 ranks on 2 hosts, weights by nccl among ranks 1-3 (each of its ranks has a GPU of its own); "
+        "4 ranks on 2 hosts, weights by nccl among ranks 1-3 (each has a GPU of its own); "
         "devices: rank 0 cpu on n0; rank 1 GPU-a on n0; rank 2 GPU-b on n0; rank 3 GPU-c on n1")
     assert describe(choose_backend("auto", [A, B, A, B], has_mpi=False)) == (
         "4 ranks on 1 host, weights by gloo (several ranks share a GPU, started without MPI); "

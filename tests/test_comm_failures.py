@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
+from comm_contract import sum_
 from ranks import free_port, run_ranks
 
 from hkd_hpc.comm import World
@@ -30,7 +31,7 @@ def _die(rank, way, victim, others):
             way()
         if others == "compute":
             time.sleep(60)
-        comm.sum_(torch.zeros(4, dtype=torch.int64))
+        sum_(comm, torch.zeros(4, dtype=torch.float64))
 
 
 def _kill():
@@ -96,7 +97,7 @@ def _broken_transfer(rank):
         comm.at(3, "weights")
         if rank == 2:
             comm._sum = lambda buffer: _kill()
-        comm.sum_(torch.zeros(1000, dtype=torch.int64))
+        sum_(comm, torch.zeros(1000, dtype=torch.float64))
 
 
 def test_rank_that_dies_inside_a_transfer_is_named_not_its_echo():
@@ -111,7 +112,7 @@ def _stuck_transfer(rank):
         comm.at(3, "weights")
         if rank == 1:
             comm._sum = lambda buffer: os.kill(os.getpid(), signal.SIGSTOP)
-        comm.sum_(torch.zeros(1000, dtype=torch.int64))
+        sum_(comm, torch.zeros(1000, dtype=torch.float64))
 
 
 def test_transfer_that_hangs_is_ended():

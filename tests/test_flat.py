@@ -143,10 +143,11 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
         layer.running_mean.fill_(mean)
         layer.num_batches_tracked.fill_(counter)
         total.add(flat.values_V, images)
+        total.bank()
         reports[client]["client"], reports[client]["counters"] = client, counter
     server = Server(config.resolve(), bench, None, torch.zeros(0, 3, 2, 2), torch.zeros(0), History(2), {})
     message = server.combine(1, reports)
-    total.mean_into(flat.values_V)
+    total.mean_into(flat.values_V, total.pieces(1000))
     counters = unpack_counters(message[0]["counters"], flat.counters)
     flat.load(flat.values_V.clone(), counters)
     assert layer.running_mean.tolist() == [3.0] * 8

@@ -129,8 +129,10 @@ def test_payload_of_fedhkd(fedhkd):
 
 def test_wire_bytes(tmp_path, data, fedhkd):
     wire = {name: values for name, values in toy.metrics(fedhkd).items() if name.startswith("rounds/wire_bytes/")}
-    # 3 ranks each hand the flat vector over as int64 with the total weight behind it; slots are padded to 16 floats
-    assert wire["rounds/wire_bytes/weights"].tolist() == [3 * 8 * (FLOATS + 8 + 6 + 1)] * 2
+    # 2 client ranks each hand the flat vector over as float64 behind the total weight, one relays the float32 mean to rank 0;
+    # slots are padded to 16 floats
+    padded = FLOATS + 8 + 6
+    assert wire["rounds/wire_bytes/weights"].tolist() == [2 * 8 * (padded + 1) + 4 * padded] * 2
     for kind in ("knowledge_up", "knowledge_down", "control"):
         assert (wire[f"rounds/wire_bytes/{kind}"] > 0).all(), kind
     toy.train_ok(1, *toy.settings(data), "--out", tmp_path / "alone")
@@ -239,10 +241,9 @@ def test_weights_set_to_a_constant_after_the_average_change_the_accuracy(tmp_pat
         from hkd_hpc.aggregate import FixedPointSum
         original = FixedPointSum.mean_into
 
-        def mean_into(self, out_V):
-            total = original(self, out_V)
+        def mean_into(self, out_V, summed):
+            original(self, out_V, summed)
             out_V.fill_(0.5)
-            return total
 
         FixedPointSum.mean_into = mean_into
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import config as config_module, models, schemes
+from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.schemes.base import Facts
@@ -60,7 +61,7 @@ class Round:
         message = known_message(self.scheme.message_shapes())
         start_s = time.perf_counter()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)
-        worker.sum.mean_into(self.weights_V)
+        worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
         wall_s = time.perf_counter() - start_s
         if reports["status"].any():
             raise RuntimeError(f"a client was refused: status {reports['status'].tolist()}")

@@ -1,6 +1,6 @@
 """The exchange rows of tools.bench, run on every rank: `mpirun -n RANKS python -m tools.bench_exchange FLOATS REPEATS`.
 
-Alternates our exact exchange (conversions and meeting included), one bare MPI all-reduce of its int64 buffer, and a
+Alternates our exact exchange (conversions and meeting included), one bare MPI all-reduce of as many bytes, and a
 gather, sum and broadcast of pickled state dicts. Rank 0 is the server and contributes nothing. Prints one JSON object:
 seconds of the slowest rank per repeat, and the plan of the communicator.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import torch
 
 from hkd_hpc.aggregate import FixedPointSum
@@ -27,17 +28,19 @@ class Exchange:
         self.values_V = torch.full((floats,), float(comm.rank))
         self.mean_V = torch.empty(floats)
         self.sum = FixedPointSum(floats, WEIGHT * comm.size)
+        self.bare_V = np.zeros(floats + 1)  # float64, as many bytes as the exact sum moves
         self.state = {f"tensor{i}": part.clone() for i, part in enumerate(torch.chunk(self.values_V, TENSORS))}
 
     def exact(self) -> None:
         self.sum.clear()
         if self.comm.rank:
             self.sum.add(self.values_V, WEIGHT)
-        self.comm.sum_(self.sum.settle(), "weights")
-        self.sum.mean_into(self.mean_V)
+        summed = self.comm.summed(self.sum.pieces(self.comm.piece), self.sum.length + 1)
+        self.sum.mean_into(self.mean_V, summed)
+        self.comm.relay(self.mean_V)
 
     def bare(self) -> None:
-        self.world.Allreduce(self.mpi.IN_PLACE, self.sum.buffer.numpy())
+        self.world.Allreduce(self.mpi.IN_PLACE, self.bare_V)
 
     def pickled(self) -> None:
         states = self.world.gather(self.state if self.comm.rank else None)

@@ -6,15 +6,15 @@ stragglers without burning a core (MPI's blocking calls may busy-poll), and know
 time-out strikes. Only then the bytes travel, at full speed.
 
 `wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among
-n ranks counts n b, a gather or broadcast (n - 1) b, the meetings themselves under
-"control". One rank alone moves nothing: all zero.
+the n - 1 client ranks, a gather or a broadcast (n - 1) b, a relay b, the meetings themselves under "control". One rank
+alone moves nothing: all zero.
 """
 from __future__ import annotations
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,14 @@ class LinkError(RunError):
 class Comm:
     """Rank, size and the collectives. All ranks make the same calls in the same order.
 
+    `piece` (a class attribute): how many numbers of a sum travel in one call of the transport.
+
     Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
     (torch.device of this rank), `plan_line` (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over
     the calls).
     """
+
+    piece = 1 << 18
 
     def __init__(self, control: Control | Alone, rank: int, hosts: list[str], local: tuple[int, int],
                  device: torch.device, plan_line: str) -> None:
@@ -52,16 +56,27 @@ class Comm:
         """Say where this rank is from now on: for messages about failures, and checked in every collective."""
         self._control.set_status(round, phase, client)
 
-    def sum_(self, buffer: torch.Tensor, kind: str = "weights") -> None:
-        """Replace `buffer` (int64, 1-D, contiguous, CPU or this rank's device) by the elementwise sum over the ranks.
+    def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
+        """The one all-reduce, piece by piece: each piece is yielded again, in place the sum over the client ranks.
 
-        With more than one rank the contribution of rank 0 is zero by contract: it hosts no clients.
+        pieces: float64, 1-D, contiguous, on the CPU or this rank's device, `numbers` in all, of the same lengths in all
+        client ranks. Rank 0 of several has no clients: it only meets, its pieces are not asked for and nothing is yielded.
+        A piece is asked for when the one before has been summed and used, so that it can stay in cache all the way.
         """
-        _require(str(buffer.dtype) == "torch.int64" and buffer.dim() == 1 and buffer.is_contiguous(),
-                 f"sum_ takes a contiguous 1-D int64 tensor, not {buffer.dtype} of shape {tuple(buffer.shape)}")
-        nbytes = buffer.numel() * 8
-        with self._collective("sum", kind, nbytes, self.size * nbytes):
-            self._sum(buffer)
+        nbytes = numbers * 8
+        with self._collective("sum", kind, nbytes, (self.size - 1) * nbytes):
+            for piece in pieces if self.rank or self.size == 1 else ():
+                _require(str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
+                         f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}")
+                self._sum(piece)
+                yield piece
+
+    def relay(self, values: torch.Tensor, kind: str = "weights") -> None:
+        """Rank 0's `values` (1-D, contiguous) become those of rank 1; the others only meet."""
+        nbytes = values.numel() * values.element_size()
+        with self._collective("relay", kind, nbytes, nbytes):
+            if self.size > 1 and self.rank < 2:
+                self._relay(values)
 
     def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:
         """Rank 0 gets all blocks (uint8, 1-D, the same length everywhere) as (size, nbytes); the others get None."""
@@ -136,7 +151,10 @@ class Comm:
             yield
         self.transfer_s += time.perf_counter() - began_s
 
-    def _sum(self, buffer: torch.Tensor) -> None:
+    def _sum(self, piece: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _relay(self, values: torch.Tensor) -> None:
         raise NotImplementedError
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
@@ -147,18 +165,31 @@ class Comm:
 
 
 class HostStaging:
-    """One reused host buffer (pinned) through which sums of CUDA tensors travel when no device group carries them."""
+    """One reused host buffer (pinned) a dtype, through which CUDA tensors travel when no device group carries them."""
 
     def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
 
-    def like(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A host tensor of the same length."""
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor of the same length and dtype."""
         import torch
 
-        if self._buffer is None or self._buffer.numel() < buffer.numel():
-            self._buffer = torch.empty(buffer.numel(), dtype=torch.int64, pin_memory=buffer.is_cuda)
-        return self._buffer[:buffer.numel()]
+        held = self._buffers.get(tensor.dtype)
+        if held is None or held.numel() < tensor.numel():
+            held = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[tensor.dtype] = held
+        return held[:tensor.numel()]
+
+    @contextmanager
+    def host(self, tensor: torch.Tensor, back: bool = True) -> Iterator[torch.Tensor]:
+        """The tensor on the host: itself, or a copy that is copied back after it if `back`."""
+        if not tensor.is_cuda:
+            yield tensor
+            return
+        held = self.like(tensor).copy_(tensor)
+        yield held
+        if back:
+            tensor.copy_(held)
 
 
 def _flat(block: np.ndarray) -> np.ndarray:

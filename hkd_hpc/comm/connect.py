@@ -62,8 +62,8 @@ def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, devi
         return MpiComm(mpi, *common)
     from hkd_hpc.comm.torch_dist import TorchComm, open_groups
 
-    group = open_groups(world.control, world.rank, world.size, address, plan.nccl_ranks)
-    return TorchComm(plan.nccl_ranks, group, *common)
+    group = open_groups(world.control, world.rank, world.size, address, plan.backend == "nccl")
+    return TorchComm(plan.backend == "nccl", group, *common)
 
 
 def _has_nccl() -> bool:

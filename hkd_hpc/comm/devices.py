@@ -28,8 +28,7 @@ def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: boo
     """Choose what carries the weights, from (host, device) of every rank. The rule, in this order:
 
     - one rank: "local".
-    - "nccl" (also for RCCL) when every rank has a device of its own; when only rank 0 has none of its own, the client
-      ranks (two or more) form the NCCL group and rank 0 gets the sum from one of them over the CPU group.
+    - "nccl" (also for RCCL) when each of two or more client ranks has a device of its own. Rank 0 is outside its group.
     - otherwise "mpi" if the job was started by MPI, else "gloo".
 
     Raises UsageError when `requested` is unknown or cannot be had.
@@ -46,18 +45,16 @@ def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: boo
     if requested == "nccl" and not ranks:
         raise UsageError(_why_no_nccl(places, nccl_available))
     if requested == "nccl" or (requested == "auto" and ranks):
-        return Plan("nccl", places, ranks, "each of its ranks has a GPU of its own")
+        return Plan("nccl", places, ranks, "each has a GPU of its own")
     backend = ("mpi" if has_mpi else "gloo") if requested == "auto" else requested
     return Plan(backend, places, reason=_why(requested, places, has_mpi))
 
 
 def nccl_members(places: Sequence[Place]) -> tuple[int, ...]:
-    """The ranks of the NCCL group: all, or all but rank 0, or () where two of them would share a device."""
-    for first in (0, 1):
-        members = places[first:]
-        if len(members) > 1 and all(device for _, device in members) and len(set(members)) == len(members):
-            return tuple(range(first, len(places)))
-    return ()
+    """The client ranks, or () where there is one only, or one has no device, or two of them would share one."""
+    members = places[1:]
+    own = len(members) > 1 and all(device for _, device in members) and len(set(members)) == len(members)
+    return tuple(range(1, len(places))) if own else ()
 
 
 def describe(plan: Plan) -> str:
@@ -127,10 +124,11 @@ def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
     advice = "give each client rank a GPU of its own (fewer ranks, several clients each), or use comm.backend=auto"
     if not nccl_available:
         return f"comm.backend=nccl: this torch has no NCCL; {advice}"
-    shared = [f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
-              for (host, device), ranks in _by_device(places).items() if device and len(ranks) > 1]
-    absent = [rank for rank, (_, device) in enumerate(places) if device is None]
+    clients = {place: [rank for rank in ranks if rank] for place, ranks in _by_device(places).items()}
+    reasons = [f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
+               for (host, device), ranks in clients.items() if device and len(ranks) > 1]
+    absent = [rank for (_, device), ranks in clients.items() if device is None for rank in ranks]
     if absent:
-        shared.append(f"{_rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
-    reason = "; ".join(shared) or "there is one client rank only"
+        reasons.append(f"{_rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
+    reason = "; ".join(reasons) or "there is one client rank only"
     return f"comm.backend=nccl needs a GPU per client rank, but {reason}: {advice}"

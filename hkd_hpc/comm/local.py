@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class LocalComm(Comm):
     """A world of one: the sum is the buffer itself."""
 
-    def _sum(self, buffer: torch.Tensor) -> None:
+    def _sum(self, piece: torch.Tensor) -> None:
         pass
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:

@@ -1,7 +1,8 @@
 """torch.distributed: gloo for everything on host memory, NCCL/RCCL for the weights where ranks have GPUs of their own.
 
-All ranks form the gloo group. The NCCL group may leave rank 0 out; it then gets the sum from the group's first rank.
-Knowledge (gather, broadcast) always takes the gloo group, since NCCL groups know no gather.
+All ranks form the gloo group, and the client ranks a group that sums: NCCL, else gloo. Rank 0, which hosts no clients, is
+outside it and gets the result by a relay over host memory. Knowledge (gather, broadcast) always takes the gloo group of
+all, since NCCL groups know no gather.
 """
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from hkd_hpc.comm.rendezvous import LOCALHOST, interface_of
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
-def open_groups(control: Control | Alone, rank: int, size: int, address: str, nccl_ranks: tuple[int, ...]) -> Any:
-    """Form the gloo group of all ranks and the group that sums: NCCL's ranks, else all ranks but 0, over gloo.
+def open_groups(control: Control | Alone, rank: int, size: int, address: str, on_devices: bool) -> Any:
+    """Form the gloo group of all ranks and the group of the client ranks that sums, over NCCL if `on_devices`.
 
     address: of rank 0's host; the store listens there on a free port, which travels over the control plane.
     Returns the group that sums, None in a rank outside it.
@@ -33,49 +34,39 @@ def open_groups(control: Control | Alone, rank: int, size: int, address: str, nc
     timeout = datetime.timedelta(seconds=control.timeout_s + EXTRA_S)
     store = _open_store(control, rank, address, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    ranks = summing_ranks(size, nccl_ranks)
-    group = dist.new_group(list(ranks), backend="nccl" if nccl_ranks else "gloo", timeout=timeout)
-    return group if rank in ranks else None
-
-
-def summing_ranks(size: int, nccl_ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Rank 0 has nothing to add: without it the sum is a smaller all-reduce, and the first of these sends it the result."""
-    return nccl_ranks or tuple(range(1, size))
+    group = dist.new_group(list(range(1, size)), backend="nccl" if on_devices else "gloo", timeout=timeout)
+    return group if rank else None
 
 
 class TorchComm(Comm):
-    """gloo on host memory; the sum on the devices if `nccl_ranks` is not empty."""
+    """gloo on host memory; the sum on the devices, over NCCL or RCCL, if `on_devices`."""
 
-    def __init__(self, nccl_ranks: tuple[int, ...], group: Any, *args: Any) -> None:
+    piece = 1 << 22  # a call of gloo among many ranks costs milliseconds
+
+    def __init__(self, on_devices: bool, group: Any, *args: Any) -> None:
         super().__init__(*args)
-        self._on_devices, self._group, self._staging = bool(nccl_ranks), group, HostStaging()
-        self._first = summing_ranks(self.size, nccl_ranks)[0]
+        self._on_devices, self._group, self._staging = on_devices, group, HostStaging()
+        if on_devices:
+            self.piece = 1 << 40  # the whole buffer in one call
 
     def close(self) -> None:
         """Take the groups down."""
         dist.destroy_process_group()
 
-    def _sum(self, buffer: torch.Tensor) -> None:
-        staged = buffer.is_cuda and not self._on_devices
-        summed = self._staging.like(buffer).copy_(buffer) if staged else buffer
+    def _sum(self, piece: torch.Tensor) -> None:
         with _errors():
-            if self._group is not None:
-                dist.all_reduce(summed, group=self._group)
-            self._relay(summed)
-        if staged:
-            buffer.copy_(summed)
+            if self._on_devices:
+                dist.all_reduce(piece, group=self._group)
+                return
+            with self._staging.host(piece) as host:
+                dist.all_reduce(host, group=self._group)
 
-    def _relay(self, summed: torch.Tensor) -> None:
-        """From the first rank that summed to rank 0, over host memory."""
-        if self._first == 0 or self.rank not in (0, self._first):
-            return
-        host = self._staging.like(summed) if summed.is_cuda else summed
-        if self.rank == self._first:
-            dist.send(host.copy_(summed) if summed.is_cuda else host, 0)
-        else:
-            dist.recv(host, self._first)
-            if summed.is_cuda:
-                summed.copy_(host)
+    def _relay(self, values: torch.Tensor) -> None:
+        with _errors(), self._staging.host(values, back=self.rank == 0) as host:
+            if self.rank:
+                dist.send(host, 0)
+            else:
+                dist.recv(host, 1)
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
         rows = None if gathered is None else list(torch.from_numpy(gathered).unbind(0))

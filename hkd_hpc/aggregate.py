@@ -54,6 +54,8 @@ class FixedPointSum:
     @staticmethod
     def refuses(values_V: torch.Tensor) -> tuple[float, float] | None:
         """(smallest, largest) of a vector that cannot be added, None for one that can."""
+        if not len(values_V):
+            return None
         low, high = (float(bound) for bound in torch.aminmax(values_V))
         return None if low >= -LIMIT and high <= LIMIT else (low, high)  # NaN fails both
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,12 +15,12 @@ from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config, same_experiment
 from hkd_hpc.data import share, sources
-from hkd_hpc.data.partition import Partition, floor, make_partition
+from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
 from hkd_hpc.schemes.base import Facts
-from hkd_hpc.server import Server, message_type
+from hkd_hpc.server import Images, Server, message_type
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
@@ -42,11 +43,15 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     dataset = node_copy(config, comm)
     scheme_class = schemes.get(config.scheme.name)
     partition = partition_of(config, dataset, scheme_class.needs_public)
+    asked = config
+    if scheme_class.pools_data:
+        partition = pooled(partition)
+        config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
     net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed)
     flat = FlatModel(net, comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
-    agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + config.to_json())
+    agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
     bench = Workbench(flat, scheme, config)
     require_trainable(partition, bench)
     images = [len(index) for index in partition.train]
@@ -54,7 +59,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
     here = [make_client(i, dataset, partition, config, comm.device, x_public) for i, rank in enumerate(rank_of) if rank == comm.rank]
     places = max(np.bincount(rank_of))
-    server = make_server(config, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
+    server = make_server(config, asked, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, max(sum(images), 1)), server, rank_of,
@@ -127,19 +132,23 @@ def make_client(client: int, dataset: sources.DataSet, partition: Partition, con
     x_test, y_test = ((dataset.x_test, dataset.y_test) if partition.test_split == "test"
                       else (dataset.x_train, dataset.y_train))
     resident = lambda array, index: torch.from_numpy(array[index]).to(device)  # noqa: E731
-    train, test = partition.train[client], partition.test[client]
+    train, test, val = partition.train[client], partition.test[client], partition.val[client]
     return Client(client, resident(dataset.x_train, train), resident(dataset.y_train, train), resident(x_test, test),
-                  resident(y_test, test), dataset.classes, config.run.seed, x_public)
+                  resident(y_test, test), dataset.classes, config.run.seed, x_public,
+                  resident(dataset.x_train, val), resident(dataset.y_train, val))
 
 
-def make_server(config, comm, folder, dataset, partition, bench, rank_of) -> Server:
-    x_test = torch.from_numpy(np.array(dataset.x_test)).to(comm.device)
-    y_test = torch.from_numpy(np.array(dataset.y_test)).to(comm.device)
-    static = {"config_json": config.to_json(), "versions_json": json.dumps(versions.found()),
+def make_server(config, asked, comm, folder, dataset, partition, bench, rank_of) -> Server:
+    """`asked`: the settings as given, where a scheme that pools all data changes the number of clients."""
+    resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)  # noqa: E731
+    held_out = np.concatenate(partition.val)
+    test = Images(resident(dataset.x_test), resident(dataset.y_test))
+    val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
+    static = {"config_json": asked.to_json(), "versions_json": json.dumps(versions.found()),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "baselines": baselines(dataset, partition), "world": {"ranks": comm.size, "plan": comm.plan_line}}
-    return Server(config, bench, folder, x_test, y_test, History(config.fed.clients), static, comm.uninterrupted)
+    return Server(config, bench, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
 
 
 def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
@@ -170,12 +179,12 @@ def start(job: rounds.Job, folder: RunFolder | None, resume: bool) -> None:
         if checkpoint:
             states = restore(job, *checkpoint)
         else:
-            folder.write_config(job.config.to_json())
+            folder.write_config(job.server.static["config_json"])
     spread(job, states)
 
 
 def restore(job: rounds.Job, round: int, tree: dict) -> dict:
-    if not same_experiment(tree["config_json"], job.config.to_json()):
+    if not same_experiment(tree["config_json"], job.server.static["config_json"]):
         raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json has")
     if tree["partition"]["sha256"] != job.server.static["partition"]["sha256"]:
         raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")

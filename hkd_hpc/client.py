@@ -16,6 +16,9 @@ from hkd_hpc.optimizer import Adam, clip_gradient
 from hkd_hpc.schemes.base import Scheme
 
 
+OWN_MODEL, OWN_STATISTICS = "model", "statistics"  # in a client's state
+
+
 @dataclass
 class Batch:
     """Images normalised to [-1, 1], labels, and their positions in the client's training set."""
@@ -37,10 +40,12 @@ class Client:
     classes: int
     seed: int
     x_public: torch.Tensor | None = None  # the public images, the same for all clients
+    x_val: torch.Tensor | None = None  # held out of the training images (data.val_fraction)
+    y_val: torch.Tensor | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     net: torch.nn.Module | None = None
     flat: FlatModel | None = None
-    received_V: torch.Tensor | None = None  # the global weights that this round started from
+    received_V: torch.Tensor | None = None  # the weights that this round started from: the global ones, as a rule
     message: dict[str, torch.Tensor] = field(default_factory=dict)
     round: int = 0
     cache: dict = field(default_factory=dict)
@@ -69,6 +74,7 @@ class Trained:
 
     loss_by_term: list[float]
     test_correct: int
+    val_correct: int
     train_s: float
     report_s: float
     report: dict[str, torch.Tensor]
@@ -88,6 +94,7 @@ class Workbench:
     def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int) -> Trained:
         """Train one client from the global weights, test it, and let the scheme report."""
         start_s = time.perf_counter()
+        weights_V = self.start_of(client, weights_V)
         self.flat.load(weights_V, counters)
         self.adam.reset()
         client.net, client.flat, client.received_V = self.flat.net, self.flat, weights_V
@@ -98,20 +105,41 @@ class Workbench:
         terms = self._epochs(client)
         trained_s = time.perf_counter()
         correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
+        val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
         report = self.scheme.report(client)
+        self._keep_own(client)
         client.cache = {}
-        return Trained(terms, correct, trained_s - start_s, time.perf_counter() - trained_s, report)
+        return Trained(terms, correct, val_correct, trained_s - start_s, time.perf_counter() - trained_s, report)
+
+    def start_of(self, client: Client, weights_V: torch.Tensor) -> torch.Tensor:
+        """What a client begins with: the global weights, but for what it keeps to itself."""
+        if not self.scheme.shares_weights:
+            return client.state.get(OWN_MODEL, weights_V)
+        if OWN_STATISTICS in client.state:
+            return torch.cat([weights_V[:len(self.flat.parameters_P)], client.state[OWN_STATISTICS]])
+        return weights_V
+
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a client keeps beside the scheme's own state."""
+        if not self.scheme.shares_weights:
+            return {OWN_MODEL: (len(self.flat.values_V),)}
+        return {OWN_STATISTICS: (len(self.flat.statistics_S),)} if self.config.train.batchnorm == "local" else {}
+
+    def _keep_own(self, client: Client) -> None:
+        values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
+        client.state.update({name: values[name].clone() for name in self.own_shapes()})
 
     def _epochs(self, client: Client) -> list[float]:
         """All local epochs; returns the mean of each loss term over the images of the last epoch."""
         train, lr = self.config.train, self.config.lr(client.round)
         shuffle, count = client.random("batches"), len(client.y_train)
+        bounds = batch_bounds(count, train.batch_size, train.drop_last)
         for _ in range(train.epochs):
             order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
             sums = torch.zeros(len(self.scheme.terms), device=client.y_train.device)
-            for start, stop in batch_bounds(count, train.batch_size):
+            for start, stop in bounds:
                 sums += self._step(client, order_N[start:stop], lr) * (stop - start)
-        return (sums / count).tolist()
+        return (sums / bounds[-1][1]).tolist()
 
     def _step(self, client: Client, index_B: torch.Tensor, lr: float) -> torch.Tensor:
         """One optimiser step; returns the loss terms, still on the device."""
@@ -127,8 +155,13 @@ class Workbench:
         return torch.stack([value.detach() for value in values])
 
 
-def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
-    """(start, stop) of each batch. The short last batch is kept; a last batch of one is merged into the one before."""
+def batch_bounds(count: int, size: int, drop_last: bool = False) -> list[tuple[int, int]]:
+    """(start, stop) of each batch. The short last batch is kept; a last batch of one is merged into the one before.
+
+    drop_last: a short last batch is left out, unless it is the only one.
+    """
+    if drop_last and count > size:
+        count -= count % size
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()

@@ -42,6 +42,10 @@ class FedSettings:
     clients: int = setting(10, "number of clients", low=1, high=100_000)
     rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
     participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
+    average: str = setting("images", "weight of a client in the average: images: its number of training images; uniform: "
+                                     "the same for all", choices=("images", "uniform"))
+    finetune_epochs: int = setting(0, "at the end, also train the global model so many epochs on each client, with plain "
+                                      "cross-entropy, and test it there; 0: not", low=0, high=100_000)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class TrainSettings:
     lr_schedule: str = setting("halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant"))
     lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
     clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
+    drop_last: bool = setting(False, "leave out an epoch's short last batch, unless it is the only one")
+    batchnorm: str = setting("average", "running statistics: average: like weights; local: each client keeps its own, their "
+                                        "average serves the global test only; reestimate: each round measured anew by the "
+                                        "clients with the new global weights", choices=("average", "local", "reestimate"))
 
 
 @dataclass(frozen=True)
@@ -151,9 +159,9 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
     for key, value in values.items():
         section, dot, name = key.partition(".")
         if not dot or section not in by_section:
-            raise UsageError(unknown(key, all_keys(values.get("scheme.name", "fedhkd"))))
+            raise UsageError(unknown(key, all_keys(values.get("scheme.name", schemes.DEFAULT))))
         by_section[section][name] = value
-    scheme_class = schemes.settings_of(str(by_section["scheme"].get("name", "fedhkd")))
+    scheme_class = schemes.settings_of(str(by_section["scheme"].get("name", schemes.DEFAULT)))
     known = {field.name for field in dataclasses.fields(scheme_class)}
     scheme_values = {k: v for k, v in by_section["scheme"].items() if k in known or f"scheme.{k}" not in soft}
     config = Config(build("scheme", scheme_class, scheme_values),
@@ -171,7 +179,7 @@ def from_json(text: str) -> Config:
 
 def all_keys(scheme_name: Any) -> list[str]:
     """Every key that can be set, for messages."""
-    known = scheme_name if scheme_name in schemes.REGISTRY else "fedhkd"
+    known = scheme_name if scheme_name in {**schemes.REGISTRY, **schemes.CONTROLS} else schemes.DEFAULT
     classes = {"scheme": schemes.settings_of(known), **SECTIONS}
     return [f"{section}.{field.name}" for section, cls in classes.items() for field in dataclasses.fields(cls)]
 
@@ -255,11 +263,12 @@ def as_values(config: Config) -> dict[str, Any]:
 def help_text() -> str:
     """All settings with defaults and what is allowed, for --help."""
     lines = []
-    for section, cls in {"scheme": schemes.settings_of("fedhkd"), **SECTIONS}.items():
+    for section, cls in {"scheme": schemes.settings_of(schemes.DEFAULT), **SECTIONS}.items():
         lines += [f"{section}: {(cls.__doc__ or '').strip().splitlines()[0]}"]
         lines += [f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
                   for f in dataclasses.fields(cls)]
-    return "\n".join([*lines, f"schemes: {', '.join(schemes.REGISTRY)}, or your own as module:Class"])
+    return "\n".join([*lines, f"schemes: {', '.join(schemes.REGISTRY)}, or your own as module:Class",
+                      f"controls, as scheme.name: {', '.join(schemes.CONTROLS)}"])
 
 
 def absolute_paths(config: Config) -> Config:

@@ -48,11 +48,12 @@ def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
 def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:
     """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
     from hkd_hpc import config as config_module, models
+    from hkd_hpc.client import OWN_MODEL
     from hkd_hpc.flat import FlatModel
 
     import torch
 
-    held = {int(c): state["model"] for c, state in tree.get("client_states", {}).items() if "model" in state}
+    held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
     if client not in held:
         raise UsageError(f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
                          "after the last round of a run with run.client_models=true, for the clients that took part")

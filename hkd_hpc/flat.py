@@ -4,7 +4,7 @@ Layout: every parameter, then every float buffer (BatchNorm's running statistics
 of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters and buffers of the module become views.
 Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged.
 
-Shape letters: P trainable floats with gaps, V all floats with gaps.
+Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slot:
 class FlatModel:
     """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
 
-    `parameters_P` is the trainable part of `values_V`. Raises UsageError for float tensors other than float32.
+    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors other than float32.
     """
 
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
@@ -49,7 +49,7 @@ class FlatModel:
         self.slots, trainable, total = _slots(net)
         self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
         self.grad_P = torch.zeros(trainable, dtype=torch.float32, device=device)
-        self.parameters_P = self.values_V[:trainable]
+        self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
         self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
         self._adopt()
 
@@ -73,6 +73,11 @@ class FlatModel:
     def payload_floats(self) -> int:
         """P + b of the paper's accounting: parameters and float buffers, without gaps."""
         return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias)
+
+    @property
+    def statistic_floats(self) -> int:
+        """b of the paper's accounting: float buffers, without gaps."""
+        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias and not slot.trainable)
 
     @property
     def parameter_count(self) -> int:

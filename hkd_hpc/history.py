@@ -12,8 +12,9 @@ WIRE_KINDS = ("weights", "knowledge_up", "knowledge_down", "state", "control")
 _GLOBAL = {"model": "global", "data": "official test split", "moment": "after aggregation", "clients": "none"}
 _LOCAL = {"model": "personalised (the client's own)", "data": "clients' local test sets",
           "moment": "after local training, before aggregation", "clients": "sampled"}
+_VAL = "validation images held out of the clients' training images (data.val_fraction)"
 _LOSS = "a term of the loss, its weight included; mean over the images of the last local epoch"
-_PAYLOAD = "what the paper counts as traffic, summed over the sampled clients"
+_PAYLOAD = "what the paper counts as traffic; /rounds: summed over the sampled clients"
 _WIRE = "buffers handed to the communicator, summed over the ranks; 0 in one process"
 ATTRIBUTES = {
     "round": {"unit": "1", "meaning": "rounds completed"},
@@ -22,6 +23,13 @@ ATTRIBUTES = {
     "global_test_n": {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
     "local_test_accuracy": {"unit": "1", "weighting": "by images", **_LOCAL},
     "local_test_n": {"unit": "images", **_LOCAL},
+    "local_test_accuracy_worst_tenth": {"unit": "1", "weighting": "mean over the tenth of the clients (one at least) that "
+                                                                  "have the lowest accuracy", **_LOCAL},
+    "local_test_accuracy_std": {"unit": "1", "weighting": "standard deviation over the clients", **_LOCAL},
+    "local_val_accuracy": {"unit": "1", "weighting": "by images", **_LOCAL, "data": _VAL},
+    "local_val_n": {"unit": "images", **_LOCAL, "data": _VAL},
+    "global_val_accuracy": {"unit": "1", **_GLOBAL, "data": f"{_VAL}, all together"},
+    "warning": {"meaning": "what the scheme said about the message of this round; empty when all was well"},
     "weights_sha256": {"meaning": "SHA-256 over the global state dict after the round, in its own order: for each tensor "
                                   "f'{name} {numpy dtype.str} {shape}\\n' in UTF-8, then its bytes (little-endian, C order)"},
     "train_n": {"unit": "images", "meaning": "training images that entered the average"},

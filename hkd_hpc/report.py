@@ -82,20 +82,41 @@ def three_readings(values: np.ndarray) -> dict[str, float]:
     return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(tested.max())}
 
 
+READ_THRICE = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "local_test_accuracy_std", "global_test_accuracy",
+               "local_val_accuracy", "global_val_accuracy")
+
+
+def warnings_text(warnings: list[str]) -> str:
+    """Of all rounds: "in 9 of 10 rounds no class ...", or empty."""
+    said = [text for text in warnings if text]
+    return f"in {len(said)} of {len(warnings)} rounds: {said[-1]}" if said else ""
+
+
 def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     """The small table at the end."""
     lines = ["", f"{'accuracy':44s}{'last round':>12s}{'mean last 5':>13s}{'oracle':>9s}"]
     for name, title in (("local_test_accuracy", "local (own model, own test)"),
-                        ("global_test_accuracy", "global (averaged BatchNorm)")):
+                        ("local_test_accuracy_worst_tenth", "  worst tenth of the clients"),
+                        ("local_test_accuracy_std", "  spread over the clients (std)"),
+                        ("local_val_accuracy", "local, on validation images"),
+                        ("global_test_accuracy", "global"),
+                        ("global_val_accuracy", "global, on validation images")):
+        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name:
+            continue
         lines.append(f"  {title:42s}" + "".join(f"{number_text(summary[f'{name}_{kind}']):>{width}s}" for kind, width in
                                                   (("last", 12), ("mean_last_5", 13), ("oracle", 9))))
     for name, title in (("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by clients"),
-                        ("global_on_local_test_accuracy", "global model on the clients' own tests")):
+                        ("global_on_local_test_accuracy", "global model on the clients' own tests"),
+                        ("finetuned_on_local_test_accuracy", "global model fine-tuned by each client")):
+        if name not in summary:
+            continue
         lines.append(f"  {title:44s}{number_text(summary[name]):>10s}")
     lines.append(f"  {'baseline: majority class, local / global':44s}"
                  f"{number_text(baselines['local_majority']) + ' / ' + number_text(baselines['global_majority']):>10s}")
     lines.append(f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}")
     lines += ["  oracle = the best round, chosen on the test set: not a result", ""]
+    lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
+    lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
     lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder)]
     return "\n".join(lines)
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload
-from hkd_hpc.aggregate import require_weight
-from hkd_hpc.client import Workbench
+from hkd_hpc.aggregate import FixedPointSum, require_weight
+from hkd_hpc.client import OWN_MODEL, Workbench
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
@@ -61,7 +61,7 @@ def one_round(job: Job, round: int) -> None:
     keep = last and job.config.run.client_models
     reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
     gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
-    timed(job, "weights", lambda: average(job, round))
+    timed(job, "weights", lambda: average(job, round, cohort))
     with job.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         timed(job, "knowledge", lambda: send_message(job, round, gathered))
         states = timed(job, "state", lambda: collect_states(job, round))
@@ -85,17 +85,26 @@ def timed(job: Job, phase: str, step):
     return result
 
 
-def average(job: Job, round: int) -> None:
+def average(job: Job, round: int, cohort: list[int]) -> None:
     """The one all-reduce; afterwards every rank holds the new global weights."""
     job.comm.at(round, "weights")
-    mean_into(job, job.weights_V, "weights")
+    mean_into(job, job.weights_V, job.worker.sum, "weights")
+    if job.config.train.batchnorm == "reestimate":
+        job.weights_V = with_statistics_of(job, cohort, "weights")
 
 
-def mean_into(job: Job, out_V: torch.Tensor, kind: str) -> None:
-    """The weighted mean of what the workers of all ranks added, in every rank."""
-    total = job.worker.sum
-    total.mean_into(out_V, job.comm.summed(total.pieces(job.comm.piece), total.length + 1, kind))
-    job.comm.relay(out_V, kind)
+def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
+    """The weighted mean of what the workers of all ranks added to `total`, in every rank."""
+    total.mean_into(out, job.comm.summed(total.pieces(job.comm.piece), total.length + 1, kind))
+    job.comm.relay(out, kind)
+
+
+def with_statistics_of(job: Job, cohort: list[int], kind: str) -> torch.Tensor:
+    """The global weights (V,), BatchNorm's running statistics measured anew by these clients."""
+    job.worker.measure_statistics(cohort, job.weights_V, job.counters)
+    values_V, parameters = job.weights_V.clone(), len(job.bench.flat.parameters_P)
+    mean_into(job, values_V[parameters:], job.worker.statistics_sum, kind)
+    return values_V
 
 
 def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
@@ -146,9 +155,9 @@ def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
 
 def state_shapes(job: Job, round: int) -> payload.Shapes:
     """What a client may keep: the scheme's state, and in the last round its own model."""
-    shapes = dict(job.bench.scheme.client_state_shapes())
+    shapes = job.bench.scheme.client_state_shapes() | job.bench.own_shapes()
     if round == job.config.fed.rounds and job.config.run.client_models:
-        shapes["model"] = tuple(job.weights_V.shape)
+        shapes[OWN_MODEL] = tuple(job.weights_V.shape)
     return shapes
 
 
@@ -188,12 +197,22 @@ def gather_in_chunks(job: Job, block: np.ndarray) -> np.ndarray | None:
 
 
 def finale(job: Job) -> None:
-    """Once, with the final global model: the clients' local tests, and BatchNorm re-estimated by all clients."""
+    """Once, with the final global model: the clients' local tests, fine-tuning, and BatchNorm measured anew by all."""
     job.comm.at(job.done, "finale")
-    rows = job.worker.examine(job.weights_V, job.counters)
-    reestimated_V = torch.empty_like(job.weights_V)
-    mean_into(job, reestimated_V, "finale")
-    blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
+    found = {"global": gather_rows(job, job.worker.examine(job.weights_V, job.counters))}
+    reestimated_V = with_statistics_of(job, list(range(len(job.rank_of))), "finale")
+    if job.config.fed.finetune_epochs:
+        found["finetuned"] = gather_rows(job, job.worker.finetune(job.weights_V, job.counters, job.done + 1))
     if job.server:
-        found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 3)
-        job.server.finish(found[found[:, 0] >= 0], reestimated_V)
+        job.server.finish(found, reestimated_V)
+
+
+def gather_rows(job: Job, rows: np.ndarray) -> np.ndarray | None:
+    """(clients, 3) int64 in client order on rank 0: id, test_n, correct; None elsewhere."""
+    job.comm.at(job.done, "finale")
+    blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
+    if not job.server:
+        return None
+    found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 3)
+    found = found[found[:, 0] >= 0]
+    return found[np.argsort(found[:, 0])]

@@ -33,6 +33,26 @@ class SchemeServer:
         return rng.stream(self.seed, purpose, self.round)
 
 
+@dataclass(frozen=True)
+class Images:
+    """Images (N,C,H,W) uint8 and labels on rank 0's device."""
+
+    x_NCHW: torch.Tensor
+    y_N: torch.Tensor
+
+
+def accuracy_of(reports: np.ndarray, kind: str) -> np.ndarray:
+    """Each client's accuracy on its own "test" or "val" images, NaN where it has none."""
+    n, correct = reports[f"{kind}_n"], reports[f"{kind}_correct"]
+    return np.where(n > 0, correct / np.maximum(n, 1), NAN)
+
+
+def spread_of(accuracy_M: np.ndarray) -> tuple[float, float]:
+    """(mean over the worst tenth of the clients, one at least; standard deviation over all) of those with a test."""
+    tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
+    return (float(tested[:-(-len(tested) // 10)].mean()), float(tested.std())) if len(tested) else (NAN, NAN)
+
+
 def message_type(scheme, counters: int) -> np.dtype:
     """The server's message: the integer buffers of the global model, and what the scheme declares."""
     return payload.record_type({}, {"counters": (counters,)}, scheme.message_shapes())
@@ -41,18 +61,19 @@ def message_type(scheme, counters: int) -> np.dtype:
 class Server:
     """Owns the global test, the history and the run folder."""
 
-    def __init__(self, config, bench: Workbench, folder: RunFolder, test_x: torch.Tensor, test_y: torch.Tensor,
-                 history: History, static: dict, uninterrupted=contextlib.nullcontext):
-        """`static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
+    def __init__(self, config, bench: Workbench, folder: RunFolder, test: Images, val: Images, history: History,
+                 static: dict, uninterrupted=contextlib.nullcontext):
+        """`test`: the official test split; `val`: what all clients hold out together, may be empty. `static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
 
         `uninterrupted()`: a context in which the failure of another rank does not cut off what is written.
         """
         self.uninterrupted = uninterrupted
         self.config, self.bench, self.folder, self.history, self.static = config, bench, folder, history, static
-        self.test_x, self.test_y = test_x, test_y
+        self.test_images, self.val_images = test, val
         self.scheme_server = SchemeServer(bench.flat.net, config.run.seed)
         self.message_type = message_type(bench.scheme, counter_size(bench.flat.counters))
         self.pending: dict | None = None
+        self.warning = ""
         self.wire_before: dict[str, int] = {}
         self.summary: dict = {}
         self.clock = report.Clock(config.fed.rounds)
@@ -66,6 +87,9 @@ class Server:
         server.round, server.client_ids = round, good["client"].tolist()
         message = np.zeros(1, self.message_type)
         payload.fill(message[0], self.bench.scheme.combine(server, payload.tensors_of(good)))
+        self.warning = self.bench.scheme.warning(payload.tensors_of(message[0]))
+        if self.warning:
+            report.warn(f"round {round}: {self.warning}")
         message[0]["counters"] = good["counters"].max(0) if len(good) else 0
         return message
 
@@ -73,45 +97,50 @@ class Server:
         """Append the row of this round; `save` and `settle` follow."""
         wire = {kind: job.comm.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
         self.wire_before = dict(job.comm.wire_bytes)
-        row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "global_test_accuracy": NAN,
-               "global_test_loss": NAN, "global_test_n": 0}
-        row |= self._local_numbers(gathered) | self._payload_bytes(gathered, job.message)
+        row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "warning": self.warning, "global_test_accuracy": NAN,
+               "global_test_loss": NAN, "global_test_n": 0, "global_val_accuracy": NAN}
+        payload_bytes = self._payload_bytes(gathered, job.message)
+        row |= self._local_numbers(gathered) | {name: int(count.sum()) for name, count in payload_bytes.items()}
         row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
         row |= {f"seconds/{phase}": seconds for phase, seconds in job.seconds.items()}
-        self.history.append(row, self._client_row(gathered))
+        self.history.append(row, self._client_row(gathered, payload_bytes))
         self.pending = {"weights_V": job.weights_V.detach().clone(), "counters": [c.clone() for c in job.counters],
                         "message": job.message.copy(), "states": states}
 
     def _local_numbers(self, gathered: np.ndarray) -> dict:
         good = gathered[gathered["status"] == OK]
         images, tests = good["weight"].sum(), good["test_n"].sum()
+        worst_tenth, spread = spread_of(accuracy_of(good, "test"))
         row = {"local_test_accuracy": good["test_correct"].sum() / tests if tests else NAN, "local_test_n": int(tests),
+               "local_test_accuracy_worst_tenth": worst_tenth, "local_test_accuracy_std": spread,
+               "local_val_accuracy": good["val_correct"].sum() / good["val_n"].sum() if good["val_n"].any() else NAN,
                "train_n": int(images), "clients_sampled": len(gathered),
                "clients_refused": int(np.isin(gathered["status"], (REFUSED, BAD_REPORT)).sum())}
         for j, term in enumerate(self.bench.scheme.terms):
             row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
         return row
 
-    def _payload_bytes(self, gathered: np.ndarray, message: np.ndarray) -> dict:
-        """What the paper counts, summed over the sampled clients: weights and knowledge, up and down."""
+    def _payload_bytes(self, gathered: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
+        """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
         scheme, flat = self.bench.scheme, self.bench.flat
-        good = gathered[gathered["status"] == OK]
-        up = sum(scheme.report_floats(payload.tensors_of(report)) for report in good)
-        down = scheme.message_floats(payload.tensors_of(message[0])) * len(gathered)
-        floats = {"weights_up": flat.payload_floats * len(good), "weights_down": flat.payload_floats * len(gathered),
-                  "knowledge_up": up, "knowledge_down": down}
+        weights = flat.payload_floats - (flat.statistic_floats if self.config.train.batchnorm == "local" else 0)
+        delivered = gathered["status"] == OK
+        up = [scheme.report_floats(payload.tensors_of(report)) if good else 0 for report, good in zip(gathered, delivered)]
+        down = np.full(len(gathered), scheme.message_floats(payload.tensors_of(message[0])))
+        floats = {"weights_up": delivered * weights * scheme.shares_weights, "knowledge_up": np.array(up, np.int64),
+                  "weights_down": np.full(len(gathered), weights * scheme.shares_weights), "knowledge_down": down}
         return {f"payload_bytes/{kind}": count * FLOAT_BYTES for kind, count in floats.items()}
 
-    def _client_row(self, gathered: np.ndarray) -> dict[str, np.ndarray]:
+    def _client_row(self, gathered: np.ndarray, payload_bytes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         column = lambda values, who=gathered: client_column(self.config.fed.clients, who["client"], values)  # noqa: E731
         good = gathered[gathered["status"] == OK]
-        accuracy = np.where(good["test_n"] > 0, good["test_correct"] / np.maximum(good["test_n"], 1), NAN)
-        row = {"local_test_accuracy": column(accuracy, good), "local_test_n": column(gathered["test_n"]),
+        row = {"local_test_accuracy": column(accuracy_of(good, "test"), good), "local_test_n": column(gathered["test_n"]),
+               "local_val_accuracy": column(accuracy_of(good, "val"), good), "local_val_n": column(gathered["val_n"]),
                "train_n": column(gathered["weight"]), "train_s": column(gathered["train_s"]),
                "report_s": column(gathered["report_s"]), "status": column(gathered["status"])}
         for j, term in enumerate(self.bench.scheme.terms):
             row[f"loss/{term}"] = column(good["loss"][:, j], good)
-        return row
+        return row | {name: column(count) for name, count in payload_bytes.items()}
 
     def complain(self, round: int, gathered: np.ndarray) -> None:
         """Say which clients do not count in this round, and why."""
@@ -143,8 +172,10 @@ class Server:
         start_s = time.perf_counter()
         pending, self.pending = self.pending, None
         if self.config.due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
-            accuracy, loss = self.test(pending["weights_V"], pending["counters"])
-            self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_y))
+            accuracy, loss = self.test(pending["weights_V"], pending["counters"], self.test_images)
+            self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_images.y_N))
+            val_accuracy, _ = self.test(pending["weights_V"], pending["counters"], self.val_images)
+            self.history.set_last(global_val_accuracy=val_accuracy)
         self._book(start_s)
         self.write_metrics()
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
@@ -154,11 +185,11 @@ class Server:
         name = "seconds/evaluate_and_save"
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
-    def test(self, weights_V: torch.Tensor, counters) -> tuple[float, float]:
-        """(accuracy, mean cross-entropy) of a global model on the official test split."""
+    def test(self, weights_V: torch.Tensor, counters, images: Images) -> tuple[float, float]:
+        """(accuracy, mean cross-entropy) of a global model on these images; NaN for none."""
         self.bench.flat.load(weights_V, counters)
-        correct, loss = evaluate.test(self.bench.flat.net, self.test_x, self.test_y)
-        return correct / len(self.test_y), loss / len(self.test_y)
+        correct, loss = evaluate.test(self.bench.flat.net, images.x_NCHW, images.y_N)
+        return (correct / len(images.y_N), loss / len(images.y_N)) if len(images.y_N) else (NAN, NAN)
 
     def _checkpoint(self, round: int, arrays: dict, pending: dict) -> dict:
         """The complete state after a round."""
@@ -197,7 +228,7 @@ class Server:
             return False
         if stored["weights_sha256"][row] != self.history.rounds["weights_sha256"][-1]:
             return False
-        self.history.set_last(**{name: stored[name][row] for name in stored if name.startswith("global_test_")})
+        self.history.set_last(**{name: stored[name][row] for name in stored if name.startswith(("global_test_", "global_val_"))})
         return True
 
     def write_metrics(self) -> None:
@@ -208,16 +239,19 @@ class Server:
 
     # --- at the end
 
-    def finish(self, found: np.ndarray, reestimated_V: torch.Tensor) -> None:
-        """found: (clients, 3) id, test_n, correct of the final global model on the local tests; writes the summary."""
+    def finish(self, found: dict[str, np.ndarray], reestimated_V: torch.Tensor) -> None:
+        """found: (clients, 3) id, test_n, correct on the local tests of the final global model, fine-tuned or not."""
         counters = unpack_counters(np.zeros(counter_size(self.bench.flat.counters), np.int64), self.bench.flat.counters)
-        accuracy, _ = self.test(reestimated_V, counters)
-        history, tests = self.history, found[:, 1].sum()
+        accuracy, _ = self.test(reestimated_V, counters, self.test_images)
+        history = self.history
         self.summary = {
             "global_test_accuracy_batchnorm_reestimated": accuracy,
-            "global_on_local_test_accuracy": float(found[:, 2].sum() / tests) if tests else NAN,
-            **{f"{name}_{kind}": value for name in ("local_test_accuracy", "global_test_accuracy")
+            **{f"{name}_on_local_test_accuracy": float(rows[:, 2].sum() / max(rows[:, 1].sum(), 1)) if rows[:, 1].any() else NAN
+               for name, rows in found.items()},
+            **{f"{name}_on_local_test": rows for name, rows in found.items()},
+            **{f"{name}_{kind}": value for name in report.READ_THRICE
                for kind, value in report.three_readings(history.column(name)).items()},
+            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         self.write_metrics()

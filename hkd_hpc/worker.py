@@ -1,13 +1,16 @@
 """The client side of a rank: trains the clients that live here, adds their weights up, fills in their reports."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from hkd_hpc import evaluate, payload
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import Client, Trained, Workbench
+from hkd_hpc.client import OWN_MODEL, Client, Trained, Workbench
 from hkd_hpc.comm.base import Comm
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
 
 OK, REFUSED, NO_DATA, BAD_REPORT = 0, 1, 2, 3
 STATUS = {OK: "ok", REFUSED: "refused: its weights are not finite, or too large", NO_DATA: "too few images to train",
@@ -18,6 +21,7 @@ def report_type(scheme, counters: int) -> np.dtype:
     """One client's report of a round. client -1: an unused place of a rank that hosts fewer clients than others."""
     whole = {"client": (), "status": (), "weight": (), "test_n": (), "test_correct": (), "counters": (counters,)}
     numbers = {"train_s": (), "report_s": (), "weights_range": (2,), "loss": (len(scheme.terms),)}
+    whole |= {"val_n": (), "val_correct": ()}
     return payload.record_type(numbers, whole, scheme.report_shapes())
 
 
@@ -28,6 +32,7 @@ class Worker:
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
         self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
         self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device)
+        self.statistics_sum = FixedPointSum(len(bench.flat.statistics_S), total_images, bench.flat.values_V.device)
 
     def train(self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool) -> np.ndarray:
         """Train the cohort's clients that live here; returns the reports (places,). `keep`: the model is client state."""
@@ -44,7 +49,7 @@ class Worker:
                 continue
             trained = self.bench.run(client, weights_V, counters, message, round)
             if keep:
-                client.state["model"] = self.bench.flat.values_V.detach().cpu().clone()
+                client.state[OWN_MODEL] = self.bench.flat.values_V.detach().cpu().clone()
             self._fill(report, client, trained)
         return reports
 
@@ -52,28 +57,48 @@ class Worker:
         payload.fill(report, trained.report)
         report["loss"], report["train_s"], report["report_s"] = trained.loss_by_term, trained.train_s, trained.report_s
         report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
+        report["val_n"], report["val_correct"] = 0 if client.y_val is None else len(client.y_val), trained.val_correct
         report["counters"] = pack_counters(self.bench.flat.counters)
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.report.values())
         values_V = self.bench.flat.values_V
-        refused = self.sum.add(values_V, len(client.y_train)) if finite else self.sum.refuses(values_V)
+        refused = self.sum.add(values_V, self.weight_of(client)) if finite else self.sum.refuses(values_V)
         report["status"] = REFUSED if refused else OK if finite else BAD_REPORT
         report["weights_range"] = refused or (0.0, 0.0)
         report["weight"] = len(client.y_train) if report["status"] == OK else 0
 
-    def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
-        """With the final global model: its accuracy on each client's local test, and BatchNorm measured anew.
+    def weight_of(self, client: Client) -> int:
+        """In every average of models (fed.average)."""
+        return len(client.y_train) if self.bench.config.fed.average == "images" else 1
 
-        Adds the re-estimated model to the sum. Returns (places, 3) int64: client id (-1: unused), test_n, correct.
-        """
-        self.sum.clear()
+    def measure_statistics(self, cohort: list[int], weights_V: torch.Tensor, counters) -> None:
+        """Add BatchNorm's running statistics, measured anew with the global weights by the cohort's clients here."""
+        self.statistics_sum.clear()
+        for client in self.clients:
+            if client.id in set(cohort) and self.bench.can_train(client):
+                self.statistics_sum.bank()
+                self.bench.flat.load(weights_V, counters)
+                evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
+                self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
+
+    def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
+        """(places, 3) int64: client id (-1: unused), test_n, and how many the final global model has right of them."""
         rows = np.full((self.places, 3), -1, np.int64)
         for row, client in zip(rows, self.clients):
-            self.sum.bank()
             self.bench.flat.load(weights_V, counters)
             row[:] = client.id, len(client.y_test), evaluate.test(self.bench.flat.net, client.x_test, client.y_test)[0]
-            if self.bench.can_train(client):
-                evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
-                self.sum.add(self.bench.flat.values_V, len(client.y_train))
+        return rows
+
+    def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
+        """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
+        config = self.bench.config
+        train = replace(config.train, epochs=config.fed.finetune_epochs)
+        bench = Workbench(self.bench.flat, Scheme(SchemeSettings(), self.bench.scheme.facts), replace(config, train=train))
+        rows = np.full((self.places, 3), -1, np.int64)
+        for row, client in zip(rows, self.clients):
+            self.comm.at(round, "fine-tuning", client.id)
+            row[:2] = client.id, 0
+            if bench.can_train(client):
+                row[1:] = len(client.y_test), bench.run(client, weights_V, counters, {}, round).test_correct
         return rows
 
 

@@ -13,7 +13,7 @@ from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.errors import UsageError
 from hkd_hpc.flat import FlatModel, weights_sha256
 from hkd_hpc.history import History
-from hkd_hpc.server import Server
+from hkd_hpc.server import Images, Server
 from hkd_hpc.worker import report_type, unpack_counters
 
 
@@ -145,7 +145,8 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
         total.add(flat.values_V, images)
         total.bank()
         reports[client]["client"], reports[client]["counters"] = client, counter
-    server = Server(config.resolve(), bench, None, torch.zeros(0, 3, 2, 2), torch.zeros(0), History(2), {})
+    nothing = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
+    server = Server(config.resolve(), bench, None, nothing, nothing, History(2), {})
     message = server.combine(1, reports)
     total.mean_into(flat.values_V, total.pieces(1000))
     counters = unpack_counters(message[0]["counters"], flat.counters)

@@ -11,7 +11,7 @@ import torch
 
 from hkd_hpc import config, report
 from hkd_hpc.history import NAN, History, client_column
-from hkd_hpc.server import Server
+from hkd_hpc.server import Images, Server, spread_of
 from hkd_hpc.store.tree import load_tree, save_tree
 from hkd_hpc.worker import NO_DATA, OK, REFUSED, report_type
 
@@ -71,13 +71,16 @@ def test_set_last_changes_the_last_row_alone():
 
 # --- rows as the server makes them
 
+NO_IMAGES = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
+
+
 class Round:
     """A server with three of its four clients sampled: one delivered, one was refused, one has no data."""
 
     def __init__(self, toy_net, toy_bench):
         self.bench = toy_bench(toy_net(), "fedhkd")
         settings, images = config.resolve(overrides=["fed.clients=4"]), torch.zeros(6, 3, 2, 2)
-        self.server = Server(settings, self.bench, None, images, torch.zeros(6), History(4), {})
+        self.server = Server(settings, self.bench, None, Images(images, torch.zeros(6)), NO_IMAGES, History(4), {})
         self.comm = SimpleNamespace(wire_bytes={"weights": 1000, "knowledge_up": 10}, wait_s=0.0, rank=0, size=1)
         self.gathered = np.zeros(3, report_type(self.bench.scheme, 1))
         self.gathered["client"], self.gathered["status"] = [0, 2, 3], [OK, REFUSED, NO_DATA]
@@ -134,10 +137,10 @@ def test_every_accuracy_says_model_data_moment_and_n(toy_net, toy_bench, tmp_pat
     save_tree(tmp_path / "metrics.h5", Round(toy_net, toy_bench).note(1).tree())
     with h5py.File(tmp_path / "metrics.h5") as file:
         found = [(group, name) for group in ("rounds", "clients") for name in file[group] if "accuracy" in name]
-        assert len(found) == 3
+        assert len(found) == 8
         for group, name in found:
             assert {"unit", "model", "data", "moment", "clients"} <= set(file[group][name].attrs), (group, name)
-            assert f"{name.removesuffix('_accuracy')}_n" in file[group], (group, name)
+            assert name.startswith("global_val") or f"{name.partition('_accuracy')[0]}_n" in file["clients" if "val" in name else group]
             model = "global" if name.startswith("global") else "personalised"
             assert file[group][name].attrs["model"].startswith(model)
 
@@ -191,14 +194,16 @@ def test_bytes_for_people(count, text):
 
 def test_summary_table_is_plain_text():
     history = two_rounds()
-    readings = {f"{name}_{kind}": 0.5 for name in ("local_test_accuracy", "global_test_accuracy")
+    readings = {f"{name}_{kind}": NAN if "_val_" in name else 0.5 for name in report.READ_THRICE
                 for kind in ("last", "mean_last_5", "oracle")}
-    summary = readings | {"global_test_accuracy_batchnorm_reestimated": 0.625, "global_on_local_test_accuracy": NAN}
+    summary = readings | {"global_test_accuracy_batchnorm_reestimated": 0.625, "global_on_local_test_accuracy": NAN,
+                          "warnings": "in 1 of 2 rounds: nothing known", "remark": ""}
     folder = SimpleNamespace(path="runs/a", metrics_path="runs/a/metrics.h5",
                              checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")])
     baselines = {"local_majority": 0.4, "global_majority": 0.1, "chance": 0.1}
     text = report.summary_table(history, summary, baselines, folder)
     assert all(line.isprintable() for line in text.split("\n"))
     for word in ("last round", "mean last 5", "oracle", "0.625", "0.400 / 0.100", "chance", "runs/a/metrics.h5",
-                 "round_0002.h5", "weights_up 4000.0 GB", "not a result"):
+                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth", "WARNING in 1 of 2 rounds: nothing known"):
         assert word in text, word
+    assert "validation" not in text and "remark" not in text and "fine-tuned" not in text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Partition:
     public: np.ndarray
     classes: int
     sha256: str
+    val: tuple[np.ndarray, ...] = ()
 
     def train_count_MC(self, labels: np.ndarray) -> np.ndarray:
         """Training images per client and class, (M,C) int64, from the training split's labels (N,)."""
@@ -78,7 +79,7 @@ def _partition(train, test, test_split: str, public: np.ndarray, classes: int) -
         digest.update(f"{name} {[len(array) for array in arrays]}".encode())
         for array in arrays:
             digest.update(array.astype("<i8").tobytes())
-    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest())
+    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest(), tuple(t[:0] for t in train))
 
 
 def _sorted(index: np.ndarray) -> np.ndarray:
@@ -265,3 +266,9 @@ def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Gene
         best = open_C[np.lexsort((tie_C[open_C], -(quota_C - test_C)[open_C].round(9)))]
         test_C[best[:rest]] += 1
     return test_C
+
+
+def pooled(partition: Partition) -> Partition:
+    """The same images with one client, who has those of all."""
+    join = lambda parts: (_sorted(np.concatenate(parts)),)  # noqa: E731
+    return replace(partition, train=join(partition.train), test=join(partition.test), val=join(partition.val))

@@ -18,12 +18,21 @@ REGISTRY = {
     "fedhkd_star": "hkd_hpc.schemes.fedhkd:FedHKDStar",
 }
 
+# not schemes but controls: what nobody exchanges, and what nobody keeps apart
+CONTROLS = {
+    "local": "hkd_hpc.schemes.local:Local",
+    "central": "hkd_hpc.schemes.central:Central",
+}
+DEFAULT = "fedhkd"
+REFERENCE = "fedavg"  # what all others are compared with
+
 
 def get(name: str):
-    """The class of a scheme: a name of the registry, or module:Class. UsageError lists the names when it is neither."""
-    if name not in REGISTRY and ":" not in name:
-        raise UsageError(f"scheme.name={name}: no such scheme; known: {', '.join(REGISTRY)}, or your own as module:Class")
-    return load_class(REGISTRY.get(name, name), f"scheme.name={name}")
+    """The class of a scheme or control, or of module:Class. UsageError lists the names when it is none of these."""
+    known = {**REGISTRY, **CONTROLS}
+    if name not in known and ":" not in name:
+        raise UsageError(f"scheme.name={name}: no such scheme; known: {', '.join(known)}, or your own as module:Class")
+    return load_class(known.get(name, name), f"scheme.name={name}")
 
 
 def settings_of(name: str) -> type:

@@ -54,6 +54,9 @@ class Scheme:
     Settings: type = SchemeSettings
     terms: tuple[str, ...] = ("cross_entropy",)  # what `loss` returns, in the order of the log
     needs_public = False  # whether it cannot do without public images
+    shares_weights = True  # False: a client starts from its own last model; the average serves the global test only
+    pools_data = False  # True: one client has the images of all
+    remark = ""  # what people must know about its results; printed with them
 
     def __init__(self, settings, facts: Facts):
         self.settings, self.facts = settings, facts
@@ -94,6 +97,10 @@ class Scheme:
     def combine(self, server: SchemeServer, reports: Tensors) -> Tensors:
         """The declared message, from the reports stacked in client order (first axis M, never empty)."""
         return {}
+
+    def warning(self, message: Tensors) -> str:
+        """What people must know about the message of a round, in a few words; empty when all is well."""
+        return ""
 
     # --- what the paper counts as traffic, in floats beside the weights (method of Table 1)
 

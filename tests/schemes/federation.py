@@ -70,7 +70,7 @@ class Federation:
         cohort = draw_cohort(job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round)
         reports = job.worker.train(round, cohort, job.weights_V, job.counters, self.message, False)
         gathered = rounds.gather_reports(job, round, reports)
-        rounds.average(job, round)
+        rounds.average(job, round, cohort)
         rounds.send_message(job, round, gathered)
         job.done = round
         return Round(cohort, gathered, job.weights_V.clone(), [counter.clone() for counter in job.counters])

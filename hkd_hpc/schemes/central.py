@@ -1,0 +1,28 @@
+"""Control: all data in one place. One model is trained on the training images of all clients together.
+
+Optimiser, learning rate, epochs and rounds are those of every scheme; its images are exactly those that the clients of a
+federation with the same settings train on, and its local test is all of their local tests. What a global model of any
+scheme can hope for.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class CentralSettings(SchemeSettings):
+    """No settings of its own."""
+
+    name: str = setting("central", "the control")
+
+
+class Central(Scheme):
+    """One client that has everything."""
+
+    Settings = CentralSettings
+    shares_weights = False
+    pools_data = True
+    remark = "the images of all clients were trained on in one place; local is one model on all local tests together"

@@ -146,12 +146,13 @@ def test_every_accuracy_says_what_it_is(fedhkd):
         names = []
         file.visit(lambda name: names.append(name) if "accuracy" in name and not name.startswith("summary") else None)
         assert sorted(names) == [
-    "clients/local_test_accuracy",
-    "rounds/global_test_accuracy",
-     "rounds/local_test_accuracy"]
+            "clients/local_test_accuracy", "clients/local_val_accuracy", "rounds/global_test_accuracy",
+            "rounds/global_val_accuracy", "rounds/local_test_accuracy", "rounds/local_test_accuracy_std",
+            "rounds/local_test_accuracy_worst_tenth", "rounds/local_val_accuracy"]
         for name in names:
             assert {"model", "data", "moment", "clients", "unit"} <= set(file[name].attrs), name
-            assert (file[name.replace("accuracy", "n")][()] > 0).all()
+        for name in ("clients/local_test_n", "rounds/local_test_n", "rounds/global_test_n"):
+            assert (file[name][()] > 0).all()
         assert file["rounds/wall_s"].attrs["unit"] == "s" and file["clients/train_s"].attrs["unit"] == "s"
         assert (file["clients/train_s"][()] > 0).all()
 

@@ -85,6 +85,8 @@ def three_readings(values: np.ndarray) -> dict[str, float]:
 READ_THRICE = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "local_test_accuracy_std", "global_test_accuracy",
                "local_val_accuracy", "global_val_accuracy")
 
+GLOBAL_STATISTICS = {"average": "averaged", "local": "averaged", "reestimate": "re-estimated"}
+
 
 def warnings_text(warnings: list[str]) -> str:
     """Of all rounds: "in 9 of 10 rounds no class ...", or empty."""
@@ -99,7 +101,7 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
                         ("local_test_accuracy_worst_tenth", "  worst tenth of the clients"),
                         ("local_test_accuracy_std", "  spread over the clients (std)"),
                         ("local_val_accuracy", "local, on validation images"),
-                        ("global_test_accuracy", "global"),
+                        ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
                         ("global_val_accuracy", "global, on validation images")):
         if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name:
             continue

@@ -251,7 +251,7 @@ class Server:
             **{f"{name}_on_local_test": rows for name, rows in found.items()},
             **{f"{name}_{kind}": value for name in report.READ_THRICE
                for kind, value in report.three_readings(history.column(name)).items()},
-            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark,
+            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark, "batchnorm": self.config.train.batchnorm,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         self.write_metrics()

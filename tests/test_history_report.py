@@ -197,13 +197,13 @@ def test_summary_table_is_plain_text():
     readings = {f"{name}_{kind}": NAN if "_val_" in name else 0.5 for name in report.READ_THRICE
                 for kind in ("last", "mean_last_5", "oracle")}
     summary = readings | {"global_test_accuracy_batchnorm_reestimated": 0.625, "global_on_local_test_accuracy": NAN,
-                          "warnings": "in 1 of 2 rounds: nothing known", "remark": ""}
+                          "warnings": "in 1 of 2 rounds: nothing known", "remark": "", "batchnorm": "reestimate"}
     folder = SimpleNamespace(path="runs/a", metrics_path="runs/a/metrics.h5",
                              checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")])
     baselines = {"local_majority": 0.4, "global_majority": 0.1, "chance": 0.1}
     text = report.summary_table(history, summary, baselines, folder)
     assert all(line.isprintable() for line in text.split("\n"))
     for word in ("last round", "mean last 5", "oracle", "0.625", "0.400 / 0.100", "chance", "runs/a/metrics.h5",
-                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth", "WARNING in 1 of 2 rounds: nothing known"):
+                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth", "global (re-estimated BatchNorm)", "WARNING in 1 of 2 rounds: nothing known"):
         assert word in text, word
     assert "validation" not in text and "remark" not in text and "fine-tuned" not in text

@@ -104,11 +104,15 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
             f"data.public_fraction must be above 0, at most {1 - data.fraction:.4g} fits beside data.fraction"))
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
                           beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
-                          seed=config.partition_seed, client_train=dataset.client_train, client_test=dataset.client_test)
+                          val_fraction=data.val_fraction, seed=config.partition_seed,
+                          client_train=dataset.client_train, client_test=dataset.client_test)
 
 
 def fitting_public_images(config: Config, images: int) -> int:
-    """As many as a client trains on, three quarters of its share, if so many are left over; else none."""
+    """As many as a client trains on, three quarters of its share, if so many are left over; else none.
+
+    Images for validation count as trained on: the public set, and so the clients' images, do not depend on them.
+    """
     if config.data.partition == "natural":
         return 0
     dealt = floor(config.data.fraction * images / config.fed.clients)
@@ -155,6 +159,7 @@ def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
     """Client i's images are train_index[train_offset[i]:train_offset[i + 1]], counting into the official split."""
     offsets = lambda parts: np.concatenate([[0], np.cumsum([len(part) for part in parts])])  # noqa: E731
     return {"train_index": np.concatenate(partition.train), "train_offset": offsets(partition.train),
+            "val_index": np.concatenate(partition.val), "val_offset": offsets(partition.val),
             "test_index": np.concatenate(partition.test), "test_offset": offsets(partition.test),
             "test_split": partition.test_split, "public_index": partition.public, "sha256": partition.sha256,
             "train_count": partition.train_count_MC(dataset.y_train)}

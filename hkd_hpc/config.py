@@ -29,6 +29,8 @@ class DataSettings:
     fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
     public_fraction: float | None = setting(None, "share of the training split set aside as a public set, for every scheme; "
                                                   "none: as many images as a client trains on, where they fit", low=0, high=1)
+    val_fraction: float = setting(0.0, "share of each client's training images held out for validation, stratified by class; "
+                                       "below 1", low=0, high=1)
     partition: str = setting("dirichlet", "how it is dealt; natural: by the client ids in the file",
                              choices=("dirichlet", "iid", "natural"))
     beta: float = setting(0.5, "concentration of the Dirichlet class mixes; smaller is less IID", above=0, high=1e9)
@@ -222,6 +224,8 @@ def check_together(config: Config) -> None:
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
         raise UsageError(f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
                          f"{1 - data.fraction:.4g} fits")
+    if data.val_fraction == 1:
+        raise UsageError("data.val_fraction=1: leaves nothing to train on; allowed is 0 <= data.val_fraction < 1")
     if model.name not in MODELS and ":" not in model.name:
         raise UsageError(f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, "
                          "or module:Class")

@@ -26,12 +26,12 @@ def text(config, comm, job) -> str:
 def clients_lines(job) -> list[str]:
     """Class histogram per client."""
     partition = job.server.static["partition"]
-    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, local test images",
-             f"client  rank  train  test  {' '.join(f'{c:>4d}' for c in range(min(partition['train_count'].shape[1], 20)))}"]
-    tests = np.diff(partition["test_offset"])
+    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, validation and local test images",
+             f"client  rank  train   val  test  {' '.join(f'{c:>4d}' for c in range(min(partition['train_count'].shape[1], 20)))}"]
+    vals, tests = np.diff(partition["val_offset"]), np.diff(partition["test_offset"])
     for client, counts in enumerate(partition["train_count"]):
         row = " ".join(f"{count:4d}" for count in counts[:20])
-        lines.append(f"{client:6d}{job.rank_of[client]:6d}{counts.sum():7d}{tests[client]:6d}  {row}"
+        lines.append(f"{client:6d}{job.rank_of[client]:6d}{counts.sum():7d}{vals[client]:6d}{tests[client]:6d}  {row}"
                      + (" ..." if len(counts) > 20 else ""))
     return lines
 

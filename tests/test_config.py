@@ -247,6 +247,7 @@ def test_toml_files_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize("overrides, part", [
     (["data.name=file"], "data.path=P"), (["data.path=x.npz"], "only data.name=file reads it"),
     (["data.partition=natural"], "data.partition=natural"), (["data.public_fraction=0.2"], "at most 0.1 fits"),
+    (["data.val_fraction=1"], "0 <= data.val_fraction < 1"),
     (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, or module:Class"),
     (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl")])
 def test_settings_that_do_not_go_together(overrides, part):

@@ -1,6 +1,9 @@
 """Partitions: sizes, disjointness, determinism, no favoured client, public set, stratified local test sets."""
 from __future__ import annotations
 
+import hashlib
+import struct
+
 import numpy as np
 import pytest
 
@@ -232,6 +235,48 @@ def test_local_classes_are_tested_and_trained_alike():
     assert partition.test_split == "train"
 
 
+# ---- validation sets
+
+
+def test_validation_images_are_held_out_from_training_alone():
+    """40 images a client, 20 of each class: 10 tested, 30 left, floor(.2 * 30) = 6 held out, 3 of each class."""
+    labels = balanced(400, 2)
+    settings = dict(clients=5, kind="dirichlet", beta=1e9, fraction=0.5, public_fraction=0.1)
+    before, after = deal(labels, **settings), deal(labels, **settings, val_fraction=0.2)
+    assert [len(own) for own in before.val] == [0] * 5 and [len(own) for own in after.val] == [6] * 5
+    assert [len(own) for own in after.train] == [24] * 5 and [len(own) for own in after.test] == [10] * 5
+    assert (abs(count_MC(after.val, labels, 2) - 3) <= 1).all()
+    for client in range(5):
+        assert np.array_equal(after.test[client], before.test[client])
+        assert np.array_equal(np.union1d(after.train[client], after.val[client]), before.train[client])
+    assert np.array_equal(after.public, before.public)
+    everything = np.concatenate([*after.train, *after.val, *after.test, after.public])
+    assert len(np.unique(everything)) == len(everything) == 240
+    assert all(index.dtype == np.int64 and np.array_equal(index, np.sort(index)) for index in (*after.val, *before.val))
+
+
+def test_validation_images_change_the_hash_and_come_from_the_seed():
+    labels = balanced(400, 2)
+    none, some = deal(labels), deal(labels, val_fraction=0.2)
+    assert deal(labels, val_fraction=0.0).sha256 == none.sha256 != some.sha256
+    assert deal(labels, val_fraction=0.2).sha256 == some.sha256 != deal(labels, val_fraction=0.3).sha256
+    # as a stranger would compute it: per part its name and sizes, then its indices, little-endian
+    digest = hashlib.sha256()
+    for name, parts in (("train", some.train), ("test", some.test), ("public", [some.public]), ("val", some.val)):
+        digest.update(f"{name} {[len(part) for part in parts]}".encode())
+        digest.update(b"".join(struct.pack("<q", i) for part in parts for i in part))
+    assert some.sha256 == digest.hexdigest()
+
+
+def test_validation_images_of_small_clients():
+    """6 images, 1 tested, 5 left: floor(.5 * 5) = 2 held out; of 1 image none is, whatever the share."""
+    partition = deal(balanced(12, 2), clients=2, kind="iid", val_fraction=0.5)
+    assert [len(own) for own in partition.val] == [2, 2] and [len(own) for own in partition.train] == [3, 3]
+    alone = deal(balanced(4, 2), clients=4, kind="iid", val_fraction=0.9)
+    assert [len(own) for own in alone.train] == [1] * 4 and [len(own) for own in alone.val] == [0] * 4
+    assert alone.sha256 == deal(balanced(4, 2), clients=4, kind="iid").sha256
+
+
 # ---- natural clients
 
 
@@ -255,6 +300,15 @@ def test_natural_clients_with_test_images_of_their_own():
     assert partition.test_split == "test"
     assert [own.tolist() for own in partition.test] == [[0, 2], [], [1, 3, 4]]
     assert [own.tolist() for own in partition.train] == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
+
+
+def test_natural_clients_with_validation_images():
+    """12, 4 and 8 images, half of each class: floor(.25 * 12) = 3, 1 and 2 held out; the test images stay."""
+    partition = natural(client_test=np.array([7, 30, 7, 30, 30]), val_fraction=0.25)
+    assert [own.tolist() for own in partition.test] == [[0, 2], [], [1, 3, 4]]
+    assert [len(own) for own in partition.val] == [3, 1, 2] and [len(own) for own in partition.train] == [9, 3, 6]
+    joined = [sorted([*train, *val]) for train, val in zip(partition.train, partition.val)]
+    assert joined == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
 
 
 def test_natural_clients_of_one_image_and_a_fraction():
@@ -286,7 +340,8 @@ def test_the_right_number_of_natural_clients_is_named():
     (dict(fraction=1.5), ["data.fraction=1.5"]), (dict(fraction=float("nan")), ["data.fraction=nan"]),
     (dict(public_fraction=-0.1), ["data.public_fraction=-0.1"]), (dict(public_fraction=float("nan")), ["nan"]),
     (dict(kind="moon"), ["data.partition='moon'", "dirichlet, iid, natural"]),
-    (dict(test_share=1.0), ["test_share=1.0"]),
+    (dict(test_share=1.0), ["test_share=1.0"]), (dict(val_fraction=1.0), ["data.val_fraction=1.0"]),
+    (dict(val_fraction=-0.1), ["data.val_fraction=-0.1"]), (dict(val_fraction=float("nan")), ["data.val_fraction=nan"]),
 ])
 def test_settings_that_cannot_be_met(changes, words):
     message = refusal(balanced(1000, 10), **changes)

@@ -172,6 +172,21 @@ def test_the_partition_is_stored(fedhkd, data):
     everything = np.concatenate([found["partition/train_index"], found["partition/test_index"]])
     assert len(set(everything.tolist())) == len(everything) == 300
     assert len(found["partition/sha256"]) == 64
+    assert len(found["partition/val_index"]) == 0 and found["partition/val_offset"].tolist() == [0] * 4
+
+
+def test_validation_images_are_stored_and_shown(tmp_path, data):
+    """100 images a client: 25 tested, floor(.2 * 75) = 15 held out, 60 trained on."""
+    arguments = toy.settings(data, "data.partition=iid", "data.val_fraction=.2", "fed.rounds=1")
+    toy.train_ok(1, *arguments, "--out", tmp_path / "run")
+    found = toy.metrics(tmp_path / "run")
+    for part, size in (("train", 60), ("val", 15), ("test", 25)):
+        assert found[f"partition/{part}_offset"].tolist() == [0, size, 2 * size, 3 * size]
+    everything = np.concatenate([found[f"partition/{part}_index"] for part in ("train", "val", "test")])
+    assert sorted(everything.tolist()) == list(range(300))
+    lines = toy.train_ok(1, *arguments, "--dry-run")[0].splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("client  rank  train   val  test"))
+    assert [line.split()[2:5] for line in lines[row + 1:row + 4]] == [["60", "15", "25"]] * 3
 
 
 def test_only_rank_0_writes_files(tmp_path, data):

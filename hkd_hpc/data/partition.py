@@ -19,7 +19,7 @@ KINDS = ("dirichlet", "iid", "natural")
 
 @dataclass(frozen=True)
 class Partition:
-    """Sorted int64 indices: `train` and `public` into the training split, `test` into the split named `test_split`."""
+    """Sorted int64 indices: `train`, `val` and `public` into the training split, `test` into the split `test_split`."""
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
@@ -27,7 +27,7 @@ class Partition:
     public: np.ndarray
     classes: int
     sha256: str
-    val: tuple[np.ndarray, ...] = ()
+    val: tuple[np.ndarray, ...]
 
     def train_count_MC(self, labels: np.ndarray) -> np.ndarray:
         """Training images per client and class, (M,C) int64, from the training split's labels (N,)."""
@@ -45,7 +45,7 @@ def count_MC(indices: tuple[np.ndarray, ...] | list[np.ndarray], labels: np.ndar
 
 def make_partition(
     labels: np.ndarray, classes: int, *, clients: int, kind: str, beta: float | None, fraction: float,
-    public_fraction: float, test_share: float = 0.25, seed: int,
+    public_fraction: float, test_share: float = 0.25, val_fraction: float = 0.0, seed: int,
     client_train: np.ndarray | None = None, client_test: np.ndarray | None = None,
 ) -> Partition:
     """Set the public set aside and deal the training images, of `labels` (N,) in 0..classes-1, to `clients` clients.
@@ -54,9 +54,11 @@ def make_partition(
     Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "natural"
     follows client_train (N,), of which each client keeps floor(fraction * its images), at least one.
     floor(test_share * size) of a client's images become its local test set, stratified by class; with client_test the
-    local test set is the client's share of the official test split instead. UsageError for settings that cannot be met.
+    local test set is the client's share of the official test split instead. Of what is left to train on,
+    floor(val_fraction * size) images are held out for validation, stratified too; public and test sets do not depend on
+    val_fraction. UsageError for settings that cannot be met.
     """
-    _check_settings(clients, kind, beta, fraction, public_fraction, test_share)
+    _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction)
     pool, public = _set_aside(len(labels), public_fraction, seed)
     if kind == "natural":
         owned = _natural(client_train, pool, clients, fraction, seed)
@@ -65,21 +67,26 @@ def make_partition(
         owned = (_iid(pool, clients, size, seed) if kind == "iid"
                  else _dirichlet(labels, classes, pool, clients, size, beta, seed))
     if kind == "natural" and client_test is not None:
+        test_split, train = "test", owned
         test = [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
-        return _partition(owned, test, "test", public, classes)
-    train, test = zip(*(_hold_out(index, labels, test_share, stream(seed, "partition/test", client=client))
-                        for client, index in enumerate(owned)))
-    return _partition(train, test, "train", public, classes)
+    else:
+        test_split = "train"
+        train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
+    train, val = _hold_out_each(train, labels, val_fraction, seed, "partition/val")
+    return _partition(train, val, test, test_split, public, classes)
 
 
-def _partition(train, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
-    train, test = tuple(map(_sorted, train)), tuple(map(_sorted, test))
+def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
+    train, val, test = (tuple(map(_sorted, parts)) for parts in (train, val, test))
+    named = {"train": train, "test": test, "public": (_sorted(public),)}
+    if any(map(len, val)):  # else the hash is that of the same partition before there were validation sets
+        named["val"] = val
     digest = hashlib.sha256()
-    for name, arrays in (("train", train), ("test", test), ("public", (_sorted(public),))):
+    for name, arrays in named.items():
         digest.update(f"{name} {[len(array) for array in arrays]}".encode())
         for array in arrays:
             digest.update(array.astype("<i8").tobytes())
-    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest(), tuple(t[:0] for t in train))
+    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest(), val)
 
 
 def _sorted(index: np.ndarray) -> np.ndarray:
@@ -94,7 +101,7 @@ def floor(value: float) -> int:
     return math.floor(value + 1e-9)
 
 
-def _check_settings(clients, kind, beta, fraction, public_fraction, test_share) -> None:
+def _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction) -> None:
     if kind not in KINDS:
         raise UsageError(f"data.partition={kind!r}: allowed are {', '.join(KINDS)}")
     if clients < 1:
@@ -107,6 +114,8 @@ def _check_settings(clients, kind, beta, fraction, public_fraction, test_share) 
         raise UsageError(f"data.public_fraction={public_fraction}: allowed is 0 <= public_fraction < 1")
     if not 0 <= test_share < 1:
         raise UsageError(f"test_share={test_share}: allowed is 0 <= test_share < 1")
+    if not 0 <= val_fraction < 1:
+        raise UsageError(f"data.val_fraction={val_fraction}: allowed is 0 <= val_fraction < 1")
     if fraction + public_fraction > 1 + 1e-9:
         raise UsageError(f"data.public_fraction={public_fraction} does not fit beside data.fraction={fraction}: "
                          f"the largest that fits is {round(1 - fraction, 9):g}")
@@ -236,19 +245,25 @@ def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndar
         left_C[label] -= 1
 
 
-# ---------------------------------------------------------------------------------------------- local test sets
+# ---------------------------------------------------------------------------------------------- held out
 
 
-def _hold_out(index: np.ndarray, labels: np.ndarray, test_share: float, rng) -> tuple[np.ndarray, np.ndarray]:
-    """(train, test) of one client: floor(test_share * size) test images, stratified by class."""
+def _hold_out_each(owned, labels: np.ndarray, share: float, seed: int, purpose: str) -> tuple[tuple, tuple]:
+    """(rest, held out) of every client, each client from its own stream of `purpose`."""
+    return tuple(zip(*(_hold_out(index, labels, share, stream(seed, purpose, client=client))
+                       for client, index in enumerate(owned))))
+
+
+def _hold_out(index: np.ndarray, labels: np.ndarray, share: float, rng) -> tuple[np.ndarray, np.ndarray]:
+    """(rest, held out) of one client: floor(share * size) images are held out, stratified by class."""
     # a fixed order to draw from: what a client holds out depends on which images it has, not on how they were dealt
     index = np.sort(index)
     present, count_C = np.unique(labels[index], return_counts=True)
-    test_C = stratified_sizes(count_C, test_share, rng)
+    held_C = stratified_sizes(count_C, share, rng)
     order = [rng.permutation(index[labels[index] == label]) for label in present]
-    test = [own[:size] for own, size in zip(order, test_C)]
-    train = [own[size:] for own, size in zip(order, test_C)]
-    return np.concatenate(train or [index]), np.concatenate(test or [index])
+    held = [own[:size] for own, size in zip(order, held_C)]
+    rest = [own[size:] for own, size in zip(order, held_C)]
+    return np.concatenate(rest or [index]), np.concatenate(held or [index])
 
 
 def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Generator) -> np.ndarray:

@@ -57,6 +57,7 @@ class Scheme:
     shares_weights = True  # False: a client starts from its own last model; the average serves the global test only
     pools_data = False  # True: one client has the images of all
     remark = ""  # what people must know about its results; printed with them
+    tunes: dict[str, tuple] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes
 
     def __init__(self, settings, facts: Facts):
         self.settings, self.facts = settings, facts

@@ -202,6 +202,18 @@ def test_labels_of_local_tests_change_no_weight_and_no_message(data, scheme):
         assert same_model(one, other) and honest.job.message.tobytes() == blind.job.message.tobytes()
 
 
+def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_path):
+    """All columns but the global test itself are equal, those on validation images included."""
+    labels = np.arange(100) % 10
+    for name, y_test in (("honest", labels), ("blind", labels[::-1].copy())):
+        file = toy.save_data(tmp_path / f"{name}.npz", y_test=y_test)
+        toy.train_ok(1, *toy.settings(file, "data.fraction=0.6", "data.val_fraction=0.2"), "--out", tmp_path / name)
+    honest, blind = (toy.rows(tmp_path / name) for name in ("honest", "blind"))
+    tested = {name for name in honest if honest[name] != blind[name]}
+    assert {"rounds/global_test_loss"} <= tested <= {"rounds/global_test_accuracy", "rounds/global_test_loss"}
+    assert None not in honest["rounds/global_val_accuracy"] + honest["rounds/local_val_accuracy"]
+
+
 # ---- what a scheme says about its message
 
 WARNS = '''

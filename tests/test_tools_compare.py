@@ -1,0 +1,126 @@
+"""tools.compare: the same budget for every scheme, a choice that reads validation only, and the statistics of its table."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hkd_hpc import schemes
+from hkd_hpc.errors import UsageError
+from tools import compare
+
+NAN = float("nan")
+SPEC = '''
+[study]
+schemes = {schemes}
+seeds = {seeds}
+controls = {controls}
+[settings]
+"data.fraction" = 0.1
+"fed.clients" = 3
+"fed.rounds" = 1
+"train.epochs" = 1
+'''
+TUNING = '''
+[tuning]
+trials = 4
+seed = 100
+val_fraction = 0.2
+lr_low = 3e-4
+lr_high = 3e-3
+'''
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """make(schemes, seeds, controls, more): the path of a spec."""
+    def make(schemes='"all"', seeds="[0, 1]", controls="true", more=""):
+        path = tmp_path / "spec.toml"
+        path.write_text(SPEC.format(schemes=schemes, seeds=seeds, controls=controls) + more)
+        return str(path)
+
+    return make
+
+
+def test_all_means_nine_schemes_and_the_controls(spec):
+    study = compare.read_study(spec())
+    assert study.schemes == (*schemes.REGISTRY, *schemes.CONTROLS) and len(study.schemes) == 11
+    assert study.seeds == (0, 1) and study.tuning is None
+    assert len(compare.paper_cells(study)) == len({cell.name for cell in compare.paper_cells(study)}) == 22
+    assert compare.read_study(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
+
+
+@pytest.mark.parametrize("arguments, part", [
+    ({"seeds": "[]"}, "study.seeds=[]: must be a list"), ({"seeds": "[-1]"}, "study.seeds"), ({"seeds": "3"}, "study.seeds=3"),
+    ({"schemes": '["nope"]'}, "scheme.name=nope: no such scheme"), ({"more": "[tuning]\ntrials = 3\n"}, "[tuning] lacks lr_high"),
+    ({"more": "[other]\nx = 3\n"}, "other.x: not known")])
+def test_wrong_specs_are_refused_in_one_line(spec, capsys, tmp_path, arguments, part):
+    path = spec(**arguments)
+    with pytest.raises(UsageError, match=part.replace("[", r"\[").replace("]", r"\]")):
+        compare.read_study(path)
+    assert compare.main([path, "--root", str(tmp_path / "root")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1 and not (tmp_path / "root").exists()
+
+
+def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
+    study = compare.read_study(spec(more=TUNING))
+    trials = compare.tuning_cells(study)
+    assert set(trials) == set(schemes.REGISTRY)  # controls are not tuned
+    for own in trials.values():
+        assert len(own) == 4
+    rates = {scheme: [dict(cell.settings).get("train.lr") for cell in own] for scheme, own in trials.items()}
+    assert len({tuple(found) for found in rates.values()}) == 1
+    assert rates["fedavg"][0] is None and all(3e-4 <= lr <= 3e-3 for lr in rates["fedavg"][1:])
+    for scheme, own in trials.items():
+        assert all(dict(cell.settings)["data.val_fraction"] == 0.2 and dict(cell.settings)["run.seed"] == 100 for cell in own)
+        grid = schemes.get(scheme).tunes
+        for cell in own[1:]:
+            points = {values.index(dict(cell.settings)[f"scheme.{name}"]) for name, values in grid.items()}
+            assert len(points) <= 1
+
+
+def test_grids_of_all_schemes_have_five_points_and_the_papers_value():
+    for name in schemes.REGISTRY:
+        grid, settings = schemes.get(name).tunes, schemes.settings_of(name)()
+        assert all(len(values) == 5 and getattr(settings, key) in values for key, values in grid.items()), name
+        assert grid or name == schemes.REFERENCE
+
+
+def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
+    summaries = [{"local_val_accuracy_last": 0.5, "global_val_accuracy_last": 0.4, "local_test_accuracy_last": 0.1},
+                 {"local_val_accuracy_last": 0.5, "global_val_accuracy_last": 0.6, "local_test_accuracy_last": 0.9},
+                 {"local_val_accuracy_last": NAN, "global_val_accuracy_last": 0.6}, None]
+    assert compare.choose(summaries, "local") == 0 and compare.choose(summaries, "global") == 1
+    for summary in summaries[:3]:
+        summary["local_test_accuracy_last"] = 1.0  # nothing that is tested is looked at
+    assert compare.choose(summaries, "local") == 0
+
+
+@pytest.mark.parametrize("values, text, verdict", [
+    ([0.51, 0.52, 0.53], "+0.020 ± 0.025", "not separated"),  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
+    ([0.51, 0.511, 0.512], "+0.011 ± 0.002", "better"), ([0.4, 0.401, 0.402], "-0.099 ± 0.002", "worse"),
+    ([0.5, 0.5, NAN], "–", "–")])
+def test_paired_differences_with_their_interval(values, text, verdict):
+    assert compare.difference(values, [0.5, 0.5, 0.5]) == (text, verdict)
+
+
+def test_table_shows_what_was_measured_only():
+    row = {name: [NAN, NAN] for name in compare.COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
+    text = compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})
+    lines = text.splitlines()
+    assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
+    assert lines[4] == "| fedavg | 0.600 ± 0.141 | 0.250 ± 0.000 |  |  |"
+    assert lines[5].startswith("| other | 0.700 ± 0.141 | 0.250 ± 0.000 | +0.100 ± 0.000, better | +0.000 ± 0.000, not separated")
+
+
+def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
+    """One scheme on two seeds; the second time nothing is trained; a failed run is named and the others are shown."""
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
+    first = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert len(first) == 2 and "| fedavg | 0." in (root / "table.md").read_text()
+    capfd.readouterr()
+    assert compare.main([path, "--root", str(root), "run.seed=0", "fed.rounds=2"]) == 1  # stored: 1 round, and their own seeds
+    err = capfd.readouterr().err
+    assert "fedavg-paper-s0: exit 2, see" in err and "fed.rounds: stored 1, asked 2" in (root / "fedavg-paper-s0.log").read_text()
+    assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert np.isfinite(compare.summary_of(compare.Cell("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])

@@ -1,0 +1,300 @@
+"""All schemes on the same data, weights and seeds, and what separates them: `python -m tools.compare SPEC.toml --root DIR`.
+
+Every run is a plain `python -m hkd_hpc.train --resume` in a folder of its own below DIR, several at a time (`--jobs`), so a
+study that was killed goes on when the same command is given again, and finished runs are not repeated. Runs of one seed share
+partition, initial weights, cohorts and batches, so schemes are compared pair by pair: the difference from the reference scheme
+is given with its 95 % interval (Student's t over the seeds), and called a difference only when that interval excludes 0.
+
+A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps [tuning]:
+every scheme then gets the same number of trials. Trial 0 is the paper's settings; trial i draws the learning rate from the same
+log-uniform stream for all schemes and the scheme's own hyper-parameters from the grid that its class names (`tunes`). Trials run
+on a seed of their own with `val_fraction` of the training images held out; for the local column the trial with the best local
+accuracy on validation images counts, for the global column the one with the best global accuracy there. No test label is read.
+The chosen settings then run on the study's seeds without validation images, beside the paper's.
+"""
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc import rng, schemes
+from hkd_hpc.config import read_toml
+from hkd_hpc.errors import UsageError
+from hkd_hpc.store.tree import BadFile, load_tree
+
+GOALS = ("local", "global")  # what a user wants to be best: her clients' own models, or the one model of all
+CHOSEN_BY = {"local": "local_val_accuracy_last", "global": "global_val_accuracy_last"}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The budget of every scheme: `trials` runs of `seed`, learning rates within [lr_low, lr_high]."""
+
+    trials: int
+    seed: int
+    val_fraction: float
+    lr_low: float
+    lr_high: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared. `settings`: "section.key" to value, of hkd_hpc.train."""
+
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    settings: dict
+    tuning: Tuning | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its folder's name, and all its settings."""
+
+    name: str
+    settings: tuple[tuple[str, object], ...]
+
+
+# ---------------------------------------------------------------------------------------------- the study
+
+
+def read_study(path: str) -> Study:
+    """The study of a spec. UsageError (one line) for what cannot be meant."""
+    values = read_toml(path)
+    known = {"study.schemes", "study.controls", "study.seeds", *(f"tuning.{name}" for name in Tuning.__dataclass_fields__)}
+    for key in values:
+        if key not in known and not key.startswith("settings."):
+            raise UsageError(f"{path}: {key}: not known; known: {', '.join(sorted(known))}, and [settings]")
+    names = values.get("study.schemes", "all")
+    names = tuple(schemes.REGISTRY) if names == "all" else tuple(names)
+    names += tuple(schemes.CONTROLS) if values.get("study.controls", True) else ()
+    for name in names:
+        schemes.get(name)
+    seeds = values.get("study.seeds")
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
+        raise UsageError(f"{path}: study.seeds={seeds}: must be a list of whole numbers >= 0, for example [0, 1, 2]")
+    settings = {key.removeprefix("settings."): value for key, value in values.items() if key.startswith("settings.")}
+    return Study(names, tuple(seeds), settings, _tuning(path, values))
+
+
+def _tuning(path: str, values: dict) -> Tuning | None:
+    given = {key.removeprefix("tuning."): value for key, value in values.items() if key.startswith("tuning.")}
+    if not given:
+        return None
+    missing = set(Tuning.__dataclass_fields__) - set(given)
+    if missing:
+        raise UsageError(f"{path}: [tuning] lacks {', '.join(sorted(missing))}")
+    return Tuning(**given)
+
+
+def paper_cells(study: Study) -> list[Cell]:
+    """Every scheme and control with its paper's settings, on every seed."""
+    return [cell(study, scheme, f"paper-s{seed}", seed) for seed, scheme in itertools.product(study.seeds, study.schemes)]
+
+
+def cell(study: Study, scheme: str, label: str, seed: int, **more) -> Cell:
+    settings = {**study.settings, "scheme.name": scheme, "run.seed": seed, **more}
+    return Cell(f"{scheme.replace(':', '.')}-{label}", tuple(settings.items()))
+
+
+def trial_settings(tuning: Tuning, scheme: str, trial: int) -> dict:
+    """What a trial changes; nothing for trial 0. The learning rate of trial i is the same for every scheme."""
+    if trial == 0:
+        return {}
+    random = rng.stream(tuning.seed, "tuning", trial)
+    lr = float(np.exp(random.uniform(np.log(tuning.lr_low), np.log(tuning.lr_high))))
+    grid = schemes.get(scheme).tunes
+    point = random.integers(len(next(iter(grid.values())))) if grid else 0
+    return {"train.lr": float(f"{lr:.3g}"), **{f"scheme.{name}": values[point] for name, values in grid.items()}}
+
+
+def tuning_cells(study: Study) -> dict[str, list[Cell]]:
+    """By scheme, the trials in their order. Controls are no schemes: they are not tuned."""
+    tuning = study.tuning
+    return {scheme: [cell(study, scheme, f"trial{trial}", tuning.seed, **{"data.val_fraction": tuning.val_fraction},
+                          **trial_settings(tuning, scheme, trial)) for trial in range(tuning.trials)]
+            for scheme in study.schemes if scheme not in schemes.CONTROLS}
+
+
+def choose(summaries: list[dict | None], goal: str) -> int:
+    """The trial with the best accuracy on validation images; the first of equals, so that the paper's wins a draw."""
+    values = [-1.0 if summary is None else np.nan_to_num(summary[CHOSEN_BY[goal]], nan=-1.0) for summary in summaries]
+    return int(np.argmax(values))
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+def run_cells(cells: list[Cell], root: Path, jobs: int) -> list[str]:
+    """Run what is not finished, `jobs` at a time; returns a line for each that failed."""
+    start_s, done = time.monotonic(), itertools.count(1)
+
+    def one(cell: Cell) -> str | None:
+        failure = run_cell(cell, root)
+        minutes = (time.monotonic() - start_s) / 60
+        print(f"{next(done)}/{len(cells)} {cell.name} {'FAILED' if failure else 'done'}, {minutes:.1f} min", flush=True)
+        return failure
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [failure for failure in pool.map(one, cells) if failure]
+
+
+def run_cell(cell: Cell, root: Path) -> str | None:
+    """Run or go on with one cell; its output goes to a log beside its folder. None, or what went wrong."""
+    log = root / f"{cell.name}.log"
+    arguments = [f"{key}={value}" for key, value in cell.settings]
+    with open(log, "a") as file:
+        code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume", "--out", root / cell.name, *arguments],
+                              stdout=file, stderr=subprocess.STDOUT, env=one_process()).returncode
+    return f"{cell.name}: exit {code}, see {log}" if code else None
+
+
+def one_process() -> dict[str, str]:
+    """The environment without the traces of a launcher: each cell is a world of its own."""
+    foreign = ("OMPI_", "PMI", "PRTE_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def summary_of(cell: Cell, root: Path) -> dict | None:
+    """The summary of a finished run, None for one that is missing or not finished."""
+    try:
+        return load_tree(root / cell.name / "metrics.h5", only=["summary"])["summary"]
+    except (BadFile, KeyError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+COLUMNS = {"local": "local_test_accuracy_last", "worst tenth": "local_test_accuracy_worst_tenth_last",
+           "global": "global_test_accuracy_last", "global, BN re-estimated": "global_test_accuracy_batchnorm_reestimated",
+           "fine-tuned": "finetuned_on_local_test_accuracy"}
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """.812 ± .004, the sample's standard deviation; – where nothing was measured."""
+    found = np.array([value for value in values if value == value])
+    if not len(found):
+        return "–"
+    deviation = f" ± {found.std(ddof=1):.3f}" if len(found) > 1 else ""
+    return f"{found.mean():.3f}{deviation}"
+
+
+def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
+    """(mean of the paired differences with the half width of its 95 % interval, verdict)."""
+    from scipy import stats
+
+    pairs = np.array(values) - np.array(reference)
+    if len(pairs) < 2 or np.isnan(pairs).any():
+        return "–", "–"
+    half = stats.t.ppf(0.975, len(pairs) - 1) * pairs.std(ddof=1) / np.sqrt(len(pairs))
+    verdict = "not separated" if abs(pairs.mean()) <= half else "better" if pairs.mean() > 0 else "worse"
+    return f"{pairs.mean():+.3f} ± {half:.3f}", verdict
+
+
+def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
+    """Markdown; found: accuracies by scheme and column, one a seed, in the order of the seeds."""
+    reference = schemes.REFERENCE
+    shown = [name for name in COLUMNS if any(value == value for row in found.values() for value in row[name])]
+    against = [f"{goal} – {reference}" for goal in GOALS] if reference in found else []
+    head = ["scheme", *shown, *against]
+    rows = []
+    for scheme, row in found.items():
+        cells = [mean_and_deviation(row[name]) for name in shown]
+        for goal in GOALS if against else ():
+            text, verdict = difference(row[goal], found[reference][goal])
+            cells.append("" if scheme == reference else f"{text}, {verdict}")
+        rows.append([scheme, *cells])
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
+    return "\n".join([title, "", *lines])
+
+
+def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, list[float]]]:
+    """By scheme and column, over the seeds; NaN for a run that is not finished."""
+    found = {}
+    for scheme, own in cells.items():
+        summaries = [summary_of(cell, root) or {} for cell in own]
+        found[scheme] = {name: [float(summary.get(key, np.nan)) for summary in summaries] for name, key in COLUMNS.items()}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
+    """Run everything; the report, and a line for each run that failed."""
+    seeds = f"{len(study.seeds)} seeds" + ("" if len(study.seeds) > 4 else ", so a smoke test, no evidence")
+    failures = run_cells(paper_cells(study), root, jobs)
+    by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
+    parts = [table(f"Paper settings, last round, mean ± standard deviation over {seeds}", accuracies(by_scheme, root))]
+    if study.tuning:
+        text, more = tuned(study, root, jobs, seeds)
+        parts, failures = [*parts, text], failures + more
+    return "\n\n".join(parts), failures
+
+
+def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[str]]:
+    """Trials, choice on validation images, and the chosen settings on the study's seeds."""
+    trials = tuning_cells(study)
+    failures = run_cells(list(itertools.chain.from_iterable(trials.values())), root, jobs)
+    chosen = {scheme: {goal: choose([summary_of(cell, root) for cell in own], goal) for goal in GOALS}
+              for scheme, own in trials.items()}
+    final = {scheme: {goal: [tuned_cell(study, scheme, best[goal], seed) for seed in study.seeds] for goal in GOALS}
+             for scheme, best in chosen.items()}
+    unique = {cell.name: cell for goals in final.values() for own in goals.values() for cell in own}
+    failures += run_cells(list(unique.values()), root, jobs)
+    found = {scheme: accuracies(goals, root) for scheme, goals in final.items()}
+    rows = {scheme: {**{name: [np.nan] * len(study.seeds) for name in COLUMNS}, **{goal: by_goal[goal][goal] for goal in GOALS}}
+            for scheme, by_goal in found.items()}
+    notes = [f"- {scheme}: " + "; ".join(f"{goal}: trial {trial} {describe(study, scheme, trial)}" for goal, trial in best.items())
+             for scheme, best in chosen.items()]
+    title = f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, over {seeds}"
+    return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures
+
+
+def tuned_cell(study: Study, scheme: str, trial: int, seed: int) -> Cell:
+    """The run of a chosen trial on a seed of the study; that of the paper's settings has been made already."""
+    if trial == 0:
+        return cell(study, scheme, f"paper-s{seed}", seed)
+    return cell(study, scheme, f"tuned{trial}-s{seed}", seed, **trial_settings(study.tuning, scheme, trial))
+
+
+def describe(study: Study, scheme: str, trial: int) -> str:
+    changed = trial_settings(study.tuning, scheme, trial)
+    return "(" + (", ".join(f"{key}={value}" for key, value in changed.items()) or "the paper's") + ")"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; see tools/specs")
+    parser.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of all runs; give it again to go on")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of all runs, over the spec's")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        study = read_study(options.spec)
+        more = dict(text.split("=", 1) for text in options.settings if "=" in text)
+        study = Study(study.schemes, study.seeds, {**study.settings, **more}, study.tuning)
+        options.root.mkdir(parents=True, exist_ok=True)
+    except (UsageError, OSError) as error:
+        print(f"tools.compare: {error}", file=sys.stderr)
+        return 2
+    text, failures = compare(study, options.root, max(1, options.jobs))
+    (options.root / "table.md").write_text(text + "\n")
+    print(f"\n{text}\n\n{options.root / 'table.md'}")
+    for failure in failures:
+        print(f"tools.compare: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,6 +28,7 @@ fi
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 umask 077
 scratch=${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID  # AMD: kernel caches of two jobs must not meet
+trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch"
 export MIOPEN_USER_DB_PATH=$scratch/miopen MIOPEN_CUSTOM_CACHE_DIR=$scratch/miopen
 

@@ -6,6 +6,7 @@ below /etc.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ NODES = tuple(f"0x7f00000{i}" for i in range(1, 5))
 START_S, END_S, TRIES = 20.0, 20.0, 3
 
 CONFIGURATION = """\
-ClusterName=test
+ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
@@ -76,6 +77,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.name = f"test{secrets.token_hex(6)}"  # jobs derive ports and token from the names of cluster, job and step
         self.env = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, "SBATCH_"))}
         self.env["SLURM_CONF"] = str(folder / "slurm.conf")
         self.gpus_per_node = 0
@@ -151,7 +153,7 @@ class Cluster:
             lines.append("GresTypes=gpu")
             (self.folder / "gres.conf").write_text(
                 f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-{self.gpus_per_node - 1}]\n")
-        text = CONFIGURATION.format(host=host, folder=self.folder, ports=ports) + "\n".join(lines) + "\n"
+        text = CONFIGURATION.format(name=self.name, host=host, folder=self.folder, ports=ports) + "\n".join(lines) + "\n"
         (self.folder / "slurm.conf").write_text(text)
 
     def _begin(self, program: str, *options: str, name: str = "") -> None:

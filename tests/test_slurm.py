@@ -90,6 +90,10 @@ def sbatch(cluster, site, *options, settings=()):
     return number, site / f"fedhkd-cifar10-{number}.log"
 
 
+def read(log):
+    return log.read_text() if log.exists() else ""
+
+
 @pytest.mark.parametrize("flavour, backend, why", [("none", "auto", "started without MPI"), ("pmi2", "gloo", "asked for")])
 def test_srun_over_two_nodes_without_an_mpi(cluster, site, expected, flavour, backend, why):
     step = cluster.run("srun", f"--mpi={flavour}", "-N2", "-n3", sys.executable, "-m", "hkd_hpc.train",
@@ -103,7 +107,7 @@ def test_srun_over_two_nodes_without_an_mpi(cluster, site, expected, flavour, ba
 def test_batch_script_to_the_end(cluster, site, expected):
     gpu = ["--gres=gpu:1"] * bool(cluster.gpus_per_node)
     number, log = sbatch(cluster, site, "--ntasks=3", *gpu, settings=settings(site))
-    assert cluster.wait_for(number)["JobState"] == "COMPLETED", log.read_text()
+    assert cluster.wait_for(number)["JobState"] == "COMPLETED", read(log)
     assert toy.last_sha(site / f"runs/fedhkd-cifar10-{number}") == expected
     assert not list(Path(cluster.env["TMPDIR"]).glob("hkd-*"))
 
@@ -111,9 +115,11 @@ def test_batch_script_to_the_end(cluster, site, expected):
 def test_requeued_job_goes_on_from_its_checkpoint(cluster, site, expected):
     number, log = sbatch(cluster, site, "-N2", "--ntasks=3", settings=settings(site, "scheme.name=halting:Halting"))
     out = site / f"runs/fedhkd-cifar10-{number}"
-    toy.wait_until((out / f"checkpoints/round_{HALT - 1:04d}.h5").exists, timeout_s=120)
+    checkpoint = out / f"checkpoints/round_{HALT - 1:04d}.h5"
+    toy.wait_until(lambda: checkpoint.exists() or "srun: error" in read(log), timeout_s=120)
+    assert checkpoint.exists(), read(log)
     cluster.run("scontrol", "requeue", number)
-    job, text = cluster.wait_for(number), log.read_text()
+    job, text = cluster.wait_for(number), read(log)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text
     assert text.index(f"round 1/{ROUNDS}") < text.index(f"resuming after round {HALT - 1}"), "one log for both runs"
     assert toy.last_sha(out) == expected
@@ -122,8 +128,8 @@ def test_requeued_job_goes_on_from_its_checkpoint(cluster, site, expected):
 def test_wrong_setting_ends_the_batch_job_with_one_line(cluster, site):
     number, log = sbatch(cluster, site, "-N2", "--ntasks=3", settings=["fed.rounds=none"])
     assert cluster.wait_for(number)["ExitCode"] == "2:0"
-    lines = toy.our_lines([log.read_text()])
-    assert len(lines) == 1 and "fed.rounds" in lines[0], log.read_text()
+    lines = toy.our_lines([read(log)])
+    assert len(lines) == 1 and "fed.rounds" in lines[0], read(log)
     assert not (site / f"runs/fedhkd-cifar10-{number}").exists()
 
 

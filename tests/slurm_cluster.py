@@ -151,10 +151,11 @@ class Cluster:
         lines.append(f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP")
         if gpus:
             lines.append("GresTypes=gpu")
+            devices = f"{self.folder}/gpu[0-{self.gpus_per_node - 1}]"
             (self.folder / "gres.conf").write_text(
-                f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-{self.gpus_per_node - 1}]\n")
-        text = CONFIGURATION.format(name=self.name, host=host, folder=self.folder, ports=ports) + "\n".join(lines) + "\n"
-        (self.folder / "slurm.conf").write_text(text)
+                f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu File={devices}\n")
+        text = CONFIGURATION.format(name=self.name, host=host, folder=self.folder, ports=ports)
+        (self.folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n")
 
     def _begin(self, program: str, *options: str, name: str = "") -> None:
         """Start a daemon that ends with this process, however that ends."""

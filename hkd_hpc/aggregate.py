@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.lazy import torch
+
+if TYPE_CHECKING:
+    Tensors = dict[str, torch.Tensor]
+
+AGGREGATIONS = ("count", "uniform", "last")  # of per-class knowledge
 
 LIMIT = 65536.0
 CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own cache
@@ -123,6 +129,43 @@ def require_weight(total_weight: float) -> None:
     if total_weight <= 0:
         raise RunError("no client of the cohort delivered usable weights, so there is nothing to average; the warnings "
                        "above say why, unless all have too few images")
+
+
+def combine_by_class(rule: str, reports: Tensors, state: Tensors) -> Tensors:
+    """The mean over clients of every tensor (M, C, X) in `reports`, class by class, and count_C, the images behind it.
+
+    reports["count_C"] (M, C): 0 where a client does not share the class. A class nobody shares has count 0 and value 0;
+    under the rule "last" it keeps what it had in an earlier round, which `state` remembers.
+    """
+    weight_MC = sharer_weights(rule, reports["count_C"])
+    message = {name: mean_by_count(value, weight_MC)[0] for name, value in reports.items() if name != "count_C"}
+    message["count_C"] = reports["count_C"].sum(0)
+    return keep_old_classes(state, message) if rule == "last" else message
+
+
+def sharer_weights(rule: str, count_MC: torch.Tensor) -> torch.Tensor:
+    """(M, C): the weight of each client in the mean of each class; 0 where it does not share the class.
+
+    count: its images of the class (paper, section 3.3). uniform: the same for all who share it. last: only the sharer
+    with the highest number, as in the FedHKD authors' code, where each client overwrites what the one before it wrote.
+    (There, a later client of the same round trains on it already. Clients that train side by side cannot.)
+    """
+    if rule == "count":
+        return count_MC
+    shares_MC = (count_MC > 0).float()
+    if rule == "uniform":
+        return shares_MC
+    sharers_from_here_MC = shares_MC.flip(0).cumsum(0).flip(0)
+    return shares_MC * (sharers_from_here_MC == 1)
+
+
+def keep_old_classes(state: Tensors, message: Tensors) -> Tensors:
+    """The message with the earlier entries of the classes that nobody shared in this round; `state` keeps a copy."""
+    absent_C = message["count_C"] == 0
+    for name, old in state.items():
+        message[name][absent_C] = old[absent_C]
+    state.update({name: tensor.clone() for name, tensor in message.items()})
+    return message
 
 
 def mean_by_count(value_MCX: torch.Tensor, count_MC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

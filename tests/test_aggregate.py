@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hkd_hpc.aggregate import CHUNK, FixedPointSum, mean_by_count
+from hkd_hpc.aggregate import CHUNK, FixedPointSum, combine_by_class, mean_by_count, sharer_weights
 from hkd_hpc.errors import RunError
 
 PIECE = 64
@@ -197,3 +197,57 @@ def test_soft_predictions_still_sum_to_one():
     count = torch.from_numpy(random.integers(1, 300, (4, 10)).astype(np.float32))
     mean_CX, _ = mean_by_count(soft, count)
     np.testing.assert_allclose(mean_CX.sum(1).numpy(), 1.0, atol=1e-6)
+
+
+COUNT_MC = torch.tensor([[1.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0], [0.0, 6.0, 5.0, 0.0]])
+
+
+@pytest.mark.parametrize("rule, weights", [
+    ("count", [[1, 2, 0, 0], [3, 0, 0, 0], [0, 6, 5, 0]]), ("uniform", [[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]]),
+    ("last", [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]])])
+def test_weights_of_the_clients_that_share_a_class(rule, weights):
+    assert sharer_weights(rule, COUNT_MC).tolist() == weights
+
+
+VALUE_MCX = torch.tensor([[[4.0], [8.0], [9.0], [9.0]], [[8.0], [9.0], [9.0], [9.0]], [[9.0], [16.0], [3.0], [9.0]]])
+
+
+@pytest.mark.parametrize("rule, means", [("count", [7.0, 14.0, 3.0, 0.0]), ("uniform", [6.0, 12.0, 3.0, 0.0]),
+                                         ("last", [8.0, 16.0, 3.0, 0.0])])
+def test_knowledge_under_each_rule(rule, means):
+    """The 9s stand where nobody shares. count: (4 + 3 * 8) / 4, (2 * 8 + 6 * 16) / 8. Counts are images under all rules."""
+    state = {}
+    message = combine_by_class(rule, {"count_C": COUNT_MC, "x": VALUE_MCX, "y": -2 * VALUE_MCX}, state)
+    assert message["x"][:, 0].tolist() == means and message["y"][:, 0].tolist() == [-2 * mean for mean in means]
+    assert message["count_C"].tolist() == [4.0, 8.0, 5.0, 0.0]
+    assert set(state) == (set(message) if rule == "last" else set())
+
+
+@pytest.mark.parametrize("rule", ["count", "uniform", "last"])
+def test_knowledge_under_each_rule_against_float64_numpy(rule):
+    random = np.random.default_rng(9)
+    count = random.integers(0, 3, (7, 20)) * random.integers(1, 100, (7, 20))
+    value = random.standard_normal((7, 20, 5))
+    message = combine_by_class(rule, {"count_C": torch.from_numpy(count).float(), "x": torch.from_numpy(value).float()}, {})
+    for j in np.flatnonzero(count.sum(0)):
+        sharers = [i for i in range(7) if count[i, j]]
+        true = {"count": sum(count[i, j] * value[i, j] for i in sharers) / count[:, j].sum(),
+                "uniform": sum(value[i, j] for i in sharers) / len(sharers), "last": value[max(sharers), j]}[rule]
+        np.testing.assert_allclose(message["x"][j].numpy(), true, atol=1e-6)
+
+
+def one_client(count: list[float], value: list[float]) -> dict[str, torch.Tensor]:
+    return {"count_C": torch.tensor([count]), "x": torch.tensor([value])[..., None]}
+
+
+def test_old_entries_stay_under_the_rule_last_alone():
+    """Class 0 in rounds 1 and 3, class 1 in rounds 1 and 2, class 2 never."""
+    rounds = one_client([4, 5, 0], [1, 2, 0]), one_client([0, 6, 0], [0, 3, 0]), one_client([7, 0, 0], [4, 0, 0])
+    state: dict[str, torch.Tensor] = {}
+    last = [combine_by_class("last", reports, state) for reports in rounds]
+    assert [message["x"][:, 0].tolist() for message in last] == [[1, 2, 0], [1, 3, 0], [4, 3, 0]]
+    assert [message["count_C"].tolist() for message in last] == [[4, 5, 0], [4, 6, 0], [7, 6, 0]]
+    for rule in ("count", "uniform"):
+        state = {}
+        found = [combine_by_class(rule, reports, state)["x"][:, 0].tolist() for reports in rounds]
+        assert found == [[1, 2, 0], [0, 3, 0], [4, 0, 0]] and not state

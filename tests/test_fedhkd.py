@@ -13,14 +13,17 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
 from hkd_hpc.images import normalise
+from hkd_hpc.knowledge import SOFT_DISTANCES
 from hkd_hpc.models import Net
 from hkd_hpc.schemes.base import Facts, Scheme
-from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStarSettings
+from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStar, FedHKDStarSettings
+from hkd_hpc.server import SchemeServer
 
 LATENT = CLASSES = 3
 H = torch.tensor([[0.0, 0.0, 0.0], [math.log(2) / 2, 0.0, 0.0], [0.0, 0.0, 0.0]])
 Q = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
 COUNT = torch.tensor([30.0, 50.0, 0.0])  # nobody shared class 2
+SERVER = SchemeServer(None, seed=0)  # no rule but "last" writes into its state
 
 
 def identity_net() -> Net:
@@ -64,10 +67,10 @@ def test_three_terms_by_hand(toy_bench, toy_client):
 
 
 def test_defaults_are_the_papers():
-    assert dataclasses.asdict(FedHKDSettings()) == {"name": "fedhkd", "lam": 0.05, "gamma": 0.05, "temperature": 0.5,
-                                                    "nu": 0.25, "zeta": 3.0, "sigma": 7.0}
-    assert dataclasses.asdict(FedHKDStarSettings()) == dataclasses.asdict(FedHKDSettings()) | {"name": "fedhkd_star",
-                                                                                              "gamma": 0.0}
+    star = {"name": "fedhkd_star", "lam": 0.05, "temperature": 0.5, "nu": 0.25, "nu_rule": "absolute", "min_count": 1,
+            "zeta": 3.0, "sigma": 7.0, "noise": "paper", "clip": "off", "aggregation": "count", "soft_loss": "paper"}
+    assert dataclasses.asdict(FedHKDStarSettings()) == star
+    assert dataclasses.asdict(FedHKDSettings()) == star | {"name": "fedhkd", "gamma": 0.05, "feature_loss": "paper"}
 
 
 def test_temperature_divides_the_logits(toy_bench, toy_client):
@@ -78,6 +81,23 @@ def test_temperature_divides_the_logits(toy_bench, toy_client):
     assert scheme.loss(client, FOUR)["soft"].item() == pytest.approx(np.mean(distances), rel=1e-6)
 
 
+@pytest.mark.parametrize("form, soft", [
+    ("squared", (6 / 9 + 1 / 8) / 2), ("mse", (6 / 27 + 1 / 24) / 2),
+    ("kl", (math.log(3) + 0.25 * math.log(0.5) + 0.5 * math.log(2)) / 6),
+    ("kl_wrong_sign", (1 / 3 + 5 / 16 + math.log(4) / 2 + math.log(2) / 2) / 6)])
+def test_other_forms_of_the_soft_term(toy_bench, toy_client, form, soft):
+    """Predictions (1,1,1)/3 for Q = (1,0,0), (2,1,1)/4 for Q = (1,2,1)/4; kl: elementwise mean over 2 x 3."""
+    scheme, client = prepared(toy_bench, toy_client, "scheme.lam=0.2", f"scheme.soft_loss={form}")
+    assert scheme.loss(client, FOUR)["soft"].item() == pytest.approx(0.2 * soft, rel=1e-5)
+
+
+@pytest.mark.parametrize("form, feature", [("squared", 29 / 4), ("mse", 29 / 12)])
+def test_other_forms_of_the_feature_term(toy_bench, toy_client, form, feature):
+    """Squares 25, 4, none, 0; mse: over B D = 4 x 3, the image without a target included (as the authors' code does)."""
+    scheme, client = prepared(toy_bench, toy_client, "scheme.gamma=0.3", f"scheme.feature_loss={form}")
+    assert scheme.loss(client, FOUR)["feature"].item() == pytest.approx(0.3 * feature, rel=1e-6)
+
+
 def gradients(scheme, client, term: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(of the extractor, of the classifier), each flattened, of one term alone."""
     client.flat.grad_P.zero_()
@@ -86,8 +106,9 @@ def gradients(scheme, client, term: str) -> tuple[torch.Tensor, torch.Tensor]:
                  for part in (client.net.extractor, client.net.classifier))
 
 
-def test_soft_term_reaches_the_classifier_alone(toy_bench, toy_client):
-    extractor, classifier = gradients(*prepared(toy_bench, toy_client), "soft")
+@pytest.mark.parametrize("form", SOFT_DISTANCES)
+def test_soft_term_reaches_the_classifier_alone(toy_bench, toy_client, form):
+    extractor, classifier = gradients(*prepared(toy_bench, toy_client, f"scheme.soft_loss={form}"), "soft")
     assert torch.count_nonzero(extractor) == 0 and torch.count_nonzero(classifier) > 0
 
 
@@ -133,8 +154,10 @@ def test_huge_logits_give_finite_losses_and_gradients(toy_bench, toy_client, sca
     assert torch.isfinite(client.flat.grad_P).all()
 
 
-def test_a_small_step_on_the_soft_term_raises_agreement(toy_bench, toy_client):
-    scheme, client = prepared(toy_bench, toy_client)
+@pytest.mark.parametrize("form", SOFT_DISTANCES)
+def test_a_small_step_on_the_soft_term_raises_agreement(toy_bench, toy_client, form):
+    """Every form lowers its own value; kl_wrong_sign does so by LOWERING the agreement, as code S did."""
+    scheme, client = prepared(toy_bench, toy_client, f"scheme.soft_loss={form}")
 
     def agreement_and_distance():
         with torch.no_grad():
@@ -145,7 +168,8 @@ def test_a_small_step_on_the_soft_term_raises_agreement(toy_bench, toy_client):
     gradients(scheme, client, "soft")
     client.flat.parameters_P.sub_(client.flat.grad_P)
     after = agreement_and_distance()
-    assert after[0] > before[0] + 1e-3 and after[1] < before[1] - 1e-4
+    sign = -1 if form == "kl_wrong_sign" else 1
+    assert sign * (after[0] - before[0]) > 1e-4 and after[1] < before[1] - 1e-6
 
 
 # --- when it is FedAvg
@@ -205,7 +229,7 @@ def test_star_is_fedhkd_with_gamma_zero(toy_bench, toy_net, toy_client):
 
 
 def test_gamma_of_star_cannot_be_set(toy_bench, toy_net):
-    with pytest.raises(UsageError, match="scheme.gamma=0.05"):
+    with pytest.raises(UsageError, match="scheme.gamma: no such setting"):
         toy_bench(toy_net(), "fedhkd_star", "scheme.gamma=0.05")
 
 
@@ -215,7 +239,7 @@ def test_a_hundred_balanced_classes_share_nothing_at_a_quarter(toy_bench, toy_ne
     net = {"classes": 100, "latent": 4}
     bench = toy_bench(toy_net(**net), "fedhkd")
     report = bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(100), 1).report
-    message = bench.scheme.combine(None, {name: torch.stack([tensor] * 2) for name, tensor in report.items()})
+    message = bench.scheme.combine(SERVER, {name: torch.stack([tensor] * 2) for name, tensor in report.items()})
     assert not any(tensor.any() for tensor in (*report.values(), *message.values()))
     assert torch.equal(trained(toy_bench, toy_net, client, "fedhkd", message, **net),
                        trained(toy_bench, toy_net, client, "fedavg", {}, **net))
@@ -293,21 +317,94 @@ def test_noise_does_not_disturb_training(toy_bench, toy_net, toy_client):
     assert results[0][2:] == results[1][2:]
 
 
+@pytest.mark.parametrize("scheme", ["fedhkd", "fedhkd_star"])
+def test_kinds_of_noise_in_the_report(toy_bench, toy_net, toy_client, scheme):
+    """off is sigma = 0; code adds one draw of std 2 to every class that is shared, whatever its count."""
+    def feature(*overrides):
+        bench, client = toy_bench(toy_net(latent=5000), scheme, "scheme.nu=0", *overrides), toy_client([0] * 9 + [1] * 3)
+        return bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(latent=5000),
+                         1).report["feature_CD"].double().numpy()
+
+    clean = feature("scheme.sigma=0")
+    assert np.array_equal(feature("scheme.noise=off"), clean)
+    noise = feature("scheme.noise=code", "scheme.sigma=0") - clean
+    assert noise[0].std() == pytest.approx(2.0, rel=0.04) and not noise[2].any()
+    np.testing.assert_allclose(noise[0], noise[1], atol=1e-5)
+    np.testing.assert_allclose(noise[0], 2 * rng.stream(0, "noise", 1, 0).standard_normal((1, 5000))[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["box", "l2"])
+def test_features_are_clipped_before_they_are_averaged(toy_bench, toy_net, toy_client, rule):
+    bench = toy_bench(toy_net(), "fedhkd", "scheme.sigma=0", "scheme.nu=0", f"scheme.clip={rule}", "scheme.zeta=0.1")
+    client = toy_client([0, 0, 2, 2, 2, 0])
+    report = bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(), 1).report
+    bench.flat.net.eval()
+    with torch.no_grad():
+        h = bench.flat.net(normalise(client.x_train))[0].double().numpy()
+    norm = np.linalg.norm(h, axis=1, keepdims=True)
+    clipped = np.clip(h, -0.1, 0.1) if rule == "box" else h * np.minimum(1, 0.1 / norm)
+    assert (np.abs(h - clipped).max(1) > 1e-3).all()  # every image is clipped
+    for j in (0, 2):
+        expected = clipped[client.y_train.numpy() == j].mean(0)
+        np.testing.assert_allclose(report["feature_CD"][j].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("overrides, counts", [
+    (("scheme.nu=1", "scheme.nu_rule=relative"), [6.0, 4.0, 0.0]),  # 12 images, 3 classes: 4 or more
+    (("scheme.nu=0.5", "scheme.nu_rule=relative"), [6.0, 4.0, 2.0]), (("scheme.nu=0", "scheme.min_count=3"), [6.0, 4.0, 0.0]),
+    (("scheme.nu=0.25", "scheme.min_count=5"), [6.0, 0.0, 0.0])])
+def test_other_rules_of_what_is_shared(toy_bench, toy_net, toy_client, overrides, counts):
+    client = toy_client([0] * 6 + [1] * 4 + [2] * 2)
+    assert report_of(toy_bench, toy_net, client, *overrides)["count_C"].tolist() == counts
+
+
+def test_the_relative_rule_fills_the_knowledge_of_a_hundred_classes(toy_bench, toy_net, toy_client):
+    client, net = toy_client([i % 100 for i in range(375)], classes=100), {"classes": 100, "latent": 4}
+    bench = toy_bench(toy_net(**net), "fedhkd", "scheme.nu_rule=relative", "scheme.nu=1")
+    report = bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(100), 1).report
+    assert report["count_C"].tolist() == [4.0] * 75 + [0.0] * 25  # 3 images are below 375 / 100
+
+
 # --- the server, and the traffic
+
+REPORTS = {"count_C": torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]]),
+           "feature_CD": torch.tensor([[[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]),
+           "soft_CC": torch.tensor([[[1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3],
+                                    [[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0] * 3]])}
 
 def test_combine_weights_by_counts():
     """Counts 1 and 3: .25 and .75, for features and predictions; class 1 is the second client's alone."""
     scheme = FedHKD(FedHKDSettings(), Facts(3, 2, 2, 0, 0, 0))
-    reports = {"count_C": torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]]),
-               "feature_CD": torch.tensor([[[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]),
-               "soft_CC": torch.tensor([[[1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3],
-                                        [[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0] * 3]])}
-    message = scheme.combine(None, reports)
+    message = scheme.combine(SERVER, REPORTS)
     assert message["count_C"].tolist() == [4.0, 5.0, 0.0]
     assert message["feature_CD"].tolist() == [[3.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     assert message["soft_CC"].tolist() == [[0.25, 0.75, 0.0], [0.5, 0.25, 0.25], [0.0, 0.0, 0.0]]
-    backwards = scheme.combine(None, {name: tensor.flip(0) for name, tensor in reports.items()})
+    backwards = scheme.combine(SERVER, {name: tensor.flip(0) for name, tensor in REPORTS.items()})
     assert all(torch.equal(backwards[name], message[name]) for name in message)
+
+
+@pytest.mark.parametrize("rule, feature, soft", [("uniform", [2.0, 2.0], [0.5, 0.5, 0.0]),
+                                                 ("last", [4.0, 0.0], [0.0, 1.0, 0.0])])
+@pytest.mark.parametrize("star", [False, True])
+def test_combine_by_other_rules(star, rule, feature, soft):
+    settings = (FedHKDStarSettings if star else FedHKDSettings)(aggregation=rule)
+    scheme, server = (FedHKDStar if star else FedHKD)(settings, Facts(3, 2, 2, 0, 0, 0)), SchemeServer(None, seed=0)
+    message = scheme.combine(server, REPORTS)
+    assert message["count_C"].tolist() == [4.0, 5.0, 0.0]
+    assert message["feature_CD"].tolist() == [feature, [1.0, 1.0], [0.0, 0.0]]
+    assert message["soft_CC"].tolist() == [soft, [0.5, 0.25, 0.25], [0.0, 0.0, 0.0]]
+    nobody = {name: torch.zeros_like(tensor) for name, tensor in REPORTS.items()}
+    again = scheme.combine(server, nobody)
+    assert all(torch.equal(again[name], message[name] if rule == "last" else nobody[name][0]) for name in message)
+
+
+def test_empty_knowledge_is_told():
+    scheme = FedHKD(FedHKDSettings(), Facts(3, 2, 2, 0, 0, 0))
+    message = scheme.combine(SERVER, REPORTS)
+    assert scheme.warning(message) == ""
+    assert scheme.warning({"count_C": torch.zeros(3)}) == (
+        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty and "
+        "the next round is FedAvg's")
 
 
 @pytest.mark.parametrize("classes, latent, shared, up, down", [

@@ -1,6 +1,8 @@
 """FedProto: prototypes weighted by counts, and an elementwise mean square that a missing class does not shrink."""
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import plain
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 from hkd_hpc.client import Batch
 from hkd_hpc.models import Net
 from hkd_hpc.schemes.fedproto import FedProtoSettings
+from hkd_hpc.server import SchemeServer
 
 LABELS = [0, 1, 2] * 4
 PROTOTYPES = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [7.0, 7.0, 7.0]])
@@ -35,8 +38,14 @@ X = torch.tensor([[4.0, 4, 0], [0, 2, 2], [9, 9, 9], [1, 0, 1]])
 FOUR = Batch(X.reshape(4, 3, 1, 1), torch.tensor([0, 1, 2, 0]), torch.arange(4))
 
 
-def test_default_is_the_papers():
-    assert FedProtoSettings().lam == 0.05
+def test_defaults_are_the_papers():
+    assert dataclasses.asdict(FedProtoSettings()) == {"name": "fedproto", "lam": 0.05, "weights": "average",
+                                                      "aggregation": "count"}
+
+
+@pytest.mark.parametrize("weights, shares", [("average", True), ("none", False)])
+def test_whether_the_weights_are_exchanged(toy_bench, toy_net, weights, shares):
+    assert toy_bench(toy_net(), "fedproto", f"scheme.weights={weights}").scheme.shares_weights is shares
 
 
 def test_term_by_hand(toy_bench, toy_client):
@@ -84,9 +93,20 @@ def test_the_server_weights_by_counts(toy_bench, toy_net):
     scheme = toy_bench(toy_net(), "fedproto").scheme
     feature_MCD = torch.zeros(2, 3, 4)
     feature_MCD[0, 0], feature_MCD[1, 0], feature_MCD[1, 1] = 8.0, 4.0, 6.0
-    message = scheme.combine(None, {"count_C": torch.tensor([[1.0, 0, 0], [3, 2, 0]]), "feature_CD": feature_MCD})
+    reports = {"count_C": torch.tensor([[1.0, 0, 0], [3, 2, 0]]), "feature_CD": feature_MCD}
+    message = scheme.combine(SchemeServer(None, 0), reports)
     assert message["count_C"].tolist() == [4.0, 2.0, 0.0]
     assert message["feature_CD"].tolist() == [[5.0] * 4, [6.0] * 4, [0.0] * 4]
+
+
+@pytest.mark.parametrize("rule, expected", [("uniform", [6.0, 6.0, 0.0]), ("last", [4.0, 6.0, 0.0])])
+def test_other_means_of_the_prototypes(toy_bench, toy_net, rule, expected):
+    scheme, server = toy_bench(toy_net(), "fedproto", f"scheme.aggregation={rule}").scheme, SchemeServer(None, 0)
+    feature_MCD = torch.zeros(2, 3, 4)
+    feature_MCD[0, 0], feature_MCD[1, 0], feature_MCD[1, 1] = 8.0, 4.0, 6.0
+    reports = {"count_C": torch.tensor([[1.0, 0, 0], [3, 2, 0]]), "feature_CD": feature_MCD}
+    message = scheme.combine(server, reports)
+    assert message["feature_CD"][:, 0].tolist() == expected and message["count_C"].tolist() == [4.0, 2.0, 0.0]
 
 
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):

@@ -5,10 +5,12 @@ L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public i
 
 The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of all
 of them after training; the teacher is the plain mean over the clients. A client uses every public image once before any
-twice, in an order of its own. Public images do not enter the BatchNorm statistics unless `public_batchnorm=train`.
+twice, in an order of its own. Public batches are normalised by BatchNorm with their own mean and variance, like those of
+the client; they do not enter the running statistics unless `public_batchnorm=train`, as in the FedHKD authors' code.
 """
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
@@ -25,7 +27,7 @@ class FedMDSettings(SchemeSettings):
     name: str = setting("fedmd", "the scheme")
     lam: float = setting(0.05, "weight of the distillation term", low=0, high=1e6)
     temperature: float = setting(0.5, "T of softmax(z / T)", above=0, high=1e6)
-    public_batchnorm: str = setting("keep", "keep: public images leave the BatchNorm statistics alone; train: they enter",
+    public_batchnorm: str = setting("keep", "keep: public images leave BatchNorm's running statistics alone; train: they enter",
                                     choices=("keep", "train"))
 
 
@@ -35,12 +37,12 @@ class FedMD(Scheme):
     Settings = FedMDSettings
     terms = ("cross_entropy", "distillation")
     needs_public = True
+    tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # .05: the FedHKD paper, .1: its authors' code; the rest of the grid is ours
 
     def __init__(self, settings, facts):
         super().__init__(settings, facts)
-        if settings.public_batchnorm == "train" and facts.public == 1:
-            raise UsageError("scheme.public_batchnorm=train: needs 2 public images or more, there is 1; "
-                             "raise data.public_fraction or use public_batchnorm=keep")
+        if facts.public == 1:  # BatchNorm cannot normalise one image by itself
+            raise UsageError("scheme.name=fedmd: needs 2 public images or more, there is 1; raise data.public_fraction")
 
     def report_shapes(self):
         return {"soft_AC": (self.facts.public, self.facts.classes)}
@@ -61,12 +63,8 @@ class FedMD(Scheme):
 
     def _distil(self, client, size):
         index_B = self._next_public(client, size)
-        x_BCHW = normalise(client.x_public[index_B])
-        keep = self.settings.public_batchnorm == "keep"
-        if keep:
-            client.net.eval()
-        _, logits_BC = client.net(x_BCHW)
-        client.net.train()
+        with running_statistics_kept(client.net, self.settings.public_batchnorm == "keep"):
+            _, logits_BC = client.net(normalise(client.x_public[index_B]))
         log_soft_BC = F.log_softmax(logits_BC / self.settings.temperature, dim=1)
         return self.settings.lam * F.kl_div(log_soft_BC, client.message["soft_AC"][index_B], reduction="batchmean")
 
@@ -85,3 +83,16 @@ class FedMD(Scheme):
 
     def combine(self, server, reports):
         return {"soft_AC": reports["soft_AC"].double().mean(0).float()}
+
+
+@contextmanager
+def running_statistics_kept(net, keep=True):
+    """BatchNorm in train mode leaves its running statistics and counters as they are; `keep` false: nothing is changed."""
+    layers = [m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = not keep
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True

@@ -17,7 +17,7 @@ from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
 from hkd_hpc.images import normalise
 from hkd_hpc.models import Net
-from hkd_hpc.schemes.fedmd import FedMDSettings
+from hkd_hpc.schemes.fedmd import FedMDSettings, running_statistics_kept
 
 LABELS = [0, 1, 2] * 4
 
@@ -200,15 +200,47 @@ def test_whether_public_images_enter_the_batch_norm_statistics(prepared, toy_net
     assert bench.flat.net.training
 
 
-def test_one_public_image(data):
+@pytest.mark.parametrize("rule", ["keep", "train"])
+def test_public_batches_are_normalised_by_their_own_statistics(prepared, toy_net, rule):
+    """Running statistics that fit nothing change nothing; the term is that of a plain net in train mode."""
+    soft_AC = torch.softmax(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), 1)
+    bench, client = prepared(toy_net(), public_images(8), soft_AC, f"scheme.public_batchnorm={rule}", "scheme.lam=1")
+    index = rng.stream(0, "public batches", 2, 2).permutation(8)[:4]
+    with torch.no_grad():
+        logits = plain.double(bench.flat.net).train()(plain.images(client.x_public[index]))[1]
+    p, q = soft_AC[index].double().numpy(), torch.softmax(logits / 0.5, 1).numpy()
+    bench.flat.net.extractor[2].running_mean.fill_(50.0)
+    bench.flat.net.extractor[2].running_var.fill_(1e-4)
+    assert bench.scheme._distil(client, 4).item() == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_statistics_are_tracked_again_after_the_public_pass(toy_net, keep):
+    net = toy_net().train()
+    with pytest.raises(ZeroDivisionError), running_statistics_kept(net, keep):
+        net(torch.randn(4, 3, 2, 2))
+        assert net.extractor[2].num_batches_tracked.item() == (0 if keep else 1)
+        raise ZeroDivisionError
+    net(torch.randn(4, 3, 2, 2))
+    assert net.extractor[2].num_batches_tracked.item() == (1 if keep else 2)
+
+
+def test_a_layer_that_never_tracked_statistics_stays_so():
+    net = nn.BatchNorm1d(2, track_running_stats=False)
+    with running_statistics_kept(net):
+        net(torch.randn(4, 2))
+    assert not net.track_running_stats and net.running_mean is None
+
+
+@pytest.mark.parametrize("rule", ["keep", "train"])
+def test_one_public_image(data, rule):
     """Statistics of one image are none (at 1 x 1 maps BatchNorm raises): refused before the first round."""
-    one = "data.public_fraction=0.004"
-    assert all((played.reports["status"] == 0).all() for played in Federation(data, "fedmd", one).play(2))
-    with pytest.raises(UsageError, match="public_batchnorm=train: needs 2 public images or more, there is 1"):
-        Federation(data, "fedmd", one, "scheme.public_batchnorm=train")
+    with pytest.raises(UsageError, match="fedmd: needs 2 public images or more, there is 1; raise data.public_fraction"):
+        Federation(data, "fedmd", "data.public_fraction=0.004", f"scheme.public_batchnorm={rule}")
 
 
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
+    """public_batchnorm=keep: the public pass in train mode, on copies of the running statistics."""
     bench, client = toy_bench(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)
     bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=12)
     client.x_public = public_images(12)
@@ -218,9 +250,8 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
 
     def distil(net, feature, logits, labels, index):
         public = [order.pop(0) for _ in index]
-        net.eval()
-        _, student = net(plain.images(client.x_public[public]))
-        net.train()
+        copies = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        _, student = torch.func.functional_call(net, copies, plain.images(client.x_public[public]))
         p, q = soft_AC[public].double(), torch.softmax(student / 0.5, 1)
         return 2 * (p * (p / q).log()).sum(1).mean()
 

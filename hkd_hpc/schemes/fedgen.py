@@ -46,6 +46,8 @@ class FedGen(Scheme):
 
     Settings = FedGenSettings
     terms = ("cross_entropy", "generated", "divergence")
+    # one value for both; 10: its code and the FedHKD paper, 1: its paper's objective; the rest of the grid is ours
+    tunes = {"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)}
 
     # --- what travels
 

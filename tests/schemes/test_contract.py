@@ -9,7 +9,7 @@ import torch
 from federation import OFF, Federation, same_model, save_images, settings
 
 import toy
-from hkd_hpc import schemes
+from hkd_hpc import config, schemes
 from hkd_hpc.schemes.base import Facts
 
 SCHEMES = tuple(schemes.REGISTRY)
@@ -61,6 +61,32 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
     for played in run.play(2):
         assert played.reports["loss"].shape == (3, len(run.scheme.terms)) and np.isfinite(played.reports["loss"]).all()
         assert (played.reports["loss"][:, 0] > 0).all() and run.scheme.terms[0] == "cross_entropy"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_search_has_five_points_within_range_and_the_default_among_them(scheme):
+    """FedAvg has nothing of its own to tune. Point i takes value i of every name."""
+    tunes, defaults = schemes.get(scheme).tunes, schemes.settings_of(scheme)()
+    assert bool(tunes) is (scheme != "fedavg") and all(len(set(grid)) == 5 for grid in tunes.values())
+    points = [dict(zip(tunes, values)) for values in zip(*tunes.values())]
+    assert not tunes or {name: getattr(defaults, name) for name in tunes} in points
+    for point in points:
+        given = [f"scheme.{name}={value}" for name, value in point.items()]
+        found = config.resolve(overrides=[f"scheme.name={scheme}", *given]).scheme
+        assert {name: getattr(found, name) for name in point} == point
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_message_that_holds_something_is_nothing_to_warn_of(data, scheme):
+    run = Federation(data, scheme)
+    run.play(1)
+    assert run.scheme.warning(run.message) == ""
+
+
+def test_fedhkd_warns_of_a_message_without_any_class(data):
+    run = Federation(data, "fedhkd", "scheme.nu=1")
+    run.play(1)
+    assert run.scheme.warning(run.message).startswith("no class reached scheme.nu=1.0 (absolute)")
 
 
 # ---- FedAvg is a special case of all

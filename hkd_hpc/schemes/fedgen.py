@@ -9,8 +9,12 @@ A client adds, from round 2 on, with alpha and beta decaying by `decay` a round:
 
     alpha * (generated / batch) * CE(h(G(y')), y') + beta * KL( softmax(h(G(y))) || softmax(z) )
 
-y' drawn evenly from the labels that the federation holds, y the batch's own labels. The second term is not in the FedGen
-paper but in its code.
+y' drawn evenly from the labels that the federation holds, y the batch's own labels.
+
+This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does so:
+noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the cross-entropy
+of the heads' mean logits; a client draws as many vectors as its batch has images. Its client has no second term and takes
+the first with weight 1, which are beta = 0, alpha = 1 and decay = 1 (preset fedgen-paper).
 """
 from __future__ import annotations
 
@@ -32,7 +36,9 @@ class FedGenSettings(SchemeSettings):
     alpha: float = setting(10.0, "weight of the cross-entropy on generated latent vectors", low=0, high=1e6)
     beta: float = setting(10.0, "weight of the divergence from the prediction on generated vectors", low=0, high=1e6)
     decay: float = setting(0.98, "factor of alpha, beta and the generator's learning rate a round", above=0, high=1)
-    noise: int = setting(64, "size of the generator's noise", low=1, high=100_000)
+    form: str = setting("code", "code: FedGen's code; paper: FedGen's paper, for noise, labels and the generator's loss",
+                        choices=("code", "paper"))
+    noise_size: int = setting(64, "size of the generator's noise", low=1, high=100_000)
     hidden: int = setting(512, "hidden units of the generator", low=1, high=100_000)
     generator_epochs: int = setting(5, "epochs of the generator a round", low=1, high=10_000)
     generator_steps: int = setting(10, "batches in an epoch of the generator", low=1, high=10_000)
@@ -53,7 +59,7 @@ class FedGen(Scheme):
 
     def generator_shapes(self):
         s, f = self.settings, self.facts
-        return {"weight1": (s.hidden, s.noise + f.classes), "bias1": (s.hidden,), "scale": (s.hidden,),
+        return {"weight1": (s.hidden, s.noise_size + f.classes), "bias1": (s.hidden,), "scale": (s.hidden,),
                 "shift": (s.hidden,), "weight2": (f.latent, s.hidden), "bias2": (f.latent,)}
 
     def report_shapes(self):
@@ -78,22 +84,24 @@ class FedGen(Scheme):
             raise UsageError("scheme.name=fedgen: the `classifier` of model.name must be a torch.nn.Linear with bias")
         client.cache["factor"] = self.settings.decay ** (client.round - 1)
         client.cache["random"] = client.random("generated vectors")
-        client.cache["labels"] = torch.nonzero(client.message["count_C"] > 0)[:, 0].tolist()
+        client.cache["labels"], client.cache["law"] = label_law(self.settings.form, client.message["count_C"])
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
         nothing = torch.zeros((), device=logits_BC.device)
         terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "generated": nothing, "divergence": nothing}
-        if client.cache["labels"]:
+        if client.cache["labels"] and self.settings.alpha:
             terms["generated"] = self._generated_term(client, len(batch.y_B))
+        if client.cache["labels"] and self.settings.beta:
             terms["divergence"] = self._divergence_term(client, logits_BC, batch.y_B)
         return terms
 
     def _generated_term(self, client, size):
-        s, count = self.settings, self.settings.generator_batch
-        y_B = as_tensor(client.cache["random"].choice(client.cache["labels"], count), client.y_train)
+        s, cache = self.settings, client.cache
+        count = size if s.form == "paper" else s.generator_batch
+        y_B = as_tensor(cache["random"].choice(cache["labels"], count, p=cache["law"]), client.y_train)
         logits_BC = client.net.classifier(self._generate_for(client, y_B))
-        return s.alpha * client.cache["factor"] * (count / size) * F.cross_entropy(logits_BC, y_B)
+        return s.alpha * cache["factor"] * (count / size) * F.cross_entropy(logits_BC, y_B)
 
     def _divergence_term(self, client, logits_BC, y_B):
         target_BC = F.softmax(client.net.classifier(self._generate_for(client, y_B)), dim=1).detach()
@@ -101,8 +109,12 @@ class FedGen(Scheme):
         return self.settings.beta * client.cache["factor"] * divergence
 
     def _generate_for(self, client, y_B):
-        noise_BN = as_tensor(client.cache["random"].random((len(y_B), self.settings.noise), "float32"), client.y_train)
+        noise_BN = as_tensor(self._noise(client.cache["random"], len(y_B)), client.y_train)
         return generate(client.message, noise_BN, y_B, self.facts.classes, training=False)
+
+    def _noise(self, random, size):
+        draw = random.standard_normal if self.settings.form == "paper" else random.random
+        return draw((size, self.settings.noise_size), "float32")
 
     def report(self, client):
         count_C = torch.bincount(client.y_train, minlength=self.facts.classes).float()
@@ -137,11 +149,12 @@ class FedGen(Scheme):
     def _generator_step(self, state, reports, random, lr):
         names = list(self.generator_shapes())
         parameters = {name: state[name].detach().requires_grad_() for name in names}
-        labels = torch.nonzero(reports["count_C"].sum(0) > 0)[:, 0].tolist()
-        y_B = torch.from_numpy(random.choice(labels, self.settings.generator_batch))
-        noise_BN = torch.from_numpy(random.random((len(y_B), self.settings.noise), "float32"))
+        labels, law = label_law(self.settings.form, reports["count_C"].sum(0))
+        y_B = torch.from_numpy(random.choice(labels, self.settings.generator_batch, p=law))
+        noise_BN = torch.from_numpy(self._noise(random, len(y_B)))
         latent_BD = generate({**state, **parameters}, noise_BN, y_B, self.facts.classes, training=True)
-        loss = teacher_loss(latent_BD, y_B, reports) + diversity_loss(noise_BN, latent_BD)
+        teach = ensemble_loss if self.settings.form == "paper" else teacher_loss
+        loss = teach(latent_BD, y_B, reports) + diversity_loss(noise_BN, latent_BD)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         state["adam_steps"] += 1
         adam_step(state, dict(zip(names, gradients)), lr, self.settings.weight_decay)
@@ -162,6 +175,19 @@ def teacher_loss(latent_BD, y_B, reports):
     entropy_MB = -F.log_softmax(logits_MBC, dim=2)[:, torch.arange(len(y_B)), y_B]
     share_MC = reports["count_C"] / reports["count_C"].sum(0).clamp(min=1.0)
     return (share_MC[:, y_B] * entropy_MB).sum(0).mean()
+
+
+def ensemble_loss(latent_BD, y_B, reports):
+    """FedGen's paper: mean over the batch of the cross-entropy of the heads' mean logits."""
+    logits_BC = latent_BD @ reports["head_CD"].mean(0).T + reports["head_bias_C"].mean(0)
+    return F.cross_entropy(logits_BC, y_B)
+
+
+def label_law(form, count_C):
+    """(labels that somebody holds, probability of each): by their counts in the paper's form, None for evenly in the code's."""
+    labels = torch.nonzero(count_C > 0)[:, 0].tolist()
+    count = count_C.double().cpu().numpy()[labels]
+    return labels, count / count.sum() if form == "paper" else None
 
 
 def diversity_loss(noise_BN, latent_BD):

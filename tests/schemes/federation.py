@@ -14,7 +14,7 @@ from hkd_hpc.comm.local import LocalComm
 
 SMALL = ("fed.clients=3", "fed.rounds=4", "train.epochs=1", "train.batch_size=16", "model.latent=8",
          "data.fraction=0.6")
-SHORT_GENERATOR = ("scheme.hidden=16", "scheme.noise=4", "scheme.generator_epochs=2", "scheme.generator_steps=2",
+SHORT_GENERATOR = ("scheme.hidden=16", "scheme.noise_size=4", "scheme.generator_epochs=2", "scheme.generator_steps=2",
                    "scheme.generator_batch=8")
 OFF = {"fedavg": (), "fedprox": ("scheme.mu=0",), "moon": ("scheme.mu=0",), "fedalign": ("scheme.mu=0",),
        "fedgen": ("scheme.alpha=0", "scheme.beta=0"), "fedmd": ("scheme.lam=0",), "fedproto": ("scheme.lam=0",),

@@ -18,7 +18,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.models import Net
 from hkd_hpc.schemes import fedgen
 from hkd_hpc.schemes.base import Facts
-from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, teacher_loss
+from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss
 from hkd_hpc.server import SchemeServer
 
 LABELS = [0, 1, 2] * 4
@@ -62,7 +62,7 @@ def some_reports(clients: int = 3, classes: int = 3, latent: int = 4) -> dict[st
 
 def test_defaults_are_the_papers():
     assert dataclasses.asdict(FedGenSettings()) == {
-        "name": "fedgen", "alpha": 10.0, "beta": 10.0, "decay": 0.98, "noise": 64, "hidden": 512, "generator_epochs": 5,
+        "name": "fedgen", "alpha": 10.0, "beta": 10.0, "decay": 0.98, "form": "code", "noise_size": 64, "hidden": 512, "generator_epochs": 5,
         "generator_steps": 10, "generator_batch": 32, "generator_lr": 3e-4, "weight_decay": 0.01}
 
 
@@ -81,7 +81,7 @@ def test_parameters_of_the_generator(classes, latent, floats):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_generator_equals_torchs_layers(training):
-    scheme = scheme_of(hidden=16, noise=5)
+    scheme = scheme_of(hidden=16, noise_size=5)
     state = scheme._new_generator(rng.stream(0, "generator", 1))
     state["mean"], state["variance"], state["scale"] = torch.rand(16), torch.rand(16) + 0.5, torch.rand(16) + 0.5
     module, noise_BN, y_B = as_module(state).train(training), torch.rand(6, 5), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -134,7 +134,7 @@ def train_plainly(scheme, state, reports, random, steps: int, lr: float) -> nn.S
     labels = [c for c in range(3) if reports["count_C"][:, c].sum() > 0]
     for _ in range(steps):
         y_B = random.choice(labels, s.generator_batch).tolist()
-        noise = torch.from_numpy(random.random((len(y_B), s.noise), "float32"))
+        noise = torch.from_numpy(random.random((len(y_B), s.noise_size), "float32"))
         latent = net(torch.cat([noise, torch.eye(3)[y_B]], 1))
         share = reports["count_C"] / reports["count_C"].sum(0).clamp(min=1)
         teacher = sum((share[i, y_B] * F.cross_entropy(latent @ reports["head_CD"][i].T + reports["head_bias_C"][i],
@@ -154,7 +154,7 @@ def assert_same_generator(state: dict, module: nn.Module, atol: float) -> None:
 
 
 def test_ten_steps_equal_torchs_adam():
-    scheme = scheme_of(hidden=12, noise=3, generator_batch=6, weight_decay=0.5, generator_epochs=2, generator_steps=5,
+    scheme = scheme_of(hidden=12, noise_size=3, generator_batch=6, weight_decay=0.5, generator_epochs=2, generator_steps=5,
                        generator_lr=0.01)
     reports, server = some_reports(), SchemeServer(None, seed=4)
     server.state.update(scheme._new_generator(rng.stream(4, "a start")))
@@ -184,7 +184,7 @@ def test_adam_against_torch_on_given_gradients():
 def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, toy_bench, toy_net, toy_client):
     rates = []
     monkeypatch.setattr(fedgen, "adam_step", lambda state, gradients, lr, weight_decay: rates.append(lr))
-    scheme, server = scheme_of(hidden=4, noise=2, generator_epochs=1, generator_steps=1), SchemeServer(None, seed=0)
+    scheme, server = scheme_of(hidden=4, noise_size=2, generator_epochs=1, generator_steps=1), SchemeServer(None, seed=0)
     for server.round in (1, 2, 3, 51):
         scheme.combine(server, some_reports())
     assert rates == pytest.approx([3e-4, 2.94e-4, 2.8812e-4, 3e-4 * 0.364170], rel=1e-5)
@@ -206,7 +206,7 @@ def test_labels_are_drawn_among_those_that_exist(monkeypatch):
         return original(parameters, noise_BN, y_B, *rest, **more)
 
     monkeypatch.setattr(fedgen, "generate", watched)
-    scheme, server = scheme_of(hidden=4, noise=2), SchemeServer(None, seed=0, round=1)
+    scheme, server = scheme_of(hidden=4, noise_size=2), SchemeServer(None, seed=0, round=1)
     scheme.combine(server, some_reports())
     assert len(seen) == 50 * 32 and set(seen) == {0, 1} and 700 < seen.count(0) < 900
 
@@ -357,7 +357,7 @@ def test_a_head_that_is_no_matrix_and_bias_is_refused(toy_bench, toy_net, toy_cl
 
 
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
-    more = ("scheme.noise=3", "scheme.hidden=6", "scheme.generator_batch=5", "train.epochs=3", "scheme.alpha=0.5")
+    more = ("scheme.noise_size=3", "scheme.hidden=6", "scheme.generator_batch=5", "train.epochs=3", "scheme.alpha=0.5")
     bench, client = toy_bench(toy_net(), "fedgen", *more), toy_client(LABELS, id=2)
     scheme = bench.scheme
     state = scheme._new_generator(rng.stream(0, "some generator"))
@@ -381,3 +381,76 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
     reference = plain.train(plain.double(bench.flat.net), client, terms, epochs=3, batch=8, round=3)
     bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], message, 3)
     plain.assert_same_model(bench.flat.net, reference)
+
+
+# ---- the form of FedGen's paper
+
+PAPER = ("scheme.form=paper", "scheme.alpha=1", "scheme.beta=0", "scheme.decay=1")
+
+
+def test_ensemble_loss_against_float64():
+    """Cross-entropy of the mean over heads of W_i h + b_i, whatever their counts."""
+    reports, y_B = some_reports(), [0, 1, 1, 2]
+    latent_BD = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    head_MCD, bias_MC = reports["head_CD"].double().numpy(), reports["head_bias_C"].double().numpy()
+    total = 0.0
+    for h, y in zip(latent_BD.double().numpy(), y_B):
+        z = sum(head_MCD[i] @ h + bias_MC[i] for i in range(3)) / 3
+        total += np.log(np.exp(z).sum()) - z[y]
+    assert ensemble_loss(latent_BD, torch.tensor(y_B), reports).item() == pytest.approx(total / 4, rel=1e-5)
+
+
+def test_with_one_head_both_forms_of_the_loss_agree():
+    reports = {name: tensor[1:2] for name, tensor in some_reports().items()}
+    latent_BD, y_B = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0])
+    assert ensemble_loss(latent_BD, y_B, reports).item() == pytest.approx(teacher_loss(latent_BD, y_B, reports).item(),
+                                                                         rel=1e-5)
+
+
+def test_the_server_draws_normal_noise_and_labels_by_their_counts(monkeypatch):
+    """Counts 10, 0 and 30 in all: label 2 three times as often as 0."""
+    seen, noise, original = [], [], fedgen.generate
+
+    def watched(parameters, noise_BN, y_B, *rest, **more):
+        seen.extend(y_B.tolist())
+        noise.append(noise_BN)
+        return original(parameters, noise_BN, y_B, *rest, **more)
+
+    monkeypatch.setattr(fedgen, "generate", watched)
+    scheme, server = scheme_of(hidden=4, noise_size=2, form="paper"), SchemeServer(None, seed=0, round=1)
+    reports = some_reports(2) | {"count_C": torch.tensor([[10.0, 0, 5], [0, 0, 25]])}
+    message = scheme.combine(server, reports)
+    assert len(seen) == 1600 and set(seen) == {0, 2} and 0.72 < seen.count(2) / 1600 < 0.78  # standard error .011
+    drawn = torch.cat(noise)
+    assert abs(drawn.mean()) < 0.06 and drawn.std().item() == pytest.approx(1, rel=0.05) and drawn.min() < -2
+    assert all(torch.isfinite(tensor).all() for tensor in message.values())
+
+
+def test_the_client_of_the_paper_has_one_term_of_weight_one(monkeypatch, toy_bench, toy_client):
+    """Only label 0 exists; the generated vector gives it probability 1/2: log 2 at any round, for any batch size."""
+    scheme, client = prepared(toy_bench, toy_client, [math.log(2), 0, 0], *PAPER, round=40)
+    client.message["count_C"] = torch.tensor([9.0, 0, 0])
+    scheme.begin(client)
+    asked, original = [], scheme._generate_for
+    monkeypatch.setattr(scheme, "_generate_for", lambda client, y_B: asked.append(len(y_B)) or original(client, y_B))
+    terms = scheme.loss(client, TWO)
+    assert terms["generated"].item() == pytest.approx(math.log(2), rel=1e-5)
+    assert terms["divergence"].item() == 0.0 and not terms["divergence"].requires_grad and asked == [2]
+
+
+def test_the_client_draws_labels_by_their_counts(monkeypatch, toy_bench, toy_client):
+    scheme, client = prepared(toy_bench, toy_client, [0.0, 0, 0], *PAPER)
+    client.message["count_C"] = torch.tensor([0.0, 100.0, 300.0])
+    scheme.begin(client)
+    asked, original = [], scheme._generate_for
+    monkeypatch.setattr(scheme, "_generate_for", lambda client, y_B: asked.extend(y_B.tolist()) or original(client, y_B))
+    for _ in range(600):
+        scheme._generated_term(client, 2)
+    assert set(asked) == {1, 2} and 0.70 < asked.count(2) / 1200 < 0.80  # standard error .0125
+
+
+def test_a_federation_in_the_form_of_the_paper(data):
+    run = Federation(data, "fedgen", *PAPER)
+    last = run.play(3)[-1]
+    assert (last.reports["loss"][:, 1] > 0).all() and not last.reports["loss"][:, 2].any()
+    assert torch.isfinite(last.weights_V).all()

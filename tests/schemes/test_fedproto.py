@@ -7,6 +7,7 @@ import numpy as np
 import plain
 import pytest
 import torch
+from federation import Federation, same_model, save_images
 from torch import nn
 
 from hkd_hpc.client import Batch
@@ -97,6 +98,16 @@ def test_the_server_weights_by_counts(toy_bench, toy_net):
     message = scheme.combine(SchemeServer(None, 0), reports)
     assert message["count_C"].tolist() == [4.0, 2.0, 0.0]
     assert message["feature_CD"].tolist() == [[5.0] * 4, [6.0] * 4, [0.0] * 4]
+
+
+def test_without_weights_and_without_its_term_every_client_is_on_its_own(tmp_path):
+    """weights=none, lam=0: the models of the control `local`, bit for bit; with lam they are not."""
+    data, none = save_images(tmp_path / "data.npz"), "scheme.weights=none"
+    local, alone, proto = (Federation(data, *more) for more in (
+        ("local",), ("fedproto", none, "scheme.lam=0"), ("fedproto", none, "scheme.lam=1")))
+    rounds = [run.play(3) for run in (local, alone, proto)]
+    assert all(map(same_model, rounds[0], rounds[1])) and same_model(rounds[0][0], rounds[2][0])
+    assert not same_model(rounds[0][1], rounds[2][1])
 
 
 @pytest.mark.parametrize("rule, expected", [("uniform", [6.0, 6.0, 0.0]), ("last", [4.0, 6.0, 0.0])])

@@ -1,0 +1,33 @@
+"""Presets that change a scheme: what they set, and which schemes they leave alone."""
+from __future__ import annotations
+
+import pytest
+
+from hkd_hpc import config
+
+
+def changed(preset: str, scheme: str) -> dict:
+    """{"section.key": value} of everything in which a preset differs from the defaults of a scheme."""
+    default, found = (config.resolve(names, overrides=[f"scheme.name={scheme}"]) for names in ([], [preset]))
+    return {f"{section}.{key}": value for section in ("scheme", *config.SECTIONS)
+            for key, value in vars(getattr(found, section)).items() if value != getattr(getattr(default, section), key)}
+
+
+def test_a_preset_of_one_scheme_chooses_it():
+    prox, gen = config.resolve(["fedprox-code"]).scheme, config.resolve(["fedgen-paper"]).scheme
+    assert (prox.name, prox.mu) == ("fedprox", 0.01)
+    assert (gen.name, gen.form, gen.alpha, gen.beta, gen.decay) == ("fedgen", "paper", 1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("scheme", ["fedhkd", "fedhkd_star"])
+def test_repaired_fedhkd(scheme):
+    assert changed("repaired", scheme) == {"scheme.nu_rule": "relative", "scheme.nu": 1.0}
+    assert changed("repaired", "fedavg") == {}
+
+
+TRAINING = {"train.lr_schedule": "constant", "train.clip_norm": 1.1, "train.drop_last": True, "fed.average": "uniform"}
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "fedhkd", "fedgen", "moon"])
+def test_the_codes_training_is_the_same_for_all_schemes(scheme):
+    assert changed("code-training", scheme) == TRAINING

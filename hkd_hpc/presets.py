@@ -11,6 +11,11 @@ fedprox-code: the effective mu of the FedHKD authors' code, which multiplies by 
 fedgen-paper: FedGen as in its own paper rather than in its code (see schemes/fedgen.py).
 
 code-training: what the FedHKD authors' published training loop does where it differs from their paper.
+
+code-S, code-H: that, their partition, and their FedHKD: S at the submission, behind the published tables, with the wrong
+sign; H in October 2023 and since. lam reaches FedMD and FedProto as well. What they do and these do not: a client trains on
+knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch; S is in float64
+and passes each batch twice, so that BatchNorm's momentum acts twice.
 """
 from __future__ import annotations
 
@@ -18,6 +23,15 @@ _PAPER = {
     "data.fraction": 0.1, "data.beta": 0.5, "data.partition": "dirichlet",
     "fed.clients": 10, "fed.rounds": 50, "fed.participation": 1.0,
     "train.epochs": 5, "train.batch_size": 64, "train.lr": 1e-3, "train.lr_schedule": "halve",
+}
+
+_CODE_TRAINING = {"train.lr_schedule": "constant", "train.clip_norm": 1.1, "train.drop_last": True,
+                  "fed.average": "uniform"}
+
+_CODE = {
+    **_CODE_TRAINING, "data.partition": "heuristic", "data.beta": 0.5,
+    "scheme.nu": 0.0, "scheme.noise": "code", "scheme.aggregation": "last", "scheme.feature_loss": "mse",
+    "scheme.public_batchnorm": "train",
 }
 
 PRESETS: dict[str, dict] = {
@@ -28,6 +42,7 @@ PRESETS: dict[str, dict] = {
     "fedprox-code": {"scheme.name": "fedprox", "scheme.mu": 0.01},
     "fedgen-paper": {"scheme.name": "fedgen", "scheme.form": "paper", "scheme.alpha": 1.0, "scheme.beta": 0.0,
                      "scheme.decay": 1.0},
-    "code-training": {"train.lr_schedule": "constant", "train.clip_norm": 1.1, "train.drop_last": True,
-                      "fed.average": "uniform"},
+    "code-training": _CODE_TRAINING,
+    "code-S": {**_CODE, "scheme.lam": 0.1, "scheme.gamma": 0.1, "scheme.soft_loss": "kl_wrong_sign"},
+    "code-H": {**_CODE, "scheme.lam": 0.05, "scheme.gamma": 0.05, "scheme.soft_loss": "kl"},
 }

@@ -31,3 +31,18 @@ TRAINING = {"train.lr_schedule": "constant", "train.clip_norm": 1.1, "train.drop
 @pytest.mark.parametrize("scheme", ["fedavg", "fedhkd", "fedgen", "moon"])
 def test_the_codes_training_is_the_same_for_all_schemes(scheme):
     assert changed("code-training", scheme) == TRAINING
+
+
+CODE = {**TRAINING, "data.partition": "heuristic", "scheme.nu": 0.0, "scheme.noise": "code", "scheme.aggregation": "last"}
+
+
+@pytest.mark.parametrize("preset, own, gamma", [
+    ("code-S", {"scheme.lam": 0.1, "scheme.soft_loss": "kl_wrong_sign"}, {"scheme.gamma": 0.1}),
+    ("code-H", {"scheme.soft_loss": "kl"}, {})])  # lam and gamma .05 are the paper's, too
+def test_the_published_code(preset, own, gamma):
+    """beta .5 is the default as well; FedHKD* has no gamma, FedAvg nothing but the training and the partition."""
+    assert changed(preset, "fedhkd_star") == CODE | own
+    assert changed(preset, "fedhkd") == CODE | own | gamma | {"scheme.feature_loss": "mse"}
+    assert changed(preset, "fedavg") == {**TRAINING, "data.partition": "heuristic"}
+    assert changed(preset, "fedmd")["scheme.public_batchnorm"] == "train"
+    assert changed(preset, "fedproto")["scheme.aggregation"] == "last"

@@ -105,7 +105,8 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
                           beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
                           val_fraction=data.val_fraction, seed=config.partition_seed,
-                          client_train=dataset.client_train, client_test=dataset.client_test)
+                          client_train=dataset.client_train, client_test=dataset.client_test,
+                          classes_per_client=data.classes_per_client, test_labels=dataset.y_test)
 
 
 def fitting_public_images(config: Config, images: int) -> int:

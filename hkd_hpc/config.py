@@ -31,9 +31,14 @@ class DataSettings:
                                                   "none: as many images as a client trains on, where they fit", low=0, high=1)
     val_fraction: float = setting(0.0, "share of each client's training images held out for validation, stratified by class; "
                                        "below 1", low=0, high=1)
-    partition: str = setting("dirichlet", "how it is dealt; natural: by the client ids in the file",
-                             choices=("dirichlet", "iid", "natural"))
-    beta: float = setting(0.5, "concentration of the Dirichlet class mixes; smaller is less IID", above=0, high=1e9)
+    partition: str = setting("dirichlet", "how it is dealt; shards: each client a few classes; natural: by the client "
+                                          "ids in the file; heuristic: as the code released with FedHKD does, with "
+                                          "unequal sizes and repeated images, for comparison only",
+                             choices=("dirichlet", "iid", "natural", "shards", "heuristic"))
+    beta: float = setting(0.5, "concentration of the Dirichlet class mixes (dirichlet, heuristic); smaller is less IID",
+                          above=0, high=1e9)
+    classes_per_client: int = setting(2, "data.partition=shards: shards of a client, each of one class or across the "
+                                         "border of two", low=1, high=100_000)
     partition_seed: int | None = setting(None, "seed of the partition; none: run.seed", low=0)
 
 

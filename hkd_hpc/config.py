@@ -16,7 +16,7 @@ from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.settings import allowed_text, build, setting, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
-DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file")
+DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class DataSettings:
 
     name: str = setting("fmnist", "data set; fmnist ships with the package", choices=DATA)
     dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
-    path: str = setting("", "data.name=file: an .npz or .h5 with x_train y_train x_test y_test")
+    path: str = setting("", "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder "
+                            "with images in train/<class>/ and test/<class>/")
+    image_size: int | None = setting(None, "data.name=folder: resize all images to so many pixels square, bilinear; "
+                                           "none: they have one size", low=8, high=4096)
     fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
     public_fraction: float | None = setting(None, "share of the training split set aside as a public set, for every scheme; "
                                                   "none: as many images as a client trains on, where they fit", low=0, high=1)
@@ -222,8 +225,12 @@ def check_together(config: Config) -> None:
     data, model = config.data, config.model
     if data.name == "file" and not data.path:
         raise UsageError("data.path=: data.name=file needs data.path=P, an .npz or .h5 file")
-    if data.name != "file" and data.path:
-        raise UsageError(f"data.path={data.path}: only data.name=file reads it; data.name is {data.name}")
+    if data.name == "folder" and not data.path:
+        raise UsageError("data.path=: data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
+    if data.name not in ("file", "folder") and data.path:
+        raise UsageError(f"data.path={data.path}: only data.name=file reads it, or folder; data.name is {data.name}")
+    if data.name != "folder" and data.image_size:
+        raise UsageError(f"data.image_size={data.image_size}: only data.name=folder resizes; data.name is {data.name}")
     if data.partition == "natural" and data.name != "file":
         raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:

@@ -247,6 +247,7 @@ def test_toml_files_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize("overrides, part", [
     (["data.name=file"], "data.path=P"), (["data.path=x.npz"], "only data.name=file reads it"),
     (["data.partition=natural"], "data.partition=natural"), (["data.public_fraction=0.2"], "at most 0.1 fits"),
+    (["data.name=folder"], "data.path=DIR"), (["data.image_size=32"], "only data.name=folder resizes"),
     (["data.val_fraction=1"], "0 <= data.val_fraction < 1"),
     (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, or module:Class"),
     (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl")])
@@ -256,6 +257,7 @@ def test_settings_that_do_not_go_together(overrides, part):
 
 @pytest.mark.parametrize("overrides", [
     ["data.name=file", "data.path=x.npz", "data.partition=natural"], ["data.public_fraction=0.1"],
+    ["data.name=folder", "data.path=x", "data.image_size=32"],
     ["data.fraction=0.7", "data.public_fraction=0.3"], ["model.name=mine:Net"], ["comm.backend=nccl"],
     ["comm.backend=gloo", "run.device=cpu"]])
 def test_settings_that_do(overrides):

@@ -57,8 +57,8 @@ def make_partition(
     "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
     Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "shards"
     gives each client `classes_per_client` shards of floor(fraction * N / all shards) images (`_shards`). "natural"
-    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one. "heuristic" does as
-    released code (`_heuristic`) and deals the official test split, with its `test_labels`, in the same proportions.
+    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one. "heuristic" deals
+    as released code (`_heuristic`), and the official test split, with its `test_labels`, in the same proportions.
     floor(test_share * size) of a client's images become its local test set, stratified by class; with client_test the
     local test set is the client's share of the official test split instead. Of what is left to train on,
     floor(val_fraction * size) images are held out for validation, stratified too; public and test sets do not depend on

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data import checks, readers
+from hkd_hpc.data import checks, folder, readers
 from hkd_hpc.data.official import needed_files
 from hkd_hpc.errors import UsageError
 
-NAMES = ("fmnist", "cifar10", "cifar100", "svhn", "file")
+NAMES = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
 _BUNDLED = Path(__file__).with_name("fmnist.h5")
 _CLASSES = {"fmnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
 _MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
@@ -35,12 +35,15 @@ class DataSet:
 def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
     """Raise UsageError if the files of data set `name` are not there, saying what to do; reads a file's head at most.
 
-    `dir` (data.dir) is for the official data sets, `path` (data.path) for name "file"; the other one is not looked at.
+    `dir` (data.dir) is for the official data sets, `path` (data.path) for "file" and "folder"; the other one is not
+    looked at.
     """
     if name not in NAMES:
         raise UsageError(f"data.name={name!r}: allowed are {', '.join(NAMES)}")
     if name == "file":
         _check_own_file(path)
+    elif name == "folder":
+        _check_own_folder(path)
     elif name == "fmnist":
         _check_bundled()
     else:
@@ -52,11 +55,11 @@ def _check_bundled() -> None:
         raise UsageError(f"{_BUNDLED} is missing although it ships with hkd_hpc: install the package again")
 
 
-def _check_official(name: str, folder: Path) -> None:
-    missing = [file for file in (folder / path for path in needed_files(name)) if not _has_content(file)]
+def _check_official(name: str, place: Path) -> None:
+    missing = [file for file in (place / path for path in needed_files(name)) if not _has_content(file)]
     if missing:
         raise UsageError(f"data.name={name}: {missing[0]} is missing; get it on a machine with internet: "
-                         f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(folder))}")
+                         f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(place))}")
 
 
 def _has_content(file: Path) -> bool:
@@ -78,6 +81,12 @@ def _check_own_file(path: str | os.PathLike) -> None:
         readers.check_keys(file, readers.npz_keys(file))
 
 
+def _check_own_folder(path: str | os.PathLike) -> None:
+    if not path or not os.fspath(path):
+        raise UsageError("data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
+    folder.check_folder(Path(path))
+
+
 def _head(file: Path, length: int) -> bytes:
     try:
         with open(file, "rb") as stream:
@@ -86,18 +95,24 @@ def _head(file: Path, length: int) -> bytes:
         raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
 
 
-def load(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> DataSet:
-    """The data set `name`, checked and ready (shapes: see DataSet); UsageError, one line, for anything wrong."""
+def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size: int | None = None) -> DataSet:
+    """The data set `name`, checked and ready (shapes: see DataSet); UsageError, one line, for anything wrong.
+
+    `image_size` (px) is for name "folder": all images are resized to image_size x image_size.
+    """
     check_present(name, dir, path)
-    where = {"file": Path(path or "."), "fmnist": _BUNDLED}.get(name, Path(dir))
-    data = _checked(name, _read(name, where), where)
+    own = Path(path or ".")
+    where = {"file": own, "folder": own, "fmnist": _BUNDLED}.get(name, Path(dir))
+    data = _checked(name, _read(name, where, image_size), where)
     expected = _CLASSES.get(name, data.classes)
     if data.classes != expected:
         raise UsageError(f"{where}: found {data.classes} classes, {name} has {expected}")
     return data
 
 
-def _read(name: str, where: Path) -> readers.Arrays:
+def _read(name: str, where: Path, image_size: int | None) -> readers.Arrays:
+    if name == "folder":
+        return folder.read_folder(where, image_size)
     if name in ("file", "fmnist"):
         return readers.read_file(where)
     *train, test = (where / path for path in needed_files(name))

@@ -237,9 +237,11 @@ def whole(data, tmp_path_factory):
     return run
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 11])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_same_bits_on_three_ranks(data, tmp_path, whole, scheme):
-    toy.train_ok(3, *settings(data, scheme, *SAMPLED), "--out", tmp_path / "run")
+def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
+    """Four clients: on eleven ranks most have none."""
+    toy.train_ok(ranks, *settings(data, scheme, *SAMPLED), "--out", tmp_path / "run")
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
     for name, value in straight.items():

@@ -10,7 +10,6 @@ import numpy as np
 
 from hkd_hpc.lazy import F, torch
 
-
 DISTANCES = ("paper", "squared", "mse")
 SOFT_DISTANCES = (*DISTANCES, "kl", "kl_wrong_sign")
 CLIPS = ("off", "box", "l2")
@@ -20,7 +19,7 @@ CODE_STD = 2.0
 
 
 def clip_features(rule: str, feature_ND: torch.Tensor, zeta: float) -> torch.Tensor:
-    """box: every coordinate into [-zeta, zeta], the bound that the paper assumes (3.4); l2: the norm to at most zeta."""
+    """box: coordinates into [-zeta, zeta], the bound that the paper assumes (3.4); l2: the norm to zeta at most."""
     if rule == "off":
         return feature_ND
     if rule == "box":

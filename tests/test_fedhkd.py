@@ -351,7 +351,8 @@ def test_features_are_clipped_before_they_are_averaged(toy_bench, toy_net, toy_c
 
 @pytest.mark.parametrize("overrides, counts", [
     (("scheme.nu=1", "scheme.nu_rule=relative"), [6.0, 4.0, 0.0]),  # 12 images, 3 classes: 4 or more
-    (("scheme.nu=0.5", "scheme.nu_rule=relative"), [6.0, 4.0, 2.0]), (("scheme.nu=0", "scheme.min_count=3"), [6.0, 4.0, 0.0]),
+    (("scheme.nu=0.5", "scheme.nu_rule=relative"), [6.0, 4.0, 2.0]),
+    (("scheme.nu=0", "scheme.min_count=3"), [6.0, 4.0, 0.0]),
     (("scheme.nu=0.25", "scheme.min_count=5"), [6.0, 0.0, 0.0])])
 def test_other_rules_of_what_is_shared(toy_bench, toy_net, toy_client, overrides, counts):
     client = toy_client([0] * 6 + [1] * 4 + [2] * 2)
@@ -403,8 +404,8 @@ def test_empty_knowledge_is_told():
     message = scheme.combine(SERVER, REPORTS)
     assert scheme.warning(message) == ""
     assert scheme.warning({"count_C": torch.zeros(3)}) == (
-        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty and "
-        "the next round is FedAvg's")
+        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty "
+        "and the next round is FedAvg's")
 
 
 @pytest.mark.parametrize("classes, latent, shared, up, down", [

@@ -101,8 +101,9 @@ def test_relative_rule_shares_balanced_classes_of_any_number():
     assert shared_classes(torch.full((10,), 37.0), 1.0, "relative").all()  # 37 is not .1 * 370 in binary
 
 
-@pytest.mark.parametrize("nu, fewest, shared", [(0.0, 20, [True, False, True, False]), (0.0, 21, [False, False, True, False]),
-                                                (0.25, 20, [False, False, True, False]), (0.0, 62, [False] * 4)])
+@pytest.mark.parametrize("nu, fewest, shared", [
+    (0.0, 20, [True, False, True, False]), (0.0, 21, [False, False, True, False]),
+    (0.25, 20, [False, False, True, False]), (0.0, 62, [False] * 4)])
 def test_fewest_images(nu, fewest, shared):
     counts = torch.tensor([20.0, 19.0, 61.0, 0.0])
     assert shared_classes(counts, nu, "absolute", fewest).tolist() == shared

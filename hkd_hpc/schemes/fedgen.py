@@ -11,10 +11,10 @@ A client adds, from round 2 on, with alpha and beta decaying by `decay` a round:
 
 y' drawn evenly from the labels that the federation holds, y the batch's own labels.
 
-This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does so:
-noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the cross-entropy
-of the heads' mean logits; a client draws as many vectors as its batch has images. Its client has no second term and takes
-the first with weight 1, which are beta = 0, alpha = 1 and decay = 1 (preset fedgen-paper).
+This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does
+so: noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the
+cross-entropy of the heads' mean logits; a client draws as many vectors as its batch has images. Its client has no second
+term and takes the first with weight 1, which are beta = 0, alpha = 1 and decay = 1 (preset fedgen-paper).
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FedGenSettings(SchemeSettings):
     alpha: float = setting(10.0, "weight of the cross-entropy on generated latent vectors", low=0, high=1e6)
     beta: float = setting(10.0, "weight of the divergence from the prediction on generated vectors", low=0, high=1e6)
     decay: float = setting(0.98, "factor of alpha, beta and the generator's learning rate a round", above=0, high=1)
-    form: str = setting("code", "code: FedGen's code; paper: FedGen's paper, for noise, labels and the generator's loss",
+    form: str = setting("code", "FedGen's code or FedGen's paper, for noise, labels and the generator's loss",
                         choices=("code", "paper"))
     noise_size: int = setting(64, "size of the generator's noise", low=1, high=100_000)
     hidden: int = setting(512, "hidden units of the generator", low=1, high=100_000)
@@ -184,7 +184,7 @@ def ensemble_loss(latent_BD, y_B, reports):
 
 
 def label_law(form, count_C):
-    """(labels that somebody holds, probability of each): by their counts in the paper's form, None for evenly in the code's."""
+    """(labels that somebody holds, their probabilities): paper: by their counts; code: None, which is evenly."""
     labels = torch.nonzero(count_C > 0)[:, 0].tolist()
     count = count_C.double().cpu().numpy()[labels]
     return labels, count / count.sum() if form == "paper" else None

@@ -10,9 +10,10 @@ averages them with the counts of the clients that share the class: (H^j, Q^j), u
 with G the classifier and R the extractor; norms not squared; classes nobody shares are left out of both sums. Round 1 is
 unassisted. FedHKD*: gamma = 0.
 
-That is the paper. The authors' published code does otherwise, and the settings below reproduce it, one by one or together
-(presets code-S and code-H): distances, aggregation and noise are defined in knowledge.py and aggregate.py. The paper's nu
-leaves nothing to share on 100 classes or nearly equal class mixes; nu_rule=relative is the repair (preset repaired).
+That is the paper. The authors' published code does otherwise, and the settings below reproduce it, one by one or
+together (presets code-S and code-H): distances, aggregation and noise are defined in knowledge.py and aggregate.py. The
+paper's nu leaves nothing to share on 100 classes or nearly equal class mixes; nu_rule=relative is the repair (preset
+repaired).
 """
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class FedHKDStarSettings(SchemeSettings):
                         choices=knowledge.CLIPS)
     aggregation: str = setting("count", "mean over the clients that share a class; count: weighted by images; uniform; "
                                         "last: the highest client alone, old entries stay (code)", choices=AGGREGATIONS)
-    soft_loss: str = setting("paper", "soft term; paper: L2 norm; squared; mse; kl (code H); kl_wrong_sign: code S's bug",
+    soft_loss: str = setting("paper", "soft term; paper: L2 norm; squared; mse; kl: code H; kl_wrong_sign: S's bug",
                              choices=knowledge.SOFT_DISTANCES)
 
 
@@ -54,7 +55,8 @@ class FedHKDSettings(FedHKDStarSettings):
 
     name: str = setting("fedhkd", "the scheme")
     gamma: float = setting(0.05, "weight of the feature term", low=0, high=1e6)
-    feature_loss: str = setting("paper", "feature term; paper: L2 norm; squared; mse (code)", choices=knowledge.DISTANCES)
+    feature_loss: str = setting("paper", "feature term; paper: L2 norm; squared; mse: code",
+                                choices=knowledge.DISTANCES)
 
 
 class FedHKD(Scheme):
@@ -118,8 +120,8 @@ class FedHKD(Scheme):
         if message["count_C"].any():
             return ""
         s = self.settings
-        return (f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so the "
-                "hyper-knowledge is empty and the next round is FedAvg's")
+        return (f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so "
+                "the hyper-knowledge is empty and the next round is FedAvg's")
 
     def report_floats(self, report):
         return int((report["count_C"] > 0).sum()) * (self.facts.latent + self.facts.classes + 1)

@@ -1,11 +1,11 @@
 """FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, with weights averaged too
-(the FedHKD paper reports a global model for it) unless `weights=none`, its own paper's setting: then only prototypes travel.
+(the FedHKD paper reports a global model for it) unless `weights=none`, as in its own paper: only prototypes travel.
 
 L = cross-entropy + lam * (1 / (B D)) sum_k ||R(x_k) - P^{y_k}||^2
 
 A client reports its mean feature of every class it holds, computed in eval mode over all its training images after
-training; the server averages them weighted by counts (Eq. 6 without its extra 1 / number of holders). A class that nobody
-holds adds 0. Round 1 is unassisted.
+training; the server averages them weighted by counts (Eq. 6 without its extra 1 / holders). A class that nobody holds adds 0.
+Round 1 is unassisted.
 """
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class FedProtoSettings(SchemeSettings):
     lam: float = setting(0.05, "weight of the distance to the global prototypes", low=0, high=1e6)
     weights: str = setting("average", "average: as FedAvg; none: every client goes on from its own model (its paper)",
                            choices=("average", "none"))
-    aggregation: str = setting("count", "mean over the clients that hold a class; count: weighted by images; uniform (its "
-                                        "code); last: the highest client alone, old entries stay (FedHKD authors' code)",
+    aggregation: str = setting("count", "mean over the clients that hold a class; count: weighted by images; uniform: its "
+                                        "code; last: the highest client alone, old entries stay (FedHKD's code)",
                                choices=AGGREGATIONS)
 
 

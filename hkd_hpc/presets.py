@@ -3,8 +3,8 @@
 cifar10, cifar100, svhn: the paper's settings (section 4 and appendix A; 10 clients, beta .5). Its other columns are
 `fed.clients=20 data.fraction=.2` and `fed.clients=50 data.fraction=.5`.
 
-repaired: FedHKD with nu relative to 1 / classes: a class is shared by the clients that have at least the share of it that
-equal classes would give. With the paper's absolute .25 nothing is shared on CIFAR100 nor, nearly, at beta 5.
+repaired: FedHKD with nu relative to 1 / classes: a class is shared by the clients that have at least the share of it
+that equal classes would give. With the paper's absolute .25 nothing is shared on CIFAR100 nor, nearly, at beta 5.
 
 fedprox-code: the effective mu of the FedHKD authors' code, which multiplies by its weight of .1 twice.
 
@@ -12,10 +12,10 @@ fedgen-paper: FedGen as in its own paper rather than in its code (see schemes/fe
 
 code-training: what the FedHKD authors' published training loop does where it differs from their paper.
 
-code-S, code-H: that, their partition, and their FedHKD: S at the submission, behind the published tables, with the wrong
-sign; H in October 2023 and since. lam reaches FedMD and FedProto as well. What they do and these do not: a client trains on
-knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch; S is in float64
-and passes each batch twice, so that BatchNorm's momentum acts twice.
+code-S, code-H: that, their partition, and their FedHKD: S at the submission, behind the published tables, with the
+wrong sign; H in October 2023 and since. lam reaches FedMD and FedProto as well. What they do and these do not: a client
+trains on knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch;
+S is in float64 and passes each batch twice, so that BatchNorm's momentum acts twice.
 """
 from __future__ import annotations
 

@@ -149,10 +149,13 @@ def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
 
 def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
     """({"section.key": raw value} of everything that was asked for, the keys that only a preset asked for)."""
-    values: dict[str, Any] = {}
-    for name in preset_names:
-        values.update(preset(name))
+    groups = [preset(name) for name in preset_names]
     hard = {**(read_toml(file) if file else {}), **dict(split_override(text) for text in overrides)}
+    scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
+    values: dict[str, Any] = {}
+    for group in groups:
+        alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
+        values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
     return {**values, **hard}, set(values) - set(hard)
 
 

@@ -46,3 +46,12 @@ def test_the_published_code(preset, own, gamma):
     assert changed(preset, "fedavg") == {**TRAINING, "data.partition": "heuristic"}
     assert changed(preset, "fedmd")["scheme.public_batchnorm"] == "train"
     assert changed(preset, "fedproto")["scheme.aggregation"] == "last"
+
+
+def test_a_preset_that_names_its_scheme_speaks_of_that_one_alone():
+    """mu is a setting of MOON too, but .01 is FedProx's."""
+    assert config.resolve(["fedprox-code"]).scheme.mu == 0.01
+    moon = config.resolve(["fedprox-code"], overrides=["scheme.name=moon"])
+    assert (moon.scheme.name, moon.scheme.mu) == ("moon", 1.0)
+    assert config.resolve(["fedprox-code", "fedgen-paper"]).scheme.form == "paper"
+    assert config.resolve(["code-H"], overrides=["scheme.name=fedmd"]).scheme.lam == 0.05  # names none: for all that have it

@@ -279,10 +279,10 @@ def as_values(config: Config) -> dict[str, Any]:
             for key, value in keys.items()}
 
 
-def help_text() -> str:
-    """All settings with defaults and what is allowed, for --help."""
+def help_text(scheme: str | None = None) -> str:
+    """All settings, of this scheme too, with defaults and what is allowed, for --help. UsageError: no such scheme."""
     lines = []
-    for section, cls in {"scheme": schemes.settings_of(schemes.DEFAULT), **SECTIONS}.items():
+    for section, cls in {"scheme": schemes.settings_of(scheme or schemes.DEFAULT), **SECTIONS}.items():
         lines += [f"{section}: {(cls.__doc__ or '').strip().splitlines()[0]}"]
         lines += [f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
                   for f in dataclasses.fields(cls)]

@@ -68,7 +68,8 @@ def parse(arguments: list[str]) -> Request | str:
     parser = make_parser()
     options = parser.parse_intermixed_args(arguments)
     if options.help:
-        return parser.format_help() + "\n" + config_module.help_text()
+        asked, _ = config_module.collect(options.preset, options.config, options.settings)
+        return parser.format_help() + "\n" + config_module.help_text(asked.get("scheme.name"))
     if options.version:
         return f"hkd_hpc {__version__}"
     asked, soft = config_module.collect(options.preset, options.config, options.settings)

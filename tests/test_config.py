@@ -349,3 +349,9 @@ def test_what_is_installed_must_fit(monkeypatch, torch, torchvision, part):
 def test_what_fits(monkeypatch, torch, torchvision, model):
     monkeypatch.setattr(versions, "installed", {"torch": torch, "torchvision": torchvision}.get)
     versions.check(model)
+
+
+def test_help_lists_the_settings_of_the_scheme_that_is_asked_for():
+    assert "scheme.nu=0.25" in config.help_text() and "scheme.tau" not in config.help_text()
+    moon = config.help_text("moon")
+    assert "scheme.tau=0.5" in moon and "scheme.nu" not in moon and "controls, as scheme.name: local, central" in moon

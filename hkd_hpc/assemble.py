@@ -57,7 +57,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
     x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
-    here = [make_client(i, dataset, partition, config, comm.device, x_public) for i, rank in enumerate(rank_of) if rank == comm.rank]
+    here = [make_client(client, dataset, partition, config, comm.device, x_public)
+            for client, rank in enumerate(rank_of) if rank == comm.rank]
     places = max(np.bincount(rank_of))
     server = make_server(config, asked, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))

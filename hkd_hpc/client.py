@@ -30,7 +30,7 @@ class Batch:
 
 @dataclass
 class Client:
-    """A client as a scheme sees it. `net`, `flat`, `received_V`, `message`, `round` and `cache` are those of the current round."""
+    """A client as a scheme sees it. What has a default but `state` and the images is of the current round."""
 
     id: int
     x_train: torch.Tensor  # uint8, resident where it trains

@@ -41,7 +41,8 @@ class Slot:
 class FlatModel:
     """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
 
-    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors other than float32.
+    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors other
+    than float32.
     """
 
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):

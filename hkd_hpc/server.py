@@ -63,8 +63,9 @@ class Server:
 
     def __init__(self, config, bench: Workbench, folder: RunFolder, test: Images, val: Images, history: History,
                  static: dict, uninterrupted=contextlib.nullcontext):
-        """`test`: the official test split; `val`: what all clients hold out together, may be empty. `static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
+        """`test`: the official test split; `val`: what all clients hold out together, may be empty.
 
+        `static`: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
         `uninterrupted()`: a context in which the failure of another rank does not cut off what is written.
         """
         self.uninterrupted = uninterrupted
@@ -228,7 +229,8 @@ class Server:
             return False
         if stored["weights_sha256"][row] != self.history.rounds["weights_sha256"][-1]:
             return False
-        self.history.set_last(**{name: stored[name][row] for name in stored if name.startswith(("global_test_", "global_val_"))})
+        tested = [name for name in stored if name.startswith(("global_test_", "global_val_"))]
+        self.history.set_last(**{name: stored[name][row] for name in tested})
         return True
 
     def write_metrics(self) -> None:
@@ -251,7 +253,8 @@ class Server:
             **{f"{name}_on_local_test": rows for name, rows in found.items()},
             **{f"{name}_{kind}": value for name in report.READ_THRICE
                for kind, value in report.three_readings(history.column(name)).items()},
-            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark, "batchnorm": self.config.train.batchnorm,
+            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark,
+            "batchnorm": self.config.train.batchnorm,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         self.write_metrics()

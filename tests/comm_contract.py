@@ -20,7 +20,8 @@ def sum_(comm, buffer, pieces: int = 1) -> None:
 
 def check_all(comm) -> None:
     """Every check, in the same order in every rank."""
-    for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather, check_broadcast, check_agree, check_texts, check_empty_blocks):
+    for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather,
+                  check_broadcast, check_agree, check_texts, check_empty_blocks):
         comm.at(1, check.__name__)
         check(comm)
     comm.at(2, "counting")

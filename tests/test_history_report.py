@@ -140,7 +140,8 @@ def test_every_accuracy_says_model_data_moment_and_n(toy_net, toy_bench, tmp_pat
         assert len(found) == 8
         for group, name in found:
             assert {"unit", "model", "data", "moment", "clients"} <= set(file[group][name].attrs), (group, name)
-            assert name.startswith("global_val") or f"{name.partition('_accuracy')[0]}_n" in file["clients" if "val" in name else group]
+            n = f"{name.partition('_accuracy')[0]}_n"
+            assert name.startswith("global_val") or n in file["clients" if "val" in name else group]
             model = "global" if name.startswith("global") else "personalised"
             assert file[group][name].attrs["model"].startswith(model)
 
@@ -204,6 +205,7 @@ def test_summary_table_is_plain_text():
     text = report.summary_table(history, summary, baselines, folder)
     assert all(line.isprintable() for line in text.split("\n"))
     for word in ("last round", "mean last 5", "oracle", "0.625", "0.400 / 0.100", "chance", "runs/a/metrics.h5",
-                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth", "global (re-estimated BatchNorm)", "WARNING in 1 of 2 rounds: nothing known"):
+                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth",
+                 "global (re-estimated BatchNorm)", "WARNING in 1 of 2 rounds: nothing known"):
         assert word in text, word
     assert "validation" not in text and "remark" not in text and "fine-tuned" not in text

@@ -1,16 +1,18 @@
 """All schemes on the same data, weights and seeds, and what separates them: `python -m tools.compare SPEC.toml --root DIR`.
 
-Every run is a plain `python -m hkd_hpc.train --resume` in a folder of its own below DIR, several at a time (`--jobs`), so a
-study that was killed goes on when the same command is given again, and finished runs are not repeated. Runs of one seed share
-partition, initial weights, cohorts and batches, so schemes are compared pair by pair: the difference from the reference scheme
-is given with its 95 % interval (Student's t over the seeds), and called a difference only when that interval excludes 0.
+Every run is a plain `python -m hkd_hpc.train --resume` in a folder of its own below DIR, several at a time (`--jobs`),
+so a study that was killed goes on when the same command is given again, and finished runs are not repeated. Runs of one
+seed share partition, initial weights, cohorts and batches, so schemes are compared pair by pair: the difference from
+the reference scheme is given with its 95 % interval (Student's t over the seeds), and called a difference only when
+that interval excludes 0.
 
-A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps [tuning]:
-every scheme then gets the same number of trials. Trial 0 is the paper's settings; trial i draws the learning rate from the same
-log-uniform stream for all schemes and the scheme's own hyper-parameters from the grid that its class names (`tunes`). Trials run
-on a seed of their own with `val_fraction` of the training images held out; for the local column the trial with the best local
-accuracy on validation images counts, for the global column the one with the best global accuracy there. No test label is read.
-The chosen settings then run on the study's seeds without validation images, beside the paper's.
+A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
+[tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings; trial i draws the learning
+rate from the same log-uniform stream for all schemes and the scheme's own hyper-parameters from the grid that its class
+names (`tunes`). Trials run on a seed of their own with `val_fraction` of the training images held out; for the local
+column the trial with the best local accuracy on validation images counts, for the global column the one with the best
+global accuracy there. No test label is read. The chosen settings then run on the study's seeds without validation
+images, beside the paper's.
 """
 from __future__ import annotations
 
@@ -255,8 +257,8 @@ def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[st
     found = {scheme: accuracies(goals, root) for scheme, goals in final.items()}
     rows = {scheme: {**{name: [np.nan] * len(study.seeds) for name in COLUMNS}, **{goal: by_goal[goal][goal] for goal in GOALS}}
             for scheme, by_goal in found.items()}
-    notes = [f"- {scheme}: " + "; ".join(f"{goal}: trial {trial} {describe(study, scheme, trial)}" for goal, trial in best.items())
-             for scheme, best in chosen.items()]
+    notes = [f"- {scheme}: " + "; ".join(f"{goal}: trial {trial} {describe(study, scheme, trial)}"
+                                         for goal, trial in best.items()) for scheme, best in chosen.items()]
     title = f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, over {seeds}"
     return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures
 

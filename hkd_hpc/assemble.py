@@ -21,21 +21,27 @@ from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
+from hkd_hpc.stop import StopRequest, name_of
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
 
 # --- a run
 
-def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool) -> None:
-    """All ranks: build, start or resume, train."""
+def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool, stop: StopRequest) -> bool:
+    """All ranks: build, start or resume, train. False when `stop` was asked for before the end."""
     torch.set_num_threads(config.run.threads)
     torch.backends.cudnn.allow_tf32 = False  # results are fp32 on every device
     job = build(config, comm, folder)
     start(job, folder, resume)
+    job.stop = stop
     if comm.rank == 0:
         report.say(plan.headline(config, comm, job))
-    rounds.run(job)
+    complete = rounds.run(job)
+    if not complete and comm.rank == 0:
+        report.say(f"stopped by {name_of(job.stopping)} after round {job.done} of {config.fed.rounds}, which is saved; "
+                   f"go on with --resume --out {folder.path}")
+    return complete
 
 
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:

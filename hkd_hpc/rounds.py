@@ -21,6 +21,7 @@ from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.history import PHASES
 from hkd_hpc.server import Server
+from hkd_hpc.stop import StopRequest
 from hkd_hpc.worker import Worker, unpack_counters
 
 CHUNK_BYTES = 1 << 23
@@ -40,17 +41,22 @@ class Job:
     counters: list[torch.Tensor]
     message: np.ndarray  # one record
     done: int = 0
+    stop: StopRequest = field(default_factory=StopRequest)
+    stopping: int = 0  # the signal, once all ranks know that the job ends after this round
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def run(job: Job) -> None:
-    """All remaining rounds, then what is measured once at the end."""
+def run(job: Job) -> bool:
+    """All remaining rounds, then what is measured once at the end; False when a signal stopped it before."""
     if job.server:
         job.server.wire_before = dict(job.comm.wire_bytes)  # what the start moved belongs to no round
         job.server.settle()  # a resumed round whose test was lost
     for round in range(job.done + 1, job.config.fed.rounds + 1):
         one_round(job, round)
+        if job.stopping:
+            return False
     finale(job)
+    return True
 
 
 def one_round(job: Job, round: int) -> None:
@@ -64,12 +70,13 @@ def one_round(job: Job, round: int) -> None:
     timed(job, "weights", lambda: average(job, round, cohort))
     with job.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         timed(job, "knowledge", lambda: send_message(job, round, gathered))
+        job.stopping = 0 if last else job.comm.agree(job.stop.asked)
         states = timed(job, "state", lambda: collect_states(job, round))
         job.done = round
         if job.server:
             job.comm.at(round, "saving")
             job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
-            job.server.save()
+            job.server.save(saved(job, round))
     if job.server:  # while the other ranks train the next round
         job.comm.at(round, "evaluation")
         job.server.settle()
@@ -138,7 +145,7 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
     """On rounds that are saved: what the clients keep, on rank 0 by client id, place by place. Elsewhere: nothing."""
     shapes = state_shapes(job, round)
-    if not shapes or not job.config.due(round, job.config.run.checkpoint_every):
+    if not shapes or not saved(job, round):
         return {}
     job.comm.at(round, "state")
     states: dict[int, dict[str, np.ndarray]] = {}
@@ -151,6 +158,11 @@ def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
             if job.server and client is not None:
                 states[client] = unpack_state(rows[rank].view(block.dtype)[0])
     return {client: state for client, state in states.items() if state}
+
+
+def saved(job: Job, round: int) -> bool:
+    """Whether this round has a checkpoint."""
+    return bool(job.stopping) or job.config.due(round, job.config.run.checkpoint_every)
 
 
 def state_shapes(job: Job, round: int) -> payload.Shapes:

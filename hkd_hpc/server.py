@@ -156,13 +156,13 @@ class Server:
 
     # --- beside the next round
 
-    def save(self) -> None:
-        """Hash the noted round and write its checkpoint, if one is due."""
+    def save(self, checkpoint: bool) -> None:
+        """Hash the noted round and write its checkpoint, if it has one."""
         start_s = time.perf_counter()
         round = int(self.history.rounds["round"][-1])
         arrays = self.bench.flat.arrays(self.pending["weights_V"], self.pending["counters"])
         self.history.set_last(weights_sha256=weights_sha256(arrays))
-        if self.config.due(round, self.config.run.checkpoint_every):
+        if checkpoint:
             self.folder.save_checkpoint(round, self._checkpoint(round, arrays, self.pending))
         self._book(start_s)
 

@@ -22,6 +22,7 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import BadFile, load_tree
@@ -212,11 +213,11 @@ def main(arguments: list[str] | None = None) -> int:
             report.say(request)
         return 0
     comm = request.config.comm if request else CommSettings()
-    with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
+    with StopRequest().listening() as stop, World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
         if problem:
             raise with_rank(problem, world.rank)
-        work(request, world)
-    return 0
+        complete = work(request, world, stop)
+    return 0 if complete else STOPPED
 
 
 def with_rank(problem: Exception, rank: int) -> Exception:
@@ -224,12 +225,15 @@ def with_rank(problem: Exception, rank: int) -> Exception:
     return UsageError(f"rank {rank}: {problem}") if rank and isinstance(problem, LocalUsageError) else problem
 
 
-def work(request: Request, world: World) -> None:
-    """Settings from rank 0, so that nothing set on one node only can change one rank; then torch; then the rounds."""
+def work(request: Request, world: World, stop: StopRequest) -> bool:
+    """Settings from rank 0, so that nothing set on one node only can change one rank; then torch; then the rounds.
+
+    False when the run was stopped before its end.
+    """
     with run_folder(request, world.rank) as folder:
         text = world.share(settings_to_use(request, folder) if world.rank == 0 else None)
         if text is None:
-            return
+            return True
         config = config_module.from_json(text)
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.run.threads)  # read when torch loads
         comm = world.connect(config.run.device, config.comm.backend)
@@ -237,8 +241,8 @@ def work(request: Request, world: World) -> None:
 
         if request.dry_run:
             assemble.show_plan(config, comm)
-        else:
-            assemble.run(config, comm, folder, request.resume)
+            return True
+        return assemble.run(config, comm, folder, request.resume, stop)
 
 
 if __name__ == "__main__":

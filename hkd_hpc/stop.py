@@ -1,0 +1,41 @@
+"""A stop that loses nothing: SIGUSR1 or SIGUSR2 on any rank lets the whole job end after the round that is running.
+
+A batch system sends such a signal some time before the limit (`#SBATCH --signal=USR1@120`). All ranks agree at the end
+of the round, the checkpoint is written whether it was due or not, and the exit code is STOPPED, so that whoever started
+the job can tell "go on with --resume" from success and failure. SIGTERM still ends the job at once.
+"""
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+STOPPED = 75  # sysexits' EX_TEMPFAIL: a temporary failure, try again
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopRequest:
+    """`asked`: the number of the signal that came, 0 while there was none."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Within it the signals are noted instead of ending the process; in another than the main thread they cannot be."""
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, self._note) for number in SIGNALS} if main else {}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.asked = number
+
+
+def name_of(number: int) -> str:
+    """SIGUSR1"""
+    return signal.Signals(number).name

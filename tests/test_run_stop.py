@@ -1,0 +1,96 @@
+"""A stop that loses nothing: a signal on any rank ends the job after its round, saved, and --resume goes on to the same bits."""
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import toy
+from hkd_hpc.stop import STOPPED
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+@pytest.fixture(scope="module")
+def arguments(data):
+    """Six rounds, a checkpoint in every fourth: the one at the stop is not due."""
+    return toy.settings(data, "fed.rounds=6", "run.checkpoint_every=4")
+
+
+@pytest.fixture(scope="module")
+def straight(arguments, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    toy.train_ok(1, *arguments, "--out", folder)
+    return folder
+
+
+def send_in_round_three(number: signal.Signals, victim: int):
+    def patch(rank):
+        if rank == victim:
+            toy.on_place(3, "training", lambda: os.kill(os.getpid(), number))
+    return patch
+
+
+@pytest.mark.parametrize("number, ranks, victim", [
+    (signal.SIGUSR1, 1, 0), (signal.SIGUSR1, 3, 2), (signal.SIGUSR2, 3, 1)])
+def test_the_round_is_finished_saved_and_gone_on_with(arguments, straight, tmp_path, number, ranks, victim):
+    results = toy.train(ranks, *arguments, "--out", tmp_path / "run", patch=send_in_round_three(number, victim))
+    assert [result.exit_code for result in results] == [STOPPED] * ranks == [75] * ranks, results
+    line = f"stopped by {number.name} after round 3 of 6, which is saved; go on with --resume --out {tmp_path / 'run'}\n"
+    assert results[0].output.endswith(line)
+    assert toy.rounds_done(tmp_path / "run") == 3 and (tmp_path / "run/checkpoints/round_0003.h5").exists()
+    trained = tmp_path / "trained"
+    toy.train_ok(ranks, "--resume", "--out", tmp_path / "run", patch=lambda rank: toy.count_training(trained))
+    assert {round for round, _ in toy.trained(trained)} == {4, 5, 6}
+    assert toy.rows(tmp_path / "run") == toy.rows(straight)
+
+
+def test_the_signal_may_come_while_the_server_works(arguments, straight, tmp_path):
+    """Rank 0 gets it while it tests round 2, beside the training of round 3: the job ends after round 3."""
+    def patch(rank):
+        if rank == 0:
+            toy.on_place(2, "evaluation", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+
+    results = toy.train(2, *arguments, "--out", tmp_path / "run", patch=patch)
+    assert [result.exit_code for result in results] == [STOPPED] * 2
+    assert toy.rounds_done(tmp_path / "run") == 3
+    toy.train_ok(1, "--resume", "--out", tmp_path / "run")
+    assert toy.rows(tmp_path / "run") == toy.rows(straight)
+
+
+def test_in_the_last_round_the_run_simply_ends(arguments, straight, tmp_path):
+    def patch(rank):
+        if rank == 1:
+            toy.on_place(6, "training", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+
+    toy.train_ok(2, *arguments, "--out", tmp_path / "run", patch=patch)
+    assert toy.rows(tmp_path / "run") == toy.rows(straight)
+
+
+def test_before_the_first_round_it_counts_too(arguments, tmp_path):
+    results = toy.train(2, *arguments, "--out", tmp_path / "run", patch=_at_the_start)
+    assert [result.exit_code for result in results] == [STOPPED] * 2 and toy.rounds_done(tmp_path / "run") == 1
+
+
+def _at_the_start(rank):
+    if rank == 1:
+        toy.on_place(None, "start", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+
+
+def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight, tmp_path):
+    job = toy.start_mpirun(3, *arguments, "fed.rounds=500", "--out", tmp_path / "run")
+    try:
+        toy.wait_until(lambda: toy.rounds_done(tmp_path / "run") >= 2)
+        job.send_signal(signal.SIGUSR1)
+        out, err = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == STOPPED, err
+    done = toy.rounds_done(tmp_path / "run")
+    assert f"stopped by SIGUSR1 after round {done} of 500" in out and 2 <= done < 500
+    wanted = toy.rows(straight)["rounds/weights_sha256"][:6]
+    assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][:len(wanted)][:done] == wanted[:done]

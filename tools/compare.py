@@ -32,6 +32,7 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.config import read_toml
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import BadFile, load_tree
+from tools.bench_table import header
 
 GOALS = ("local", "global")  # what a user wants to be best: her clients' own models, or the one model of all
 CHOSEN_BY = {"local": "local_val_accuracy_last", "global": "global_val_accuracy_last"}
@@ -217,7 +218,9 @@ def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
             cells.append("" if scheme == reference else f"{text}, {verdict}")
         rows.append([scheme, *cells])
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
-    return "\n".join([title, "", *lines])
+    verdicts = sum(name != reference for name in found) * len(against)
+    chance = f"\n\nOf {verdicts} intervals at 95 %, about {verdicts / 20:.1g} exclude 0 by chance alone." if verdicts else ""
+    return "\n".join([title, "", *lines]) + chance
 
 
 def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, list[float]]]:
@@ -241,7 +244,7 @@ def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
     if study.tuning:
         text, more = tuned(study, root, jobs, seeds)
         parts, failures = [*parts, text], failures + more
-    return "\n\n".join(parts), failures
+    return "\n\n".join([*parts, header()]), failures
 
 
 def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[str]]:

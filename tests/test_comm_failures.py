@@ -106,20 +106,22 @@ def test_rank_that_dies_inside_a_transfer_is_named_not_its_echo():
     assert "rank 2 (" in messages(results)[0] and "ended without a word; last seen in round 3" in messages(results)[0]
 
 
-def _stuck_transfer(rank):
+def _stuck_transfer(rank, where):
     with World.open(timeout_s=1) as world:
         comm = world.connect(device="cpu")
         comm.at(3, "weights")
         if rank == 1:
-            comm._sum = lambda buffer: os.kill(os.getpid(), signal.SIGSTOP)
+            setattr(comm, f"_{where}", lambda buffer: os.kill(os.getpid(), signal.SIGSTOP))
         sum_(comm, torch.zeros(1000, dtype=torch.float64))
 
 
-def test_transfer_that_hangs_is_ended():
-    """The stopped rank cannot end itself: the harness kills it and says which one it was."""
-    text = r"(?s)ranks \[1\] still ran.*the transfer of weights \(sum\) did not end within 1 s"
-    with pytest.raises(AssertionError, match=text):
-        run_ranks(3, _stuck_transfer, timeout_s=5)
+@pytest.mark.parametrize("where, text", [
+    ("relay", r"the transfer of weights \(relay\) did not end within 1 s"),
+    ("sum", r"(the transfer of weights \(sum\) did not end|rank 1 \(.*did not come to relay of weights \(round 3.*) within 1 s")])
+def test_transfer_that_hangs_is_ended(where, text):
+    """The stopped rank cannot end itself: the harness kills it and says which one it was. Rank 0 is outside the sum."""
+    with pytest.raises(AssertionError, match=r"(?s)ranks \[1\] still ran.*" + text):
+        run_ranks(3, _stuck_transfer, where, timeout_s=5)
 
 
 def _with_a_child(rank):

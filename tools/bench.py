@@ -1,9 +1,12 @@
 """Speed and memory against their figures: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
+`--schemes all` instead: every scheme's round against the reference's, in half an hour.
 
 Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the
 spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
 latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios are per client.
 Training rows: one process, one thread, no local test on either side; ours includes the report and the exact sum.
+A scheme's round is a client's, the second or a later one: every class known, its own state there, as many public images
+as it trains on; and the server's combine of ten reports, divided by the ten clients it serves.
 Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
 """
 from __future__ import annotations
@@ -15,14 +18,19 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from hkd_hpc import schemes
+from hkd_hpc.errors import UsageError
 from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
 from tools.bench_table import Line, header, table
 
 GIGA = 1e9
 CLIENTS_PER_RANK = 5  # job J on 2 client ranks
+CLIENTS = 10  # of a federation
+REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Sizes:
     many_ranks: int = 11
     fewest: int = 3
     most: int = 7
-    row_s: float = 150.0
+    row_s: float = 75.0
     few_repeats: int = 7
     many_repeats: int = 3
     start_pairs: int = 3
@@ -94,29 +102,41 @@ def ratios(a_s: list[float], b_s: list[float]) -> tuple[float, ...]:
 
 # --- rows
 
-def fedavg(bench: Bench, job: str) -> list[Line]:
+def reference(bench: Bench, job: str) -> list[Line]:
+    """The reference scheme against the bare loop."""
     ours, bare = bench.pair_of(job)
     for child in (bare, ours):
-        child.ask("fedavg 0 1")  # warm up
-    ours_s, bare_s = alternate(bench.sizes, lambda i: ours.ask("fedavg 0,1 1"), lambda i: bare.ask("fedavg 0,1 1"))
+        child.ask(f"{REFERENCE} 0 1")  # warm up
+    request = f"{REFERENCE} 0,1 1"
+    ours_s, bare_s = alternate(bench.sizes, lambda i: ours.ask(request), lambda i: bare.ask(request))
     if job == "J":
         bench.job_j_client_s = median(ours_s) / 2
     memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
-    return [Line(f"FedAvg round, job {job}: ours / bare loop", ratios(ours_s, bare_s), 1.05),
+    return [Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), 1.05),
             Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
             Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
             Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
             Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB")]
 
 
-def fedhkd(bench: Bench, job: str) -> list[Line]:
+def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
+    """A scheme against the reference scheme: a client's round, and its share of the server's combine."""
     ours, _ = bench.pair_of(job)
-    epochs = bench.sizes.epochs
-    for scheme in ("fedavg", "fedhkd"):
-        ours.ask(f"{scheme} 0 1")  # warm up
-    fedhkd_s, fedavg_s = alternate(bench.sizes, lambda i: ours.ask(f"fedhkd {i % 2} {epochs}"),
-                                   lambda i: ours.ask(f"fedavg {i % 2} {epochs}"))
-    return [Line(f"round of 5 epochs, job {job}: FedHKD / FedAvg", ratios(fedhkd_s, fedavg_s), 1.10)]
+    for name in (scheme, REFERENCE):  # warm up: what clients and server keep from an earlier round is there
+        ours.ask(f"{name} 0,1 1")
+        ours.ask(f"{name} combine {CLIENTS}")
+    server_s = []
+
+    def round_s(name: str, i: int) -> float:
+        combine_s = ours.ask(f"{name} combine {CLIENTS}")
+        server_s.extend([combine_s] * (name == scheme))
+        return ours.ask(f"{name} {i % 2} {bench.sizes.epochs}") + combine_s / CLIENTS
+
+    scheme_s, reference_s = alternate(bench.sizes, partial(round_s, scheme), partial(round_s, REFERENCE))
+    to_reach, paper = schemes.get(scheme).slowdown
+    known = f" (paper {paper})" if paper and job == "J" else ""
+    return [Line(f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}", ratios(scheme_s, reference_s), to_reach),
+            Line(f"  {scheme}: server's combine, {CLIENTS} clients", tuple(server_s), unit="s")]
 
 
 def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> tuple[dict, list[Line]]:
@@ -132,7 +152,7 @@ def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> tuple[dict, 
 def exchange_2(bench: Bench) -> list[Line]:
     found, lines = exchange(bench, bench.sizes.few_ranks, bench.sizes.few_repeats, "2 client ranks")
     if bench.job_j_client_s is None:
-        fedavg(bench, "J")
+        reference(bench, "J")
     round_s = CLIENTS_PER_RANK * bench.job_j_client_s
     share = tuple(100 * seconds / round_s for seconds in found["exact"])
     return [*lines, Line("exact exchange, 2 client ranks: share of a round of job J", share, 1.0, "%")]
@@ -197,39 +217,59 @@ def memory(bench: Bench) -> list[Line]:
             Line("  peak memory (PSS) of its ranks together", peaks, unit="GB")]
 
 
-ROWS = {"fedavg_j": lambda bench: fedavg(bench, "J"), "fedhkd_j": lambda bench: fedhkd(bench, "J"),
-        "fedavg_s": lambda bench: fedavg(bench, "S"), "fedhkd_s": lambda bench: fedhkd(bench, "S"),
+def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
+    """Rows by name, one job after the other."""
+    return {f"{name}_{job.lower()}": partial(scheme_round, job=job, scheme=name) for job in jobs for name in names}
+
+
+ROWS = {f"{REFERENCE}_j": partial(reference, job="J"), **scheme_rows([OURS], "J"),
+        f"{REFERENCE}_s": partial(reference, job="S"), **scheme_rows([OURS], "S"),
         "exchange_2": exchange_2, "exchange_11": exchange_11, "startup": startup, "memory": memory}
+ALONE = ("exchange_2", "exchange_11", "startup", "memory")  # no child of another row may run beside them
 
 
-def measure(sizes: Sizes, names: list[str], lines: list[Line]) -> None:
-    """Append the lines of the named rows. BenchError when one of them crashes."""
+def measure(sizes: Sizes, rows: dict, lines: list[Line]) -> None:
+    """Append the lines of these rows. BenchError when one of them crashes."""
     with contextlib.closing(Bench(sizes)) as bench:
-        for name in names:
+        for name, row in rows.items():
             start_s = time.monotonic()
-            if not name.startswith("fed"):
+            if name in ALONE:
                 bench.close()
-            lines += ROWS[name](bench)
+            lines += row(bench)
             print(f"{name}: measured in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
 
 
-def row_names(text: str) -> list[str]:
+def rows_named(text: str) -> dict:
+    """The rows of a list "a,b"."""
     names = text.split(",")
     unknown = [name for name in names if name not in ROWS]
     if unknown:
         raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; known: {', '.join(ROWS)}")
-    return names
+    return {name: ROWS[name] for name in names}
+
+
+def rows_of_schemes(text: str) -> dict:
+    """The rows of a list of schemes "a,b", your own as module:Class; "all": every one but the reference."""
+    names = [name for name in schemes.REGISTRY if name != REFERENCE] if text == "all" else text.split(",")
+    try:
+        for name in names:
+            schemes.settings_of(name)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return scheme_rows(names)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
-    parser.add_argument("--rows", type=row_names, default=list(ROWS), help=f"of {','.join(ROWS)}")
+    parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
+    parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
     options = parser.parse_args(arguments)
+    rows = {**(options.rows or {}), **(options.schemes or {})} or ROWS
     lines: list[Line] = []
     failure = None
     try:
-        measure(QUICK if options.quick else Sizes(), options.rows, lines)
+        measure(QUICK if options.quick else Sizes(), rows, lines)
     except BenchError as error:
         failure = error
     print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))

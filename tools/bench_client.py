@@ -1,12 +1,15 @@
 """Our side of the training rows of tools.bench: the work of a client rank in a round, one process, one thread.
 
 `python -m tools.bench_client JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS" on stdin runs one round of those clients and
-answers with the seconds: weights loaded, local epochs, report, exact sum and its mean. The local test sets are empty.
+answers with the seconds: weights loaded, local epochs, report, exact sum and its mean. The local test sets are empty;
+there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the server
+makes its message from M reports. Clients and server keep their state from one line to the next.
 """
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,10 +19,12 @@ from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.schemes.base import Facts
+from hkd_hpc.server import SchemeServer
 from hkd_hpc.worker import Worker
 from tools.bare_loop import make_images
 
-CLASSES, CLIENTS, ROUND = 10, 10, 2  # round 2: hyper-knowledge is there
+CLASSES, CLIENTS, ROUND = 10, 10, 2  # round 2: the server has sent something
+PUBLIC = CLIENTS  # seed of the public images
 MODEL = {"J": ["model.name=resnet18", "model.latent=64"], "S": ["model.name=shufflenet_v2", "model.latent=32"]}
 
 
@@ -30,35 +35,39 @@ class Nobody:
         pass
 
 
-def settings(job: str, scheme: str, epochs: int) -> config_module.Config:
-    return config_module.resolve(overrides=[f"scheme.name={scheme}", f"train.epochs={epochs}", *MODEL[job]])
+def settings(job: str, scheme: str) -> config_module.Config:
+    return config_module.resolve(overrides=[f"scheme.name={scheme}", *MODEL[job]])
 
 
 def make_client(client: int, images: int) -> Client:
-    x, y = make_images(client, images)
-    return Client(client, x, y, x[:0], y[:0], CLASSES, seed=0)
+    (x, y), (x_public, _) = make_images(client, images), make_images(PUBLIC, images)
+    return Client(client, x, y, x[:0], y[:0], CLASSES, seed=0, x_public=x_public)
 
 
-def known_message(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """A message in which every class is known: any positive numbers will do."""
+def known(shapes: dict[str, tuple[int, ...]], *first: int) -> dict[str, torch.Tensor]:
+    """A message, or so many reports, in which every class is known: any positive numbers will do."""
     random = np.random.default_rng(0)
-    return {name: torch.from_numpy(random.uniform(0.1, 1.0, shape).astype("f4")) for name, shape in shapes.items()}
+    return {name: torch.from_numpy(random.uniform(0.1, 1.0, (*first, *shape)).astype("f4"))
+            for name, shape in shapes.items()}
 
 
 class Round:
     """One scheme's round on a given model."""
 
     def __init__(self, flat: FlatModel, config: config_module.Config, images: int):
-        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), 0)
+        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), images)
         self.scheme = schemes.get(config.scheme.name)(config.scheme, facts)
         self.flat, self.bench, self.images = flat, Workbench(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
+        self.clients: dict[int, Client] = {}
+        self.server = SchemeServer(flat.net, seed=0, round=ROUND)
 
-    def run(self, clients: list[int]) -> float:
+    def run(self, clients: list[int], epochs: int) -> float:
         """Seconds of a round of these clients. RuntimeError when one of them was refused."""
-        hosted = [make_client(client, self.images) for client in clients]
+        hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
+        self.bench.config = replace(self.bench.config, train=replace(self.bench.config.train, epochs=epochs))
         worker = Worker(Nobody(), self.bench, hosted, len(hosted), self.images * CLIENTS)
-        message = known_message(self.scheme.message_shapes())
+        message = known(self.scheme.message_shapes())
         start_s = time.perf_counter()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)
         worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
@@ -67,17 +76,27 @@ class Round:
             raise RuntimeError(f"a client was refused: status {reports['status'].tolist()}")
         return wall_s
 
+    def combine(self, clients: int) -> float:
+        """Seconds of the server's work on the reports of so many clients."""
+        reports = known(self.scheme.report_shapes(), clients)
+        self.server.client_ids = list(range(clients))
+        start_s = time.perf_counter()
+        self.scheme.combine(self.server, reports)
+        return time.perf_counter() - start_s
+
 
 def main(job: str, images: int) -> None:
     torch.set_num_threads(1)
-    rounds: dict[tuple[str, int], Round] = {}
-    flat = FlatModel(models.build(settings(job, "fedavg", 1).model, CLASSES, (3, 32, 32), seed=0))
+    rounds: dict[str, Round] = {}
+    flat = FlatModel(models.build(settings(job, schemes.REFERENCE).model, CLASSES, (3, 32, 32), seed=0))
     for line in sys.stdin:
-        scheme, clients, epochs = line.split()
-        key = (scheme, int(epochs))
-        if key not in rounds:
-            rounds[key] = Round(flat, settings(job, *key), images)
-        print(rounds[key].run([int(client) for client in clients.split(",")]), flush=True)
+        scheme, what, count = line.split()
+        if scheme not in rounds:
+            rounds[scheme] = Round(flat, settings(job, scheme), images)
+        round = rounds[scheme]
+        wall_s = (round.combine(int(count)) if what == "combine" else
+                  round.run([int(client) for client in what.split(",")], int(count)))
+        print(wall_s, flush=True)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Scheme:
     pools_data = False  # True: one client has the images of all
     remark = ""  # what people must know about its results; printed with them
     tunes: dict[str, tuple] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes
+    # seconds of a round / those of the reference: what tools.bench asks for, and the FedHKD paper's on CIFAR10
+    slowdown: tuple[float | None, float | None] = (None, None)
 
     def __init__(self, settings, facts: Facts):
         self.settings, self.facts = settings, facts

@@ -39,6 +39,7 @@ class FedMD(Scheme):
     terms = ("cross_entropy", "distillation")
     needs_public = True
     tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # .05: the FedHKD paper, .1: its code; the rest is ours
+    slowdown = (2.00, 2.58)
 
     def __init__(self, settings, facts):
         super().__init__(settings, facts)

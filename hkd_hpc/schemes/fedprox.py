@@ -26,6 +26,7 @@ class FedProx(Scheme):
     Settings = FedProxSettings
     terms = ("cross_entropy", "proximal")
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
+    slowdown = (1.05, 1.18)
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)

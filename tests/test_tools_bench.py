@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tools import bench, bench_process, bench_table
+from hkd_hpc import config, models, schemes
+from hkd_hpc.flat import FlatModel
+from tools import bench, bench_client, bench_process, bench_table
 from tools.bench_table import Line
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLES = [
-    "FedAvg round, job J: ours / bare loop", "FedAvg round, job S: ours / bare loop",
-    "round of 5 epochs, job J: FedHKD / FedAvg", "round of 5 epochs, job S: FedHKD / FedAvg",
+    "fedavg round, job J: ours / bare loop", "fedavg round, job S: ours / bare loop",
+    "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)", "round of 5 epochs, job S: fedhkd / fedavg",
     "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
     "exact exchange, 2 client ranks: / pickled state dicts",
     "exact exchange, 2 client ranks: share of a round of job J",
@@ -39,6 +41,56 @@ def test_quick_bench_prints_every_row_once():
         found = [line for line in lines if line.startswith(title + "  ")]
         assert len(found) == 1, title
         assert found[0].endswith(("reached", "missed"))
+
+
+def test_schemes_are_measured_against_the_reference():
+    """One that keeps state on clients, one with work on the server, one with public images."""
+    done = run_bench("--quick", "--schemes", "moon,fedgen,fedmd")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("  ")[0] or line.strip().split("  ")[0] for line in done.stdout.splitlines()[4:]]
+    assert rows == [
+        "round of 5 epochs, job J: moon / fedavg (paper 2.36)",
+        "round of 5 epochs, job J: fedgen / fedavg (paper 1.21)", "fedgen, job J: server's combine of 10 reports",
+        "round of 5 epochs, job J: fedmd / fedavg (paper 2.58)", "fedmd, job J: server's combine of 10 reports",
+        "round of 5 epochs, job S: moon / fedavg",
+        "round of 5 epochs, job S: fedgen / fedavg", "fedgen, job S: server's combine of 10 reports",
+        "round of 5 epochs, job S: fedmd / fedavg", "fedmd, job S: server's combine of 10 reports"]
+
+
+def test_every_scheme_has_its_aim_and_the_papers_slowdown():
+    assert {name: schemes.get(name).slowdown for name in schemes.REGISTRY} == {
+        "fedavg": (None, None), "fedprox": (1.05, 1.18), "moon": (1.25, 2.36), "fedalign": (1.6, 4.16),
+        "fedgen": (1.2, 1.21), "fedmd": (2.0, 2.58), "fedproto": (1.1, 1.34), "fedhkd": (1.1, 1.47),
+        "fedhkd_star": (1.1, 1.29)}
+
+
+def test_all_schemes_are_all_but_the_reference_job_by_job():
+    others = ["fedprox", "moon", "fedalign", "fedgen", "fedmd", "fedproto", "fedhkd", "fedhkd_star"]
+    assert list(bench.rows_of_schemes("all")) == [f"{name}_j" for name in others] + [f"{name}_s" for name in others]
+    assert list(bench.rows_of_schemes("moon")) == ["moon_j", "moon_s"]
+
+
+@pytest.mark.parametrize("scheme", schemes.REGISTRY)
+def test_a_measured_round_has_everything_that_the_scheme_adds(scheme):
+    settings = config.resolve(overrides=[f"scheme.name={scheme}", "model.name=small", "model.latent=8"])
+    flat = FlatModel(models.build(settings.model, 10, (3, 32, 32), seed=0))
+    round, seen = bench_client.Round(flat, settings, 130), []
+    loss, combine = round.scheme.loss, round.scheme.combine
+    round.scheme.loss = lambda *inputs: seen.append(loss(*inputs)) or seen[-1]
+    round.scheme.combine = lambda server, reports: seen.append(reports) or combine(server, reports)
+    assert round.run([0, 1], 1) > 0 and round.run([1], 1) > 0
+    assert [len(terms) for terms in seen] == [len(round.scheme.terms)] * 9  # 130 images: 3 batches
+    absent = {"feature"} if scheme == "fedhkd_star" else set()  # it has no feature term
+    assert {name for name, term in seen[-1].items() if not term.detach() > 0} == absent
+    assert set(round.clients[1].state) == set(round.scheme.client_state_shapes())
+    assert round.combine(10) > 0 and all(len(tensor) == 10 and tensor.all() for tensor in seen[-1].values())
+
+
+def test_an_unknown_scheme_is_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--schemes", "moon,nope"])
+    assert ended.value.code == 2
+    assert "scheme.name=nope: no such scheme; known: fedavg, fedprox" in capsys.readouterr().err
 
 
 def test_a_crash_of_what_is_measured_is_exit_code_1(tmp_path):

@@ -24,6 +24,7 @@ from statistics import median
 
 from hkd_hpc import schemes
 from hkd_hpc.errors import UsageError
+from hkd_hpc.schemes.base import Scheme
 from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
 from tools.bench_table import Line, header, table
 
@@ -135,8 +136,11 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
     scheme_s, reference_s = alternate(bench.sizes, partial(round_s, scheme), partial(round_s, REFERENCE))
     to_reach, paper = schemes.get(scheme).slowdown
     known = f" (paper {paper})" if paper and job == "J" else ""
-    return [Line(f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}", ratios(scheme_s, reference_s), to_reach),
-            Line(f"  {scheme}: server's combine, {CLIENTS} clients", tuple(server_s), unit="s")]
+    title = f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}"
+    lines = [Line(title, ratios(scheme_s, reference_s), to_reach)]
+    if schemes.get(scheme).combine is not Scheme.combine:
+        lines.append(Line(f"  {scheme}, job {job}: server's combine of {CLIENTS} reports", tuple(server_s), unit="s"))
+    return lines
 
 
 def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> tuple[dict, list[Line]]:

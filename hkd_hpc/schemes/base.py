@@ -84,7 +84,10 @@ class Scheme:
         """Before the first batch of a round: what is computed once goes into `client.cache`."""
 
     def loss(self, client: Client, batch: Batch) -> Tensors:
-        """One scalar per name in `terms`, weights included; their sum is minimised."""
+        """One scalar per name in `terms`, weights included; their sum is minimised.
+
+        `client.flat.grad_P` is zero here; the backward pass adds to what it finds there.
+        """
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
 

@@ -77,12 +77,13 @@ def captured(module):
 def largest_singular_value(input_BCHW, output_BCHW, iterations):
     """(B,): of F_in F_out^T / (H W), F_in pooled to the size of F_out; power iterations on G G^T from the all-ones vector."""
     size = output_BCHW.shape[2:]
-    in_BCX = F.adaptive_avg_pool2d(input_BCHW, size).flatten(2)
-    matrix_BIO = in_BCX @ output_BCHW.flatten(2).transpose(1, 2) / (size[0] * size[1])
-    vector_BI1 = torch.ones_like(matrix_BIO[:, :, :1])
-    for _ in range(iterations):
-        vector_BI1 = F.normalize(matrix_BIO @ (matrix_BIO.transpose(1, 2) @ vector_BI1), dim=1, eps=EPS)
-    return torch.linalg.vector_norm(matrix_BIO.transpose(1, 2) @ vector_BI1, dim=(1, 2))
+    in_BIX = F.adaptive_avg_pool2d(input_BCHW, size).flatten(2)
+    out_BOX = output_BCHW.flatten(2) / (size[0] * size[1])
+    vector_BI1 = torch.ones_like(in_BIX[:, :, :1])
+    for _ in range(iterations):  # without forming the matrix: through its two factors, by way of the few positions X
+        image_BO1 = out_BOX @ (in_BIX.transpose(1, 2) @ vector_BI1)
+        vector_BI1 = F.normalize(in_BIX @ (out_BOX.transpose(1, 2) @ image_BO1), dim=1, eps=EPS)
+    return torch.linalg.vector_norm(out_BOX @ (in_BIX.transpose(1, 2) @ vector_BI1), dim=(1, 2))
 
 
 def share(channels, width):

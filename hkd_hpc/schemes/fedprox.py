@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F
+from hkd_hpc.aggregate import CHUNK
+from hkd_hpc.lazy import F, torch
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -30,9 +31,15 @@ class FedProx(Scheme):
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
-        drift_P = client.cache["drift_P"] = client.flat.parameters_P.detach() - client.received_P
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
-                "proximal": 0.5 * self.settings.mu * drift_P.dot(drift_P)}
+        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}
 
-    def adjust_gradient(self, client):
-        client.flat.grad_P.add_(client.cache["drift_P"], alpha=self.settings.mu)
+    def _pull(self, client):
+        """The term's value. Its gradient mu (w - w_received) goes where the backward pass adds to: one pass, no copy."""
+        flat, mu, square = client.flat, self.settings.mu, 0.0
+        size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
+        whole = flat.grad_P, flat.parameters_P.detach(), client.received_P
+        for grad, own, received in zip(*(vector_P.split(size) for vector_P in whole)):
+            torch.sub(own, received, out=grad)
+            square = square + grad.dot(grad)
+            grad.mul_(mu)
+        return 0.5 * mu * square

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hkd_hpc.client import Batch
+from hkd_hpc.schemes import fedprox
 from hkd_hpc.schemes.fedprox import FedProxSettings
 
 LABELS = [0, 1, 2] * 4
@@ -41,7 +42,9 @@ def test_penalty_by_hand(toy_bench, toy_net, toy_client):
     assert bench.scheme.loss(client, whole_batch(client))["proximal"].item() == pytest.approx(25.0, rel=1e-5)
 
 
-def test_penalty_is_over_parameters_only(toy_bench, toy_net, toy_client):
+@pytest.mark.parametrize("chunk", [7, 1 << 18])
+def test_penalty_is_over_parameters_only(toy_bench, toy_net, toy_client, monkeypatch, chunk):
+    monkeypatch.setattr(fedprox, "CHUNK", chunk)
     bench, client = moved(toy_bench, toy_net, toy_client, "scheme.mu=0.3")
     names = [name for name, _ in bench.flat.net.named_parameters()]
     now = bench.flat.arrays(bench.flat.values_V, bench.flat.counters)
@@ -52,7 +55,9 @@ def test_penalty_is_over_parameters_only(toy_bench, toy_net, toy_client):
     assert terms["proximal"].item() == pytest.approx(0.15 * squares, rel=1e-5) and 0.15 * squares < 100
 
 
-def test_gradient_is_that_of_the_penalty_once(toy_bench, toy_net, toy_client):
+@pytest.mark.parametrize("chunk", [7, 1 << 18])
+def test_gradient_is_that_of_the_penalty_once(toy_bench, toy_net, toy_client, monkeypatch, chunk):
+    monkeypatch.setattr(fedprox, "CHUNK", chunk)
     bench, client = moved(toy_bench, toy_net, toy_client, "scheme.mu=0.3")
     reference, before = plain.double(bench.flat.net), bench.flat.arrays(client.received_V, bench.flat.counters)
     bench.flat.grad_P.zero_()

@@ -1,4 +1,4 @@
-"""Under a real SLURM (a private one, see slurm_cluster.py): srun and the sbatch script give the bits of one process.
+"""Under a real SLURM (a private one, see slurm_cluster.py): srun and the sbatch scripts give the bits of one process.
 
 Skipped, with the reason, where no SLURM can be had; with HKD_REQUIRE_SLURM=1 that is a failure.
 """
@@ -22,8 +22,9 @@ SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
 ROUNDS, HALT = 4, 3
 
 SCHEME = f'''
-import os, time
+import os, subprocess, time
 from hkd_hpc.schemes.fedhkd import FedHKD
+from hkd_hpc.schemes.moon import Moon
 
 
 class Halting(FedHKD):
@@ -33,6 +34,17 @@ class Halting(FedHKD):
         super().begin(client)
         if client.round == {HALT} and "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
             time.sleep(600)
+
+
+class Stopping(Moon):
+    """MOON; in the first run of a job, and not in one that follows it, SLURM's notice of the time limit comes in round {HALT}."""
+
+    def begin(self, client):
+        super().begin(client)
+        first = "SLURM_RESTART_COUNT" not in os.environ and "HKD_FOLLOWS" not in os.environ
+        if client.round == {HALT} and client.id == 0 and first and "SLURM_JOB_ID" in os.environ:
+            subprocess.run(["scancel", "--batch", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
+            time.sleep(2)
 '''
 
 
@@ -80,14 +92,14 @@ def expected(site):
     return toy.last_sha(site / "whole")
 
 
-def sbatch(cluster, site, *options, settings=()):
-    """Submit the script from the user's folder; returns the job's number and its log."""
+def sbatch(cluster, site, *options, script="fedhkd_cifar10", settings=(), **env):
+    """Submit a script from the user's folder; returns the job's number and its log."""
     venv = {} if (site / ".venv").exists() else {"VENV": ""}
     job = cluster.run("sbatch", "--parsable", *options, "--cpus-per-task=1",
-                      toy.PROJECT / "slurm/fedhkd_cifar10.sh", *settings, cwd=site, env={**cluster.env, **venv})
+                      toy.PROJECT / f"slurm/{script}.sh", *settings, cwd=site, env={**cluster.env, **venv, **env})
     assert re.fullmatch(r"\d+\n", job.stdout), job
     number = job.stdout.strip()
-    return number, site / f"fedhkd-cifar10-{number}.log"
+    return number, site / f"{script.replace('_', '-')}-{number}.log"
 
 
 def read(log):
@@ -124,6 +136,54 @@ def test_requeued_job_goes_on_from_its_checkpoint(cluster, site, expected):
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text
     assert text.index(f"round 1/{ROUNDS}") < text.index(f"resuming after round {HALT - 1}"), "one log for both runs"
     assert toy.last_sha(out) == expected
+
+
+@pytest.fixture(scope="module")
+def expected_moon(site):
+    """MOON, in one process and never stopped."""
+    toy.train_ok(1, *settings(site, "scheme.name=moon"), "--out", site / "moon")
+    return toy.last_sha(site / "moon")
+
+
+def test_job_stopped_before_its_time_limit_is_requeued_and_goes_on(cluster, site, expected_moon):
+    number, log = sbatch(cluster, site, "-N2", "--ntasks=3", script="train", MPI="none",
+                         settings=settings(site, "scheme.name=halting:Stopping"))
+    job, text = cluster.wait_for(number), read(log)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text
+    assert f"stopped by a signal, after round {HALT}: requeue\n" in text
+    assert f"after round {HALT}; requeues without a new round: 1 of at most 3\n" in text
+    assert toy.last_sha(site / f"runs/train-{number}") == expected_moon
+
+
+def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluster, site, expected_moon):
+    gpu = ["--gres=gpu:1"] * bool(cluster.gpus_per_node)
+    number, log = sbatch(cluster, site, "-N2", "--ntasks=3", "--no-requeue", *gpu, script="train",
+                         settings=settings(site, "scheme.name=halting:Stopping"))
+    first = cluster.wait_for(number)
+    follower = re.search(r"requeue refused .*: job (\d+) goes on\n", read(log))
+    assert follower and (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0"), read(log)
+    second = cluster.wait_for(follower[1])
+    assert second["JobState"] == "COMPLETED", read(log)
+    same = ("NumNodes", "NumTasks", "CPUs/Task", "TimeLimit", "Partition", "JobName", "TresPerNode")
+    assert {name: second.get(name) for name in same} == {name: first.get(name) for name in same}
+    assert f"follows job {number}, restart 0" in read(log), "one log for both jobs"
+    assert toy.last_sha(site / f"runs/train-{number}") == expected_moon
+
+
+def test_requeues_without_a_new_round_have_a_bound(cluster, site):
+    """Each time the signal meets Python before it listens."""
+    number, log = sbatch(cluster, site, "--ntasks=2", MAX_IDLE_REQUEUES="2", MPI="none", settings=settings(site),
+                         PYTHON="timeout --preserve-status --signal=USR1 0.02 python")
+    job, text = cluster.wait_for(number), read(log)
+    assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("FAILED", "2", "1:0"), text
+    assert text.count("stopped by a signal, after round 0: requeue\n") == 2
+    assert "no new round after round 0 in 2 requeues (MAX_IDLE_REQUEUES): not requeued again." in text
+
+
+def test_a_complete_run_ends_at_once(cluster, site, expected):
+    number, log = sbatch(cluster, site, "--ntasks=2", MPI="none", OUT=str(site / "whole"), settings=settings(site))
+    assert cluster.wait_for(number)["JobState"] == "COMPLETED"
+    assert f"already complete ({ROUNDS} rounds); nothing to do" in read(log)
 
 
 def test_wrong_setting_ends_the_batch_job_with_one_line(cluster, site):
@@ -166,6 +226,35 @@ def test_a_killed_rank_ends_the_step(cluster):
     step = cluster.run("srun", "--mpi=none", "-N2", "-n4", sys.executable, SCRIPT, "fail", "kill", "2")
     lines = toy.our_lines([step.stderr])
     assert step.returncode and len(lines) == 1 and "rank 2 " in lines[0], step
+
+
+def rank(tmp_path, *command, **env):
+    """A rank's wrapper around a command, without SLURM."""
+    own = {"PATH": os.environ["PATH"], "HKD_SCRATCH": str(tmp_path / "my tmp"), "HKD_STOPPED_FILE": str(tmp_path / "stopped")}
+    return subprocess.run(["bash", toy.PROJECT / "slurm/rank.sh", *command], env={**own, **env}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("code, told, stopped", [(0, 0, False), (1, 1, False), (2, 2, False), (75, 0, True)])
+def test_a_rank_tells_a_stop_by_a_file(tmp_path, code, told, stopped):
+    assert rank(tmp_path, "bash", "-c", f"exit {code}").returncode == told
+    assert (tmp_path / "stopped").exists() == stopped
+
+
+def test_a_rank_has_its_own_caches_and_on_amd_one_mask(tmp_path):
+    masks = {"ROCR_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "GPU_DEVICE_ORDINAL": "3"}
+    amd = rank(tmp_path, "env", GPU="amd", **masks).stdout.splitlines()
+    assert [line for line in amd if "VISIBLE" in line or "ORDINAL" in line] == ["ROCR_VISIBLE_DEVICES=3"]
+    assert f"MIOPEN_USER_DB_PATH={tmp_path}/my tmp/miopen" in amd and (tmp_path / "my tmp/miopen").is_dir()
+    nvidia = rank(tmp_path, "env", GPU="nvidia", **masks).stdout.splitlines()
+    assert "CUDA_VISIBLE_DEVICES=3" in nvidia
+
+
+def test_the_scripts_ask_for_the_same():
+    """sbatch reads its options from each script alone, so that they cannot share them."""
+    blocks = {name: [line for line in (toy.PROJECT / "slurm" / name).read_text().splitlines() if "#SBATCH" in line
+                     and "--job-name" not in line] for name in SCRIPTS if name not in ("common.sh", "rank.sh")}
+    assert len(blocks) == 4 and len(set(map(tuple, blocks.values()))) == 1
+    assert {"#SBATCH --signal=B:USR1@120", "#SBATCH --requeue"} < set(blocks["train.sh"])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,0 +1,23 @@
+#!/bin/bash
+# Any scheme and setting, with as many ranks as --ntasks says: all arguments go to hkd_hpc.train.
+#
+#     sbatch slurm/train.sh [--preset P] [--config FILE.toml] [section.key=value ...]
+#
+# Partition, account, GPUs and time are sbatch's options or the lines below; README.md beside this file has the rest.
+#SBATCH --job-name=train
+#SBATCH --ntasks=11
+#SBATCH --cpus-per-task=2
+#SBATCH --time=04:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+##SBATCH --partition=gpu --account=my_project --gpus-per-node=1
+
+# sbatch runs a copy of this file; the original lies beside common.sh
+script=$(scontrol show job "${SLURM_JOB_ID:?submit me with sbatch}" | sed -n 's/^ *Command=//p')
+script=${script%" $*"}
+# shellcheck disable=SC1091
+source "$(dirname "$script")/common.sh"
+
+run_job '' "$@"

@@ -10,7 +10,7 @@ stopped_code=75      # a signal ended the run after its round, saved: hkd_hpc/st
 early_usr1_code=138  # the signal met srun or the ranks before they listened
 
 run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
-    local code=0 preset=$1
+    local code=0 lost='' preset=$1
     shift
     refuse_out "$@"
     enter_environment
@@ -20,7 +20,7 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     count_start
     choose_launcher
     run_ranks --out "$OUT" --resume ${preset:+--preset "$preset"} "$@" || code=$?
-    remove_scratch
+    [[ -n $terminated ]] || remove_scratch || lost=1
     if [[ -e $HKD_STOPPED_FILE || $code == "$early_usr1_code" ]]; then
         code=$stopped_code
         go_on "stopped by a signal" "$@"
@@ -28,6 +28,8 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
         go_on "killed at the time limit (the notice of sbatch --signal was shorter than a round and a save)" "$@"
     elif [[ -n $terminated ]]; then
         say "ended by SLURM: cancelled, requeued or preempted, after round $(last_round); a requeued job goes on from there"
+    elif [[ $code != [02] && -n $lost ]]; then
+        go_on "ended with code $code, and a node does not answer" "$@"
     fi
     exit "$code"
 }
@@ -69,10 +71,11 @@ enter_environment() {
     trap 'rm -rf "$HKD_SCRATCH"' EXIT
 }
 
-remove_scratch() { # on the other nodes; the trap has this one
-    [[ $SLURM_JOB_NUM_NODES == 1 || -n $terminated ]] ||
-        timeout 20 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-            --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH" || say "$HKD_SCRATCH may be left on some nodes"
+remove_scratch() { # on all nodes; fails if one does not answer
+    rm -rf "$HKD_SCRATCH"
+    [[ $SLURM_JOB_NUM_NODES == 1 ]] ||
+        timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+            --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"
 }
 
 choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits the MPI that Python finds

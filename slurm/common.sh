@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the sbatch scripts beside this file share: start the ranks, and go on after a time limit. They set `script`, their
-# own path, source this and call run_job. README.md says what may be set.
+# What the sbatch scripts beside this file share: start the ranks, and go on after a time limit. They set `script`,
+# their own path, source this and call run_job. README.md says what may be set.
 
 set -euo pipefail
 
@@ -10,24 +10,24 @@ stopped_code=75      # a signal ended the run after its round, saved: hkd_hpc/st
 early_usr1_code=138  # the signal met srun or the ranks before they listened
 
 run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
-    local code=0 lost='' preset=$1
+    local code=0 outcome='' lost='' preset=$1
     shift
     refuse_out "$@"
     enter_environment
     OUT=${OUT:-runs/${SLURM_JOB_NAME//\//_}-$SLURM_JOB_ID}
-    export HKD_STOPPED_FILE=$OUT/.stopped
-    rm -f "$HKD_STOPPED_FILE"
     count_start
     choose_launcher
     run_ranks --out "$OUT" --resume ${preset:+--preset "$preset"} "$@" || code=$?
+    [[ ! -e $HKD_SCRATCH/outcome ]] || outcome=$(<"$HKD_SCRATCH/outcome")
+    [[ $code != 0 || -n $outcome ]] || code=1  # Open MPI's mpirun ends with 0 when it loses a node
     [[ -n $terminated ]] || remove_scratch || lost=1
-    if [[ -e $HKD_STOPPED_FILE || $code == "$early_usr1_code" ]]; then
+    if [[ $outcome == "$stopped_code" || $code == "$early_usr1_code" ]]; then
         code=$stopped_code
         go_on "stopped by a signal" "$@"
     elif [[ -n $terminated && $(job_field Reason) == TimeLimit ]]; then
         go_on "killed at the time limit (the notice of sbatch --signal was shorter than a round and a save)" "$@"
     elif [[ -n $terminated ]]; then
-        say "ended by SLURM: cancelled, requeued or preempted, after round $(last_round); a requeued job goes on from there"
+        say "ended by SLURM: cancelled, requeued or preempted, after round $(last_round); a requeue goes on from there"
     elif [[ $code != [02] && -n $lost ]]; then
         go_on "ended with code $code, and a node does not answer" "$@"
     fi
@@ -52,7 +52,8 @@ refuse_out() { # the run's folder must be known here
 
 job_field() { # what SLURM says about this job, a value without blanks; empty for nothing
     scontrol show job "$SLURM_JOB_ID" | awk -v RS='[ \n]+' -v key="$1=" \
-        'index($0, key) == 1 && !seen++ { value = substr($0, length(key) + 1); if (value !~ /^(\(null\)|N\/A|0)$/) print value }'
+        'index($0, key) == 1 && !seen++ { value = substr($0, length(key) + 1)
+                                          if (value !~ /^(\(null\)|N\/A|0)$/) print value }'
 }
 
 # ---- environment
@@ -68,6 +69,7 @@ enter_environment() {
     export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 srun does not take it from the batch job by itself
     HKD_SCRATCH=${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID  # rank.sh makes it, on each node
     export HKD_SCRATCH
+    rm -rf "$HKD_SCRATCH"
     trap 'rm -rf "$HKD_SCRATCH"' EXIT
 }
 
@@ -80,7 +82,7 @@ remove_scratch() { # on all nodes; fails if one does not answer
 
 choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits the MPI that Python finds
     local found kinds by
-    found=$("${python[@]}" -m mpi4py --mpi-lib-version 2>/dev/null) || found=none
+    found=$("${python[@]}" -m mpi4py --mpi-lib-version 2>/dev/null | tr -d '\0') || found=none
     if [[ -z ${LAUNCHER-}${MPI-} ]]; then
         kinds=$(srun --mpi=list 2>&1)
         case $found in
@@ -93,7 +95,8 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
     case $LAUNCHER in
         srun)
             by+=" --mpi=$MPI"
-            launcher=(srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL --cpus-per-task="$SRUN_CPUS_PER_TASK")
+            launcher=(srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL
+                --cpus-per-task="$SRUN_CPUS_PER_TASK")
             ;;
         mpirun)
             launcher=(mpirun -n "$SLURM_NTASKS")
@@ -126,7 +129,8 @@ run_ranks() { # arguments of hkd_hpc.train; returns the launcher's exit code, an
 
 last_round() { # of the newest checkpoint; 0 without one
     local round
-    round=$(printf '%s\n' "$OUT"/checkpoints/round_*.h5 | sed -n 's/.*round_0*\([0-9][0-9]*\)\.h5$/\1/p' | sort -n | tail -n 1)
+    round=$(printf '%s\n' "$OUT"/checkpoints/round_*.h5 | sed -n 's/.*round_0*\([0-9][0-9]*\)\.h5$/\1/p' |
+        sort -n | tail -n 1)
     echo "${round:-0}"
 }
 
@@ -145,14 +149,14 @@ count_start() { # a requeued job and a successor count as requeues; a job that s
     fi
     mkdir -p "$OUT"
     last_round >>"$OUT/requeues"
-    say "${HKD_FOLLOWS:+follows job $HKD_FOLLOWS, }restart ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST, after round" \
-        "$(last_round); requeues without a new round: $(idle_requeues) of at most ${MAX_IDLE_REQUEUES:-3}"
+    say "${HKD_FOLLOWS:+follows job $HKD_FOLLOWS, }restart ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST, after" \
+        "round $(last_round); requeues without a new round: $(idle_requeues) of at most ${MAX_IDLE_REQUEUES:-3}"
     (($(idle_requeues) <= ${MAX_IDLE_REQUEUES:-3})) || give_up
 }
 
 give_up() {
-    say "no new round after round $(last_round) in ${MAX_IDLE_REQUEUES:-3} requeues (MAX_IDLE_REQUEUES): not requeued again." \
-        "The log says what ended the runs; if a round needs more time, submit again with a longer --time and OUT=$OUT"
+    say "no new round after round $(last_round) in ${MAX_IDLE_REQUEUES:-3} requeues (MAX_IDLE_REQUEUES):" \
+        "not requeued again. The log says what ended the runs; if a round needs more time, submit again with a longer --time and OUT=$OUT"
     exit 1
 }
 
@@ -170,11 +174,12 @@ go_on() { # reason, arguments of the script: requeue this job or, where that is 
 }
 
 submit_successor() { # arguments of the script; prints the new job's number. Run it in a subshell
-    local options=(--parsable --export=ALL --dependency="afterany:$SLURM_JOB_ID" --job-name="$SLURM_JOB_NAME") log pair value
+    local options=(--parsable --export=ALL --dependency="afterany:$SLURM_JOB_ID" --job-name="$SLURM_JOB_NAME")
+    local log pair value
     log=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *StdOut=//p')
-    for pair in Partition:partition Account:account QOS:qos Reservation:reservation Features:constraint Licenses:licenses \
-        TimeLimit:time NumNodes:nodes NumTasks:ntasks CPUs/Task:cpus-per-task MinMemoryNode:mem MinMemoryCPU:mem-per-cpu \
-        TresPerNode:gres TresPerJob:gpus TresPerTask:gpus-per-task; do
+    for pair in Partition:partition Account:account QOS:qos Reservation:reservation Features:constraint \
+        Licenses:licenses TimeLimit:time NumNodes:nodes NumTasks:ntasks CPUs/Task:cpus-per-task MinMemoryNode:mem \
+        MinMemoryCPU:mem-per-cpu TresPerNode:gres TresPerJob:gpus TresPerTask:gpus-per-task; do
         value=$(job_field "${pair%:*}")
         value=${value#gres[:/]}
         [[ $pair != *:gpus* ]] || value=${value#gpu:}

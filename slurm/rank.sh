@@ -15,10 +15,10 @@ export MIOPEN_USER_DB_PATH=$HKD_SCRATCH/miopen MIOPEN_CUSTOM_CACHE_DIR=$HKD_SCRA
 
 code=0
 "$@" || code=$?
-# 75: stopped and saved, told by a file. As an exit code it would make the launcher kill the ranks that are a moment slower
-# to leave, and theirs would be the code that counts.
-if [[ $code == 75 ]]; then
-    : >"$HKD_STOPPED_FILE"
+# A good end is told by a file too. As an exit code, 75 (stopped and saved) would make the launcher kill the ranks that
+# are a moment slower to leave, and theirs would be the code that counts.
+if [[ $code == 0 || $code == 75 ]]; then
+    echo "$code" >"$HKD_SCRATCH/outcome"
     exit 0
 fi
 exit "$code"

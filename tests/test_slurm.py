@@ -22,7 +22,7 @@ SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
 ROUNDS, HALT = 4, 3
 
 SCHEME = f'''
-import os, subprocess, time
+import os, signal, subprocess, time
 from hkd_hpc.schemes.fedhkd import FedHKD
 from hkd_hpc.schemes.moon import Moon
 
@@ -37,14 +37,15 @@ class Halting(FedHKD):
 
 
 class Stopping(Moon):
-    """MOON; in the first run of a job, and not in one that follows it, SLURM's notice of the time limit comes in round {HALT}."""
+    """MOON; SLURM's notice of the time limit comes in round {HALT} of a job's first run."""
 
     def begin(self, client):
         super().begin(client)
         first = "SLURM_RESTART_COUNT" not in os.environ and "HKD_FOLLOWS" not in os.environ
         if client.round == {HALT} and client.id == 0 and first and "SLURM_JOB_ID" in os.environ:
-            subprocess.run(["scancel", "--batch", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
-            time.sleep(2)
+            subprocess.run(["scancel", "--batch", "--signal=USR1", os.environ["SLURM_JOB_ID"]])
+            while not signal.getsignal(signal.SIGUSR1).__self__.asked:
+                time.sleep(0.05)
 '''
 
 
@@ -186,6 +187,13 @@ def test_a_complete_run_ends_at_once(cluster, site, expected):
     assert f"already complete ({ROUNDS} rounds); nothing to do" in read(log)
 
 
+def test_a_launcher_that_ends_with_0_while_no_rank_does_is_not_believed(cluster, site):
+    """As Open MPI's mpirun when it loses a node."""
+    (site / "setup.sh").write_text("mpirun() { true; }\n")
+    number, log = sbatch(cluster, site, "--ntasks=2", LAUNCHER="mpirun", SETUP="setup.sh", settings=settings(site))
+    assert cluster.wait_for(number)["ExitCode"] == "1:0", read(log)
+
+
 def test_wrong_setting_ends_the_batch_job_with_one_line(cluster, site):
     number, log = sbatch(cluster, site, "-N2", "--ntasks=3", settings=["fed.rounds=none"])
     assert cluster.wait_for(number)["ExitCode"] == "2:0"
@@ -230,14 +238,15 @@ def test_a_killed_rank_ends_the_step(cluster):
 
 def rank(tmp_path, *command, **env):
     """A rank's wrapper around a command, without SLURM."""
-    own = {"PATH": os.environ["PATH"], "HKD_SCRATCH": str(tmp_path / "my tmp"), "HKD_STOPPED_FILE": str(tmp_path / "stopped")}
-    return subprocess.run(["bash", toy.PROJECT / "slurm/rank.sh", *command], env={**own, **env}, capture_output=True, text=True)
+    own = {"PATH": os.environ["PATH"], "HKD_SCRATCH": str(tmp_path / "my tmp")}
+    return subprocess.run(["bash", toy.PROJECT / "slurm/rank.sh", *command], env={**own, **env}, capture_output=True,
+                          text=True)
 
 
-@pytest.mark.parametrize("code, told, stopped", [(0, 0, False), (1, 1, False), (2, 2, False), (75, 0, True)])
-def test_a_rank_tells_a_stop_by_a_file(tmp_path, code, told, stopped):
+@pytest.mark.parametrize("code, told, outcome", [(0, 0, "0\n"), (1, 1, ""), (2, 2, ""), (75, 0, "75\n")])
+def test_a_rank_tells_a_good_end_by_a_file(tmp_path, code, told, outcome):
     assert rank(tmp_path, "bash", "-c", f"exit {code}").returncode == told
-    assert (tmp_path / "stopped").exists() == stopped
+    assert read(tmp_path / "my tmp/outcome") == outcome
 
 
 def test_a_rank_has_its_own_caches_and_on_amd_one_mask(tmp_path):

@@ -156,7 +156,8 @@ count_start() { # a requeued job and a successor count as requeues; a job that s
 
 give_up() {
     say "no new round after round $(last_round) in ${MAX_IDLE_REQUEUES:-3} requeues (MAX_IDLE_REQUEUES):" \
-        "not requeued again. The log says what ended the runs; if a round needs more time, submit again with a longer --time and OUT=$OUT"
+        "not requeued again. The log says what ended the runs; if a round needs more time, submit again with a longer" \
+        "--time and OUT=$OUT"
     exit 1
 }
 

@@ -49,7 +49,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     dataset = node_copy(config, comm)
     scheme_class = schemes.get(config.scheme.name)
     partition = partition_of(config, dataset, scheme_class.needs_public)
-    asked = config
+    asked, dealt = config, partition
     if scheme_class.pools_data:
         partition = pooled(partition)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
@@ -66,7 +66,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     here = [make_client(client, dataset, partition, config, comm.device, x_public)
             for client, rank in enumerate(rank_of) if rank == comm.rank]
     places = max(np.bincount(rank_of))
-    server = make_server(config, asked, comm, folder, dataset, partition, bench, rank_of) if comm.rank == 0 else None
+    server = make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, max(sum(images), 1)), server, rank_of,
@@ -151,8 +151,8 @@ def make_client(client: int, dataset: sources.DataSet, partition: Partition, con
                   resident(dataset.x_train, val), resident(dataset.y_train, val))
 
 
-def make_server(config, asked, comm, folder, dataset, partition, bench, rank_of) -> Server:
-    """`asked`: the settings as given, where a scheme that pools all data changes the number of clients."""
+def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) -> Server:
+    """`asked`, `dealt`: settings and partition before a scheme that pools all data made one client of them."""
     resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)  # noqa: E731
     held_out = np.concatenate(partition.val)
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
@@ -160,7 +160,7 @@ def make_server(config, asked, comm, folder, dataset, partition, bench, rank_of)
     static = {"config_json": asked.to_json(), "versions_json": json.dumps(versions.found()),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
-              "baselines": baselines(dataset, partition), "world": {"ranks": comm.size, "plan": comm.plan_line}}
+              "baselines": baselines(dataset, dealt), "world": {"ranks": comm.size, "plan": comm.plan_line}}
     return Server(config, bench, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from hkd_hpc import evaluate, rng
 from hkd_hpc.config import Config
+from hkd_hpc.errors import RunError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.images import normalise
 from hkd_hpc.models import has_batch_norm
@@ -107,6 +108,7 @@ class Workbench:
         correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
         val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
         report = self.scheme.report(client)
+        self._check_state(client)
         self._keep_own(client)
         client.cache = {}
         return Trained(terms, correct, val_correct, trained_s - start_s, time.perf_counter() - trained_s, report)
@@ -124,6 +126,19 @@ class Workbench:
         if not self.scheme.shares_weights:
             return {OWN_MODEL: (len(self.flat.values_V),)}
         return {OWN_STATISTICS: (len(self.flat.statistics_S),)} if self.config.train.batchnorm == "local" else {}
+
+    @property
+    def payload_floats(self) -> int:
+        """Floats of weights that a client sends, and gets, in a round, as the paper counts: without what stays with it."""
+        kept = self.flat.statistic_floats if self.config.train.batchnorm == "local" else 0
+        return (self.flat.payload_floats - kept) * self.scheme.shares_weights
+
+    def _check_state(self, client: Client) -> None:
+        """What is not declared would be in no checkpoint: a resumed run would be another one."""
+        unknown = set(client.state) - set(self.scheme.client_state_shapes()) - {OWN_MODEL, OWN_STATISTICS}
+        if unknown:
+            raise RunError(f"scheme {self.config.scheme.name} keeps {', '.join(sorted(unknown))} in client.state, which its "
+                           "client_state_shapes() does not declare")
 
     def _keep_own(self, client: Client) -> None:
         values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
@@ -146,6 +161,10 @@ class Workbench:
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
         self.flat.grad_P.zero_()
         terms = self.scheme.loss(client, batch)
+        if not isinstance(terms, dict) or terms.keys() != set(self.scheme.terms):
+            given = ", ".join(map(str, terms)) if isinstance(terms, dict) else type(terms).__name__
+            raise RunError(f"scheme {self.config.scheme.name}: loss() must return a dict with one scalar for each of its terms "
+                           f"({', '.join(self.scheme.terms)}), not {given}")
         values = [terms[name] for name in self.scheme.terms]
         sum(values).backward()
         self.scheme.adjust_gradient(client)

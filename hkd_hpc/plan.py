@@ -56,7 +56,7 @@ def memory_lines(job) -> list[str]:
 
 def bytes_lines(config, job) -> list[str]:
     """Bytes a round: weights as the paper counts them, and the blocks that really travel."""
-    weights = job.bench.flat.payload_floats * 4
+    weights = job.bench.payload_floats * 4
     return [f"payload of a client and round: {bytes_text(weights)} of weights each way",
             f"on the wire: {bytes_text((job.worker.sum.length + 1) * 8)} a rank in the all-reduce, "
             f"{bytes_text(job.worker.report_type.itemsize)} a client up, {bytes_text(job.message.nbytes)} a rank down"]

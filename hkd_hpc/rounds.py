@@ -213,7 +213,7 @@ def finale(job: Job) -> None:
     job.comm.at(job.done, "finale")
     found = {"global": gather_rows(job, job.worker.examine(job.weights_V, job.counters))}
     reestimated_V = with_statistics_of(job, list(range(len(job.rank_of))), "finale")
-    if job.config.fed.finetune_epochs:
+    if job.config.fed.finetune_epochs and not job.bench.scheme.pools_data:  # else there are no clients to tune it on
         found["finetuned"] = gather_rows(job, job.worker.finetune(job.weights_V, job.counters, job.done + 1))
     if job.server:
         job.server.finish(found, reestimated_V)

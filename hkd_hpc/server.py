@@ -10,6 +10,7 @@ import torch
 
 from hkd_hpc import evaluate, payload, report, rng
 from hkd_hpc.client import Workbench
+from hkd_hpc.errors import RunError
 from hkd_hpc.flat import weights_sha256
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.store.folder import RunFolder
@@ -88,7 +89,12 @@ class Server:
         server.round, server.client_ids = round, good["client"].tolist()
         message = np.zeros(1, self.message_type)
         payload.fill(message[0], self.bench.scheme.combine(server, payload.tensors_of(good)))
-        self.warning = self.bench.scheme.warning(payload.tensors_of(message[0]))
+        tensors = payload.tensors_of(message[0])
+        bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+        if bad:
+            raise RunError(f"the message that scheme {self.config.scheme.name} combined has NaN or infinity in {', '.join(bad)}, "
+                           "although all reports were finite; see its combine()")
+        self.warning = self.bench.scheme.warning(tensors)
         if self.warning:
             report.warn(f"round {round}: {self.warning}")
         message[0]["counters"] = good["counters"].max(0) if len(good) else 0
@@ -111,7 +117,7 @@ class Server:
     def _local_numbers(self, gathered: np.ndarray) -> dict:
         good = gathered[gathered["status"] == OK]
         images, tests = good["weight"].sum(), good["test_n"].sum()
-        worst_tenth, spread = spread_of(accuracy_of(good, "test"))
+        worst_tenth, spread = (NAN, NAN) if self.bench.scheme.pools_data else spread_of(accuracy_of(good, "test"))
         row = {"local_test_accuracy": good["test_correct"].sum() / tests if tests else NAN, "local_test_n": int(tests),
                "local_test_accuracy_worst_tenth": worst_tenth, "local_test_accuracy_std": spread,
                "local_val_accuracy": good["val_correct"].sum() / good["val_n"].sum() if good["val_n"].any() else NAN,
@@ -123,13 +129,12 @@ class Server:
 
     def _payload_bytes(self, gathered: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
-        scheme, flat = self.bench.scheme, self.bench.flat
-        weights = flat.payload_floats - (flat.statistic_floats if self.config.train.batchnorm == "local" else 0)
-        delivered = gathered["status"] == OK
+        scheme = self.bench.scheme
+        weights, delivered = self.bench.payload_floats, gathered["status"] == OK
         up = [scheme.report_floats(payload.tensors_of(report)) if good else 0 for report, good in zip(gathered, delivered)]
         down = np.full(len(gathered), scheme.message_floats(payload.tensors_of(message[0])))
-        floats = {"weights_up": delivered * weights * scheme.shares_weights, "knowledge_up": np.array(up, np.int64),
-                  "weights_down": np.full(len(gathered), weights * scheme.shares_weights), "knowledge_down": down}
+        floats = {"weights_up": delivered * weights, "knowledge_up": np.array(up, np.int64),
+                  "weights_down": np.full(len(gathered), weights), "knowledge_down": down}
         return {f"payload_bytes/{kind}": count * FLOAT_BYTES for kind, count in floats.items()}
 
     def _client_row(self, gathered: np.ndarray, payload_bytes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -52,7 +52,13 @@ def test_all_means_nine_schemes_and_the_controls(spec):
 @pytest.mark.parametrize("arguments, part", [
     ({"seeds": "[]"}, "study.seeds=[]: must be a list"), ({"seeds": "[-1]"}, "study.seeds"), ({"seeds": "3"}, "study.seeds=3"),
     ({"schemes": '["nope"]'}, "scheme.name=nope: no such scheme"), ({"more": "[tuning]\ntrials = 3\n"}, "[tuning] lacks lr_high"),
-    ({"more": "[other]\nx = 3\n"}, "other.x: not known")])
+    ({"more": "[other]\nx = 3\n"}, "other.x: not known"), ({"seeds": "[0, 0]"}, "study.seeds=[0, 0]: must be a list of diff"),
+    ({"schemes": "[]", "controls": "false"}, "name one scheme at least"),
+    *(({"more": TUNING.replace(old, new)}, part) for old, new, part in (
+        ("trials = 4", "trials = 0", "tuning.trials=0: must be >= 1"), ("trials = 4", "trials = 1.5", "must be a whole number"),
+        ("seed = 100", "seed = 1", "tuning.seed=1: must be >= 0 and none of study.seeds"),
+        ("0.2", "0.0", "tuning.val_fraction=0.0: must be > 0 and < 1"), ("3e-4", '"x"', "tuning.lr_low=x: must be a number"),
+        ("3e-4", "-1.0", "tuning.lr_low=-1.0: must be > 0"), ("3e-3", "1e-5", "tuning.lr_high=1e-05: must be >= tuning.lr_low")))])
 def test_wrong_specs_are_refused_in_one_line(spec, capsys, tmp_path, arguments, part):
     path = spec(**arguments)
     with pytest.raises(UsageError, match=part.replace("[", r"\[").replace("]", r"\]")):
@@ -93,6 +99,17 @@ def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
     for summary in summaries[:3]:
         summary["local_test_accuracy_last"] = 1.0  # nothing that is tested is looked at
     assert compare.choose(summaries, "local") == 0
+    assert compare.choose([None, summaries[2] | {"local_val_accuracy_last": NAN}], "local") is None  # nothing came to an end
+
+
+@pytest.mark.parametrize("more, part", [
+    (["fed.roundz=3"], "fed.roundz: no such setting"), (["fed.rounds=0"], "fed.rounds=0: not allowed"), (["junk"], "junk"),
+    (["run.seed=4"], "run.seed=4: is the study's to choose"), (["scheme.name=moon"], "scheme.name=moon: is the study's"),
+    (["--jobs", "0"], "--jobs 0: must be 1 or more"), (["data.name=file", "data.path=/nope.npz"], "no such file")])
+def test_what_cannot_run_is_refused_before_the_first_run(spec, tmp_path, capsys, more, part):
+    assert compare.main([spec(), "--root", str(tmp_path / "root"), *more]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert part in line and not (tmp_path / "root").exists()
 
 
 @pytest.mark.parametrize("values, text, verdict", [
@@ -109,7 +126,7 @@ def test_table_shows_what_was_measured_only():
     lines = text.splitlines()
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
     assert lines[4] == "| fedavg | 0.600 ± 0.141 | 0.250 ± 0.000 |  |  |"
-    assert lines[5].startswith("| other | 0.700 ± 0.141 | 0.250 ± 0.000 | +0.100 ± 0.000, better | +0.000 ± 0.000, not separated")
+    assert lines[5].startswith("| other | 0.700 ± 0.141 | 0.250 ± 0.000 | +0.100 ± 0.000, not separated | +0.000 ± 0.000, not")
 
 
 def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
@@ -119,8 +136,9 @@ def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
     first = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
     assert len(first) == 2 and "| fedavg | 0." in (root / "table.md").read_text()
     capfd.readouterr()
-    assert compare.main([path, "--root", str(root), "run.seed=0", "fed.rounds=2"]) == 1  # stored: 1 round, and their own seeds
+    assert compare.main([path, "--root", str(root), "fed.rounds=2"]) == 2
     err = capfd.readouterr().err
-    assert "fedavg-paper-s0: exit 2, see" in err and "fed.rounds: stored 1, asked 2" in (root / "fedavg-paper-s0.log").read_text()
+    assert "fedavg-paper-s0 was begun with other settings; fed.rounds: stored 1, asked 2" in err
+    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
     assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
     assert np.isfinite(compare.summary_of(compare.Cell("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])

@@ -23,14 +23,16 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc import rng, schemes
-from hkd_hpc.config import read_toml
+from hkd_hpc.config import difference as difference_of, from_json, read_toml, resolve, split_override
+from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 from tools.bench_table import header
 
@@ -80,23 +82,50 @@ def read_study(path: str) -> Study:
     names = values.get("study.schemes", "all")
     names = tuple(schemes.REGISTRY) if names == "all" else tuple(names)
     names += tuple(schemes.CONTROLS) if values.get("study.controls", True) else ()
+    names = tuple(dict.fromkeys(names))
+    if not names:
+        raise UsageError(f"{path}: study.schemes=[]: name one scheme at least")
     for name in names:
         schemes.get(name)
     seeds = values.get("study.seeds")
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
-        raise UsageError(f"{path}: study.seeds={seeds}: must be a list of whole numbers >= 0, for example [0, 1, 2]")
+    if (not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds)
+            or len(set(seeds)) < len(seeds)):
+        raise UsageError(f"{path}: study.seeds={seeds}: must be a list of different whole numbers >= 0, for example [0, 1, 2]")
     settings = {key.removeprefix("settings."): value for key, value in values.items() if key.startswith("settings.")}
-    return Study(names, tuple(seeds), settings, _tuning(path, values))
+    return Study(names, tuple(seeds), settings, _tuning(path, values, seeds))
 
 
-def _tuning(path: str, values: dict) -> Tuning | None:
+def _tuning(path: str, values: dict, seeds: list[int]) -> Tuning | None:
     given = {key.removeprefix("tuning."): value for key, value in values.items() if key.startswith("tuning.")}
     if not given:
         return None
     missing = set(Tuning.__dataclass_fields__) - set(given)
     if missing:
         raise UsageError(f"{path}: [tuning] lacks {', '.join(sorted(missing))}")
-    return Tuning(**given)
+    number = {"trials": int, "seed": int, "val_fraction": float, "lr_low": (int, float), "lr_high": (int, float)}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, number[name]):
+            raise UsageError(f"{path}: tuning.{name}={value}: must be a {'whole ' if number[name] is int else ''}number")
+    tuning = Tuning(**given)
+    for name, holds, allowed in (
+            ("trials", tuning.trials >= 1, ">= 1"), ("val_fraction", 0 < tuning.val_fraction < 1, "> 0 and < 1"),
+            ("lr_low", tuning.lr_low > 0, "> 0"), ("lr_high", tuning.lr_high >= tuning.lr_low, ">= tuning.lr_low"),
+            ("seed", tuning.seed >= 0 and tuning.seed not in seeds, ">= 0 and none of study.seeds, whose data it must not see")):
+        if not holds:
+            raise UsageError(f"{path}: tuning.{name}={given[name]}: must be {allowed}")
+    return tuning
+
+
+def check_cells(cells: list[Cell], root: Path) -> None:
+    """UsageError for the first run that cannot be: wrong settings, missing data, or a folder with a run of other settings."""
+    for cell in cells:
+        values = [f"{key}={value}" for key, value in cell.settings]
+        config = resolve(overrides=values)
+        check_present(config.data.name, config.data.dir, config.data.path)
+        stored = RunFolder(root / cell.name).read_config() if (root / cell.name).is_dir() else None
+        changed = difference_of(from_json(stored), dict(cell.settings)) if stored else None
+        if changed:
+            raise UsageError(f"--root {root}: {cell.name} was begun with other settings; {changed}; name another folder")
 
 
 def paper_cells(study: Study) -> list[Cell]:
@@ -128,10 +157,13 @@ def tuning_cells(study: Study) -> dict[str, list[Cell]]:
             for scheme in study.schemes if scheme not in schemes.CONTROLS}
 
 
-def choose(summaries: list[dict | None], goal: str) -> int:
-    """The trial with the best accuracy on validation images; the first of equals, so that the paper's wins a draw."""
+def choose(summaries: list[dict | None], goal: str) -> int | None:
+    """The trial with the best accuracy on validation images; the first of equals, so that the paper's wins a draw.
+
+    None when no trial came to its end.
+    """
     values = [-1.0 if summary is None else np.nan_to_num(summary[CHOSEN_BY[goal]], nan=-1.0) for summary in summaries]
-    return int(np.argmax(values))
+    return int(np.argmax(values)) if max(values) >= 0 else None
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -200,7 +232,7 @@ def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
     if len(pairs) < 2 or np.isnan(pairs).any():
         return "–", "–"
     half = stats.t.ppf(0.975, len(pairs) - 1) * pairs.std(ddof=1) / np.sqrt(len(pairs))
-    verdict = "not separated" if abs(pairs.mean()) <= half else "better" if pairs.mean() > 0 else "worse"
+    verdict = "not separated" if abs(pairs.mean()) <= half or half < 1e-9 else "better" if pairs.mean() > 0 else "worse"
     return f"{pairs.mean():+.3f} ± {half:.3f}", verdict
 
 
@@ -237,10 +269,11 @@ def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, 
 
 def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
     """Run everything; the report, and a line for each run that failed."""
-    seeds = f"{len(study.seeds)} seeds" + ("" if len(study.seeds) > 4 else ", so a smoke test, no evidence")
+    count = len(study.seeds)
+    seeds = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
     failures = run_cells(paper_cells(study), root, jobs)
     by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
-    parts = [table(f"Paper settings, last round, mean ± standard deviation over {seeds}", accuracies(by_scheme, root))]
+    parts = [table(f"Settings as given, hyper-parameters of the paper where not, last round, mean ± standard deviation over {seeds}", accuracies(by_scheme, root))]
     if study.tuning:
         text, more = tuned(study, root, jobs, seeds)
         parts, failures = [*parts, text], failures + more
@@ -253,6 +286,9 @@ def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[st
     failures = run_cells(list(itertools.chain.from_iterable(trials.values())), root, jobs)
     chosen = {scheme: {goal: choose([summary_of(cell, root) for cell in own], goal) for goal in GOALS}
               for scheme, own in trials.items()}
+    failures += [f"{scheme}: no trial came to its end, so nothing was chosen" for scheme in trials
+                 if None in chosen[scheme].values()]
+    chosen = {scheme: best for scheme, best in chosen.items() if None not in best.values()}
     final = {scheme: {goal: [tuned_cell(study, scheme, best[goal], seed) for seed in study.seeds] for goal in GOALS}
              for scheme, best in chosen.items()}
     unique = {cell.name: cell for goals in final.values() for own in goals.values() for cell in own}
@@ -278,6 +314,19 @@ def describe(study: Study, scheme: str, trial: int) -> str:
     return "(" + (", ".join(f"{key}={value}" for key, value in changed.items()) or "the paper's") + ")"
 
 
+def check(study: Study, root: Path, jobs: int) -> None:
+    """Everything that can be known before the first run. Raises UsageError."""
+    for key in ("scheme.name", "run.seed", "data.val_fraction"):
+        if key in study.settings:
+            raise UsageError(f"{key}={study.settings[key]}: is the study's to choose ([study] schemes and seeds, [tuning])")
+    if jobs < 1:
+        raise UsageError(f"--jobs {jobs}: must be 1 or more")
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"--root {root}: is a file; name a folder")
+    trials = itertools.chain.from_iterable(tuning_cells(study).values()) if study.tuning else ()
+    check_cells([*paper_cells(study), *trials], root)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.compare", description=__doc__.splitlines()[0])
     parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; see tools/specs")
@@ -287,13 +336,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     try:
         study = read_study(options.spec)
-        more = dict(text.split("=", 1) for text in options.settings if "=" in text)
-        study = Study(study.schemes, study.seeds, {**study.settings, **more}, study.tuning)
+        study = replace(study, settings={**study.settings, **dict(map(split_override, options.settings))})
+        check(study, options.root, options.jobs)
         options.root.mkdir(parents=True, exist_ok=True)
     except (UsageError, OSError) as error:
         print(f"tools.compare: {error}", file=sys.stderr)
         return 2
-    text, failures = compare(study, options.root, max(1, options.jobs))
+    text, failures = compare(study, options.root, options.jobs)
     (options.root / "table.md").write_text(text + "\n")
     print(f"\n{text}\n\n{options.root / 'table.md'}")
     for failure in failures:

@@ -25,4 +25,5 @@ class Central(Scheme):
     Settings = CentralSettings
     shares_weights = False
     pools_data = True
-    remark = "the images of all clients were trained on in one place; local is one model on all local tests together"
+    remark = ("the images of all clients were trained on in one place, so there are no clients to sample, to average or to "
+              "fine-tune on; local is the one model on all local tests together")

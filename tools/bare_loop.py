@@ -1,7 +1,7 @@
 """A plain PyTorch training loop, nothing federated: what the training of a round costs at the least without tricks.
 
 `python -m tools.bare_loop JOB IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains those
-clients for so many epochs one after the other and answers with the seconds. Uses only torch and torchvision.
+clients for so many epochs one after the other and answers with the seconds of CPU. Uses only torch and torchvision.
 """
 import sys
 import time
@@ -44,10 +44,10 @@ def main(job, images):
     for line in sys.stdin:
         _, clients, epochs = line.split()
         data = [make_images(int(client), images) for client in clients.split(",")]
-        start = time.perf_counter()
+        start = time.process_time()
         for x, y in data:
             train(net, x, y, int(epochs))
-        print(time.perf_counter() - start, flush=True)
+        print(time.process_time() - start, flush=True)
 
 
 if __name__ == "__main__":

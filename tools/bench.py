@@ -5,6 +5,7 @@ Only ratios within one run, alternated (A B A B ...), mean something on a shared
 spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
 latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios are per client.
 Training rows: one process, one thread, no local test on either side; ours includes the report and the exact sum.
+Their seconds are the CPU's: a thread that never waits takes as long on a core of its own, whoever else is there.
 A scheme's round is a client's, the second or a later one: every class known, its own state there, as many public images
 as it trains on; and the server's combine of ten reports, divided by the ten clients it serves.
 Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.

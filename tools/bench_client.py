@@ -1,9 +1,9 @@
 """Our side of the training rows of tools.bench: the work of a client rank in a round, one process, one thread.
 
 `python -m tools.bench_client JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS" on stdin runs one round of those clients and
-answers with the seconds: weights loaded, local epochs, report, exact sum and its mean. The local test sets are empty;
-there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the server
-makes its message from M reports. Clients and server keep their state from one line to the next.
+answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The local test sets are
+empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the
+server makes its message from M reports. Clients and server keep their state from one line to the next.
 """
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ class Round:
         self.server = SchemeServer(flat.net, seed=0, round=ROUND)
 
     def run(self, clients: list[int], epochs: int) -> float:
-        """Seconds of a round of these clients. RuntimeError when one of them was refused."""
+        """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
         hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
         self.bench.config = replace(self.bench.config, train=replace(self.bench.config.train, epochs=epochs))
         worker = Worker(Nobody(), self.bench, hosted, len(hosted), self.images * CLIENTS)
         message = known(self.scheme.message_shapes())
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)
         worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
-        wall_s = time.perf_counter() - start_s
+        cpu_s = time.process_time() - start_s
         if reports["status"].any():
             raise RuntimeError(f"a client was refused: status {reports['status'].tolist()}")
-        return wall_s
+        return cpu_s
 
     def combine(self, clients: int) -> float:
-        """Seconds of the server's work on the reports of so many clients."""
+        """Seconds of CPU of the server's work on the reports of so many clients."""
         reports = known(self.scheme.report_shapes(), clients)
         self.server.client_ids = list(range(clients))
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         self.scheme.combine(self.server, reports)
-        return time.perf_counter() - start_s
+        return time.process_time() - start_s
 
 
 def main(job: str, images: int) -> None:
@@ -94,9 +94,9 @@ def main(job: str, images: int) -> None:
         if scheme not in rounds:
             rounds[scheme] = Round(flat, settings(job, scheme), images)
         round = rounds[scheme]
-        wall_s = (round.combine(int(count)) if what == "combine" else
-                  round.run([int(client) for client in what.split(",")], int(count)))
-        print(wall_s, flush=True)
+        cpu_s = (round.combine(int(count)) if what == "combine" else
+                 round.run([int(client) for client in what.split(",")], int(count)))
+        print(cpu_s, flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class FedProx(Scheme):
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}
 
     def _pull(self, client):
-        """The term's value. Its gradient mu (w - w_received) goes where the backward pass adds to: one pass, no copy."""
+        """The term's value. Its gradient mu (w - w_received) goes where the backward pass adds to; no copy."""
         flat, mu, square = client.flat, self.settings.mu, 0.0
         size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
         whole = flat.grad_P, flat.parameters_P.detach(), client.received_P

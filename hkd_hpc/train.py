@@ -25,7 +25,6 @@ from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from hkd_hpc.store.tree import BadFile, load_tree
 
 RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
 
@@ -177,7 +176,7 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
         report.say(f"{request.out}: no run to resume; a new one starts")
     else:
         stored = stored_settings(request, folder, text)
-        if is_complete(folder):
+        if folder.summary():
             report.say(f"{folder.path}: already complete ({stored.fed.rounds} rounds); nothing to do")
             return None
         config = config_module.moved(stored, request.asked)
@@ -195,14 +194,6 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
     if changed:
         raise UsageError(f"--resume {folder.path}: goes on with the stored settings; {changed}")
     return stored
-
-
-def is_complete(folder: RunFolder) -> bool:
-    """Whether the last thing a run writes is there."""
-    try:
-        return bool(load_tree(folder.metrics_path, only=["summary"]))
-    except (BadFile, KeyError):
-        return False
 
 
 def main(arguments: list[str] | None = None) -> int:

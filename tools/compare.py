@@ -29,11 +29,12 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import rng, schemes
+from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.config import difference as difference_of, from_json, read_toml, resolve, split_override
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.tree import BadFile, load_tree
+from hkd_hpc.tables import COLUMNS, interval, markdown
 from tools.bench_table import header
 
 GOALS = ("local", "global")  # what a user wants to be best: her clients' own models, or the one model of all
@@ -189,30 +190,16 @@ def run_cell(cell: Cell, root: Path) -> str | None:
     arguments = [f"{key}={value}" for key, value in cell.settings]
     with open(log, "a") as file:
         code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume", "--out", root / cell.name, *arguments],
-                              stdout=file, stderr=subprocess.STDOUT, env=one_process()).returncode
+                              stdout=file, stderr=subprocess.STDOUT, env={**outside_of_jobs(os.environ), "OMP_NUM_THREADS": "1"}).returncode
     return f"{cell.name}: exit {code}, see {log}" if code else None
-
-
-def one_process() -> dict[str, str]:
-    """The environment without the traces of a launcher: each cell is a world of its own."""
-    foreign = ("OMPI_", "PMI", "PRTE_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 def summary_of(cell: Cell, root: Path) -> dict | None:
     """The summary of a finished run, None for one that is missing or not finished."""
-    try:
-        return load_tree(root / cell.name / "metrics.h5", only=["summary"])["summary"]
-    except (BadFile, KeyError):
-        return None
+    return RunFolder(root / cell.name).summary()
 
 
 # ---------------------------------------------------------------------------------------------- the table
-
-COLUMNS = {"local": "local_test_accuracy_last", "worst tenth": "local_test_accuracy_worst_tenth_last",
-           "global": "global_test_accuracy_last", "global, BN re-estimated": "global_test_accuracy_batchnorm_reestimated",
-           "fine-tuned": "finetuned_on_local_test_accuracy"}
 
 
 def mean_and_deviation(values: list[float]) -> str:
@@ -226,14 +213,12 @@ def mean_and_deviation(values: list[float]) -> str:
 
 def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
     """(mean of the paired differences with the half width of its 95 % interval, verdict)."""
-    from scipy import stats
-
     pairs = np.array(values) - np.array(reference)
     if len(pairs) < 2 or np.isnan(pairs).any():
         return "–", "–"
-    half = stats.t.ppf(0.975, len(pairs) - 1) * pairs.std(ddof=1) / np.sqrt(len(pairs))
-    verdict = "not separated" if abs(pairs.mean()) <= half or half < 1e-9 else "better" if pairs.mean() > 0 else "worse"
-    return f"{pairs.mean():+.3f} ± {half:.3f}", verdict
+    mean, half = interval(pairs)
+    verdict = "not separated" if abs(mean) <= half or half < 1e-9 else "better" if mean > 0 else "worse"
+    return f"{mean:+.3f} ± {half:.3f}", verdict
 
 
 def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
@@ -249,10 +234,9 @@ def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
             text, verdict = difference(row[goal], found[reference][goal])
             cells.append("" if scheme == reference else f"{text}, {verdict}")
         rows.append([scheme, *cells])
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
     verdicts = sum(name != reference for name in found) * len(against)
     chance = f"\n\nOf {verdicts} intervals at 95 %, about {verdicts / 20:.1g} exclude 0 by chance alone." if verdicts else ""
-    return "\n".join([title, "", *lines]) + chance
+    return f"{title}\n\n{markdown(head, rows)}{chance}"
 
 
 def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, list[float]]]:

@@ -13,7 +13,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
-TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.run\.lock\.[0-9a-f]{16}")
+TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -74,6 +74,20 @@ class RunFolder:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"cannot read {self.config_path}: {getattr(error, 'strerror', None) or error}") from error
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary in metrics.h5, the last thing that a run writes: None for a run that is not complete."""
+        try:
+            return load_tree(self.metrics_path, only=["summary"])["summary"] or None
+        except BadFile:
+            return None
+
+    def rounds(self) -> dict[str, Any]:
+        """The columns of metrics.h5's rounds, empty while there are none."""
+        try:
+            return load_tree(self.metrics_path, only=["rounds"])["rounds"]
+        except BadFile:
+            return {}
 
     def checkpoint_path(self, round: int) -> Path:
         """Where the checkpoint after `round` is or will be."""

@@ -1,11 +1,11 @@
 """One run per folder: an exclusive lock that tells who holds it, and that survives its holder's death only briefly.
 
-The lock is the file run.lock, made by an atomic create; the holder touches it every 2 s. Whoever finds it waits, and
+The lock is a file (run.lock), made by an atomic create; the holder touches it every 2 s. Whoever finds it waits, and
 may take over from a holder that is dead: at once where its process can be seen (same host), else after 10 s in which
 the file did not change, measured by the own clock, for the clocks of two hosts need not agree.
 
 Two may find the same dead holder, and the slower one must not remove the lock that the faster one has just made. So a
-lock is removed only by whoever first makes the file .run.lock.<its mark>, and only while it still has that mark.
+lock is removed only by whoever first makes the file .<its name>.<its mark>, and only while it still has that mark.
 """
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from hkd_hpc.errors import UsageError
 LOCK_NAME = "run.lock"
 POLL_S = 0.1
 PROGRESS_AFTER_S = 2.0
+SILENT_S = 60.0  # a holder on another host that gave no sign for so long counts as dead; clocks differ by less
 
 
 def to_standard_error(text: str) -> None:
@@ -62,12 +63,13 @@ class RunLock:
 
     `wait_s` is how long to wait for a living holder (at least `stale_s` to outwait a dead one on another host),
     `progress` gets one line if that takes longer than 2 s, `on_lost` (called from a thread) one line if the lock turns
-    out to be someone else's. `beat_s` and `stale_s` must be the same for all.
+    out to be someone else's. `beat_s` and `stale_s` must be the same for all, `name` is the file's.
     """
 
     def __init__(self, folder: str | Path, wait_s: float = 12.0, progress: Callable[[str], None] = to_standard_error,
-                 on_lost: Callable[[str], None] = to_standard_error, beat_s: float = 2.0, stale_s: float = 10.0):
-        self.path = Path(folder) / LOCK_NAME
+                 on_lost: Callable[[str], None] = to_standard_error, beat_s: float = 2.0, stale_s: float = 10.0,
+                 name: str = LOCK_NAME):
+        self.path = Path(folder) / name
         self._wait_s, self._beat_s, self._stale_s = wait_s, beat_s, stale_s
         self._progress, self._on_lost = progress, on_lost
         self._content = b""
@@ -145,6 +147,16 @@ class RunLock:
         return None
 
 
+def is_held(folder: str | Path, name: str = LOCK_NAME) -> bool:
+    """Whether a living process holds the lock, by one look: exact on its own host, elsewhere by its last sign of life."""
+    seen = _look(Path(folder) / name)
+    if seen is None:
+        return False
+    if seen.holder and is_visible(seen.holder):
+        return is_alive(seen.holder)
+    return time.time() - seen.mtime_ns / 1e9 < SILENT_S
+
+
 class _Watch:
     """Tells whether the holder of a lock is dead, from looks at the file over time."""
 
@@ -156,16 +168,14 @@ class _Watch:
     def is_dead(self, seen: Seen) -> bool:
         if seen != self._last:
             self._last, self._changed_s = seen, time.monotonic()
-        if seen.holder and _is_visible(seen.holder):
-            return not _is_alive(seen.holder)
+        if seen.holder and is_visible(seen.holder):
+            return not is_alive(seen.holder)
         return time.monotonic() - self._changed_s > self._stale_s
 
 
 def _own_content() -> bytes:
-    pid = os.getpid()
-    status = _process_status(pid)
     return json.dumps({
-        "host": socket.gethostname(), "pid_space": _pid_space(), "pid": pid, "pid_start": status and status[1],
+        **process_mark(os.getpid()),
         "job": os.environ.get("SLURM_JOB_ID", ""), "user": os.environ.get("USER") or str(os.getuid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "token": uuid.uuid4().hex}).encode()
 
@@ -200,7 +210,7 @@ def _look(path: Path) -> Seen | None:
 
 def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
     """Remove the lock that was seen and no other; False if someone else is about to do it."""
-    claim = path.with_name(f".{LOCK_NAME}.{seen.mark}")
+    claim = path.with_name(f".{path.name}.{seen.mark}")
     if not _create(claim, _own_content()):
         _remove_dead_claim(claim, stale_s)
         return False
@@ -218,8 +228,8 @@ def _remove_dead_claim(claim: Path, stale_s: float) -> None:
     seen = _look(claim)
     if seen is None:
         return
-    if seen.holder and _is_visible(seen.holder):
-        dead = not _is_alive(seen.holder)
+    if seen.holder and is_visible(seen.holder):
+        dead = not is_alive(seen.holder)
     else:
         time.sleep(stale_s)
         dead = _look(claim) == seen
@@ -230,13 +240,19 @@ def _remove_dead_claim(claim: Path, stale_s: float) -> None:
 def _describe(seen: Seen) -> str:
     holder = seen.holder
     if not holder:
-        return f"someone whose {LOCK_NAME} cannot be read"
+        return "someone whose lock cannot be read"
     job = f", job {holder['job']}" if holder.get("job") else ""
     return (f"another run: host {holder.get('host')}, process {holder.get('pid')}{job}, "
             f"user {holder.get('user')}, since {holder.get('since')}")
 
 
 # ---- processes ----
+
+def process_mark(pid: int) -> dict[str, Any]:
+    """What tells a process of this host from every other one, now and later; for `is_visible` and `is_alive`."""
+    status = _process_status(pid)
+    return {"host": socket.gethostname(), "pid_space": _pid_space(), "pid": pid, "pid_start": status and status[1]}
+
 
 def _pid_space() -> str:
     """Names the set of processes in which a pid means one process: this boot of this machine, this container."""
@@ -246,14 +262,14 @@ def _pid_space() -> str:
         return ""
 
 
-def _is_visible(holder: dict[str, Any]) -> bool:
+def is_visible(holder: dict[str, Any]) -> bool:
     """Whether the holder's process would be seen from here if it lived."""
     space = _pid_space()
     return bool(space) and holder.get("host") == socket.gethostname() and holder.get("pid_space") == space \
         and isinstance(holder.get("pid"), int)
 
 
-def _is_alive(holder: dict[str, Any]) -> bool:
+def is_alive(holder: dict[str, Any]) -> bool:
     """Whether the holder's process runs. A zombie does not: in a container process 1 may never collect it."""
     try:
         os.kill(holder["pid"], 0)

@@ -1,0 +1,99 @@
+"""python -m jobs launch SPEC.toml --executor slurm|local|debug --root DIR, and status, cancel, resubmit DIR."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+
+from hkd_hpc import report
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.train import Parser
+from jobs import watch
+from jobs.launcher import EXECUTORS, Options, Problems, launch, resubmit
+from jobs.study import Study
+from jobs.sweep import Sweep
+
+NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_parallelism", "signal_delay_s", "parallel")
+TEXTS = ("partition", "account", "qos", "constraint", "mpi")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m jobs", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="launch|status|table|cancel|resubmit")
+    add_launch(commands.add_parser("launch", help="submit the cells of a spec that are not complete, running or queued"))
+    for name, text in (("status", "how every cell stands"), ("table", "the results, as Markdown"),
+                       ("cancel", "end all jobs of the study"), ("resubmit", "launch its cells again, with the same options")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("root", metavar="DIR")
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def add_launch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="SPEC.toml", help="the sweep; see jobs/specs")
+    command.add_argument("--executor", choices=EXECUTORS, default="slurm")
+    command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; give it again to go on or to grow it")
+    command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
+    command.add_argument("--ranks", default=1, type=lambda text: int(text) if text.isdigit() else text,
+                         help="processes of a cell; clients: one for each client and one for the server (SLURM only)")
+    for field in dataclasses.fields(Options):
+        if field.name in NUMBERS + TEXTS:
+            kind, default = (int, field.default) if field.name in NUMBERS else (str, field.default)
+            command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default,
+                                 metavar="N" if kind is int else "X", help=f"default {default}")
+    command.add_argument("--mem-gb", type=float, metavar="N")
+    command.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before srun; may be repeated")
+    command.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of all cells, over the spec's")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.command == "launch":
+        return run_launch(options)
+    if options.command == "resubmit":
+        resubmit(options.root)
+        return 0
+    study = Study(options.root)
+    if options.command == "status":
+        states = study.status()
+        report.say(as_json(states) if options.json else watch.table(states))
+    elif options.command == "table":
+        report.say(study.table())
+    else:
+        ended = study.cancel()
+        report.say(f"asked {len(ended)} job(s) to end" + (f": {' '.join(ended)}" if ended else ""))
+    return 0
+
+
+def run_launch(options: argparse.Namespace) -> int:
+    names = [name for name in Options.__dataclass_fields__ if hasattr(options, name)]
+    sweep = Sweep.from_toml(options.spec, options.settings)
+    study = launch(sweep, options.executor, root=options.root, **{name: getattr(options, name) for name in names})
+    if not options.wait and options.executor != "debug":
+        return 0
+    complete = study.wait()
+    report.say(study.table())
+    return 0 if complete else 1
+
+
+def as_json(states: list[watch.CellState]) -> str:
+    """Numbers that were not measured are null."""
+    rows = [{name.rstrip("_"): None if isinstance(value, float) and math.isnan(value) else value
+             for name, value in dataclasses.asdict(state).items()} for state in states]
+    return json.dumps(rows, indent=1)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 done, 1 not all cells are complete or the system failed, 2 wrong input: one line for each problem."""
+    try:
+        return run(make_parser().parse_args(arguments))
+    except (UsageError, RunError) as error:
+        for line in error.lines if isinstance(error, Problems) else [str(error)]:
+            print(f"jobs: {line}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The files of a study: study.json and launches/ in its root, status.json, job.lock and log.txt in each cell's folder.
+
+    ROOT/study.json                the cells
+    ROOT/launches/0001.json        which job was given which cells, and with what options
+    ROOT/submitit/                 submitit's own files: submission scripts, logs of the jobs
+    ROOT/<cell>/                   the run folder of hkd_hpc.train, and the three files above
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.store.atomic import replace_text
+from jobs.sweep import Cell
+
+JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a cell is worked on, and while a study is launched
+
+
+@dataclass
+class Status:
+    """What a cell's job says about it, rewritten every few seconds (`heartbeat`). Times are seconds since 1970.
+
+    state: running, complete, stopped (by a signal, saved: goes on when it is started again) or failed.
+    `starts` of the cell in all; `stalls`: the latest of them in a row, within one job, that brought no new round;
+    `first_round`: rounds done when this one began.
+    """
+
+    state: str
+    launch: str
+    job: str
+    node: str
+    round: int
+    rounds: int
+    first_round: int = 0
+    starts: int = 1
+    stalls: int = 0
+    began: float = 0.0
+    heartbeat: float = 0.0
+    error: str = ""
+
+    def write(self, folder: Path) -> None:
+        replace_text(folder / "status.json", json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> Status | None:
+        """None while there is none."""
+        try:
+            return cls(**json.loads((folder / "status.json").read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            return None
+
+
+@dataclass
+class Launch:
+    """One launch. jobs: job id to the cells it was given; process: of a job on this machine, see store.lock.process_mark."""
+
+    name: str
+    executor: str
+    options: dict[str, Any]
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    processes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cancelled: bool = False
+
+    def write(self, root: Path) -> None:
+        replace_text(root / "launches" / f"{self.name}.json", json.dumps(asdict(self), indent=1))
+
+
+def read_launches(root: Path) -> list[Launch]:
+    """All launches of a study, oldest first."""
+    return [Launch(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted((root / "launches").glob("*.json"))]
+
+
+def write_cells(root: Path, cells: Iterable[Cell]) -> None:
+    """The cells of the study, those of earlier launches included."""
+    replace_text(root / "study.json", json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+
+
+def read_cells(root: Path) -> list[Cell]:
+    """The cells, none for a folder that is no study yet. UsageError for a damaged file."""
+    path = root / "study.json"
+    try:
+        return [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error})") from None

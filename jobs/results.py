@@ -1,0 +1,38 @@
+"""The table of a study: mean and 95 % interval over the seeds of what its finished cells found."""
+from __future__ import annotations
+
+from pathlib import Path
+
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.tables import COLUMNS, markdown, mean_with_interval
+from jobs.sweep import Cell
+
+GOALS = ("local", "global")
+ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
+
+
+def table(root: Path, cells: list[Cell]) -> str:
+    """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local and once for global."""
+    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.labels if axis != "seed"))
+    across = [axis for axis in ACROSS if axis in axes]
+    down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
+    summaries = {cell.name: RunFolder(root / cell.name).summary() for cell in cells}
+    heads = list(dict.fromkeys(_labels(cell, across) for cell in cells))
+    groups: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((_labels(cell, down), _labels(cell, across)), []).append(cell)
+    rows = [[*row, *(mean_with_interval(_values(groups.get((row, head), []), summaries, goal))
+                     for goal in GOALS for head in heads)] for row in dict.fromkeys(row for row, _ in groups)]
+    head = [*down, *(" ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
+                     for goal in GOALS for labels in heads)]
+    done = sum(summary is not None for summary in summaries.values())
+    return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
+                      f"{done} of {len(cells)} runs are complete", "", markdown(head, rows)])
+
+
+def _labels(cell: Cell, axes: list[str]) -> tuple[str, ...]:
+    return tuple(cell.labels.get(axis, "") for axis in axes)
+
+
+def _values(cells: list[Cell], summaries: dict, goal: str) -> list[float]:
+    return [float(summary[COLUMNS[goal]]) for cell in cells if (summary := summaries[cell.name]) is not None]

@@ -1,0 +1,60 @@
+"""A study: the cells of a root folder, how they stand, and what they found."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from hkd_hpc import report
+from hkd_hpc.errors import UsageError
+from jobs import results, watch
+from jobs.files import read_cells, read_launches
+
+
+class Study:
+    """What is in `root`; made by `launch`, or for one that was launched before."""
+
+    def __init__(self, root: str | os.PathLike) -> None:
+        self.root = Path(os.path.abspath(root))
+        self.cells = read_cells(self.root)
+        self._queue = watch.Queue()
+        if not self.cells:
+            raise UsageError(f"{self.root}: no study here; python -m jobs launch SPEC.toml --root DIR makes one")
+
+    def status(self) -> list[watch.CellState]:
+        """How every cell stands now."""
+        return watch.look(self.root, self.cells, read_launches(self.root), self._queue)
+
+    def wait(self, say=report.say) -> bool:
+        """Until no cell is running or queued any more; whether all are complete."""
+        return all(state.state == "complete" for state in watch.wait(self.status, say))
+
+    def table(self) -> str:
+        """Accuracies of the finished cells, in the layout of the paper's Table 1, as Markdown."""
+        return results.table(self.root, self.cells)
+
+    def cancel(self) -> list[str]:
+        """Ask SLURM to cancel the jobs of all launches, and interrupt those on this machine. Their ids; UsageError."""
+        busy = {state.job for state in self.status() if state.state in watch.BUSY}
+        ended = []
+        for launch in read_launches(self.root):
+            here = {job: process for job, process in launch.processes.items() if watch.is_safe_to_signal(process)}
+            queued = [job for job in launch.jobs if launch.executor == "slurm" and job in busy]
+            if queued:
+                _scancel(queued)
+            for process in here.values():
+                os.kill(process["pid"], signal.SIGINT)
+            launch.cancelled = True
+            launch.write(self.root)
+            ended += [*queued, *here]
+        return ended
+
+
+def _scancel(jobs: list[str]) -> None:
+    try:
+        subprocess.run(["scancel", *jobs], capture_output=True, text=True, check=True, timeout=60)
+    except subprocess.CalledProcessError as error:
+        raise UsageError(f"scancel refused: {(error.stderr or '').strip().splitlines()[-1:]}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"scancel cannot be asked: {error}") from None

@@ -1,0 +1,212 @@
+"""What a job does, on each of its ranks: its cells, one after the other, each a `hkd_hpc.train --resume` in this process.
+
+Rank 0 holds the cell's job.lock meanwhile, so that no cell is worked on twice, and keeps its status.json. submitit sends
+a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all ranks,
+and only then is submitit asked to requeue the job. What kills a job without a word shows in the lock: nobody holds it.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hkd_hpc import report, train
+from hkd_hpc.comm.world import guess_rank
+from hkd_hpc.errors import UsageError
+from hkd_hpc.stop import SIGNALS, STOPPED
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.lock import RunLock
+from jobs.files import JOB_LOCK, Status
+from jobs.sweep import Cell
+
+BEAT_S = 10.0
+MOST_STALLS = 3  # starts of one job in a row without a new round; one more would not help
+LOCK_WAIT_S = 20.0  # the processes of a job that was requeued may need seconds to end
+FAILED = 1
+
+
+class Task:
+    """The function of a job. Called by every rank; `checkpoint` is called by submitit's signal handler on rank 0.
+
+    `patient`: wait for a cell that is still held, as by the end of this job's last start; else take the next one.
+    `devices`: CUDA_VISIBLE_DEVICES as it was where the job was submitted, for submitit's local executor hides all GPUs.
+    """
+
+    def __init__(self, root: Path, cells: list[Cell], launch: str, patient: bool = True, devices: str | None = None,
+                 local: bool = False) -> None:
+        self.root, self.cells, self.launch, self.patient, self.local, self.devices = (
+            Path(root), cells, launch, patient, local, devices)
+
+    def __call__(self) -> None:
+        """Raises SystemExit with the last cell's exit code, unless that is 0."""
+        if self.local:
+            _set_variable("CUDA_VISIBLE_DEVICES", self.devices)
+        code = 0
+        for cell in self.cells:
+            code = self._rank_0(cell) if guess_rank(os.environ) == 0 else exit_code_of(cell, self.root)
+            if code == STOPPED:
+                request_requeue()
+            if code == STOPPED or code > 128:  # a signal ended it: the other cells are for the next start
+                break
+        if code:
+            sys.exit(code)
+
+    def checkpoint(self):
+        """The same again: what is saved is in the run folders."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _rank_0(self, cell: Cell) -> int:
+        """The exit code of the cell; 0 for one that another job has."""
+        folder = RunFolder(self.root / cell.name, warn=report.warn)
+        folder.create()
+        try:
+            with RunLock(folder.path, LOCK_WAIT_S if self.patient else 0.0, on_lost=train.lock_lost, name=JOB_LOCK):
+                return self._attempt(cell, folder)
+        except UsageError as error:
+            report.say(f"{cell.name}: {error}")
+            return FAILED if self.patient else 0
+
+    def _attempt(self, cell: Cell, folder: RunFolder) -> int:
+        before = Status.read(folder.path)
+        if before and not self.patient and (before.state, before.launch) == ("failed", self.launch):
+            return 0  # another worker of this launch has tried
+        status = begin(cell, folder, before, self.launch)
+        if folder.summary():
+            end(status, folder, 0, "")
+            return 0
+        with output_to(folder.path / "log.txt") as log_begin:
+            report.say(f"--- job {status.job} on {status.node}, {time.strftime('%Y-%m-%d %H:%M:%S')}: start {status.starts}, "
+                       f"round {status.round} of {status.rounds} done, {status.stalls} starts without a new round")
+            if status.stalls >= MOST_STALLS:
+                report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
+                           "give it a longer time limit, or see above")
+                code = FAILED
+            else:
+                with beating(status, folder):
+                    code = exit_code_of(cell, self.root)
+            if code == STOPPED:
+                report.say("stopped after its round, saved; the job asks to be requeued")
+        end(status, folder, code, error_in(folder.path / "log.txt", log_begin, code))
+        return code
+
+
+def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str) -> Status:
+    """The status at the start, from that of the start before."""
+    rounds = cell.config().fed.rounds
+    done = len(folder.rounds().get("round", ()))
+    status = Status("running", launch, job_id(), socket.gethostname(), done, rounds, first_round=done,
+                    began=time.time(), heartbeat=time.time())
+    if before:
+        status.starts = before.starts + 1
+        requeued = before.job == status.job  # else somebody asked for this start: it begins to count anew
+        status.stalls = before.stalls + 1 if requeued and done <= before.first_round else 0
+    return status
+
+
+def end(status: Status, folder: RunFolder, code: int, error: str) -> None:
+    """Write how it ended."""
+    status.round = len(folder.rounds().get("round", ())) or status.round
+    status.state = "complete" if code == 0 else "stopped" if code == STOPPED or code > 128 else "failed"
+    status.error, status.heartbeat = error, time.time()
+    status.write(folder.path)
+
+
+@contextlib.contextmanager
+def beating(status: Status, folder: RunFolder) -> Iterator[None]:
+    """Within it the status is written every BEAT_S."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            with contextlib.suppress(Exception):  # a full disk: the run itself says so
+                status.heartbeat, status.round = time.time(), len(folder.rounds().get("round", ()))
+                status.write(folder.path)
+
+    status.write(folder.path)
+    thread = threading.Thread(target=beat, name="status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def exit_code_of(cell: Cell, root: Path) -> int:
+    """Train the cell as this rank."""
+    try:
+        return train.main(["--resume", "--out", str(root / cell.name), *cell.arguments()])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def request_requeue() -> None:
+    """Rank 0: what submitit does on its signal, now that all is saved. Does not return, unless no submitit runs this."""
+    if guess_rank(os.environ):
+        return
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handler(number, None)
+
+
+def job_id() -> str:
+    """Of this job as submitit names it, "here" in no job."""
+    env = os.environ
+    if "SUBMITIT_LOCAL_JOB_ID" in env:
+        return env["SUBMITIT_LOCAL_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in env:
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID", "here")
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[int]:
+    """Within it all output of this process is appended to `path`; gives the file's size before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with open(path, "ab") as file:
+        size = file.seek(0, os.SEEK_END)
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    try:
+        yield size
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, old in zip((1, 2), kept):
+            os.dup2(old, descriptor)
+            os.close(old)
+
+
+def error_in(log: Path, begin: int, code: int) -> str:
+    """The line that says what went wrong, from this start's part of the log; empty where nothing did."""
+    return last_words(log, begin) or f"exit code {code}" if code not in (0, STOPPED) else ""
+
+
+def last_words(log: Path, begin: int = 0) -> str:
+    """The last line of ours that is no warning, else the last line; the part of the log from `begin` on."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(begin, os.path.getsize(log) - 65536))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    ours = [line for line in lines if line.startswith("hkd_hpc: ") and not line.startswith("hkd_hpc: warning:")]
+    return (ours or lines or [""])[-1].strip()[:500]
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

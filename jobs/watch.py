@@ -1,0 +1,145 @@
+"""What state each cell is in: from its own files first, from SLURM's queue only where these leave it open."""
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hkd_hpc import report
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.lock import is_alive, is_held, is_visible
+from jobs.files import JOB_LOCK, Launch, Status
+from jobs.sweep import Cell
+from jobs.task import last_words
+
+BUSY = ("running", "queued")  # not to be started
+STATES = ("complete", *BUSY, "stopped", "cancelled", "failed", "lost", "missing")
+QUEUE_S = 30.0  # the queue is asked no more often
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class CellState:
+    """state: complete; running; queued; stopped (saved); cancelled; failed; lost (its job died without a word); missing."""
+
+    name: str
+    state: str
+    round: int
+    rounds: int
+    local: float = NAN  # accuracy of the last round
+    global_: float = NAN
+    node: str = ""
+    job: str = ""
+    starts: int = 0
+    left_s: float = NAN
+    error: str = ""
+
+
+class Queue:
+    """Which of the user's jobs SLURM has, waiting or running; asked at most every QUEUE_S."""
+
+    def __init__(self) -> None:
+        self._asked_s, self._jobs = float("-inf"), None
+
+    def jobs(self) -> set[str] | None:
+        """Their ids (12, 12_3), None where SLURM does not answer: then nobody knows."""
+        if time.monotonic() - self._asked_s > QUEUE_S:
+            self._jobs, self._asked_s = _ask_queue(), time.monotonic()
+        return self._jobs
+
+
+def _ask_queue() -> set[str] | None:
+    try:
+        answer = subprocess.run(["squeue", "--noheader", "--array", "--me", "--format=%i"], capture_output=True, text=True,
+                                timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return set(answer.stdout.split())
+
+
+def look(root: Path, cells: list[Cell], launches: list[Launch], queue: Queue) -> list[CellState]:
+    """The state of every cell."""
+    given = {name: (launch, job) for launch in launches for job, names in launch.jobs.items() for name in names}
+    return [_look_at(cell, RunFolder(root / cell.name), *given.get(cell.name, (None, "")), queue) for cell in cells]
+
+
+def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, job: str, queue: Queue) -> CellState:
+    status = Status.read(folder.path)
+    rows = folder.rounds()
+    done, rounds = len(rows.get("round", ())), cell.config().fed.rounds
+    state, error = _state(folder, status, launch, job, queue)
+    last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
+    left_s = float(rows["wall_s"].mean()) * (rounds - done) if done and state == "running" else NAN
+    return CellState(cell.name, state, done, rounds, last["local"], last["global"], status.node if status else "",
+                     status.job if status and state != "queued" else job, status.starts if status else 0, left_s, error)
+
+
+def _state(folder: RunFolder, status: Status | None, launch: Launch | None, job: str, queue: Queue) -> tuple[str, str]:
+    """(state, what went wrong)."""
+    if is_held(folder.path, JOB_LOCK):
+        return "running", ""
+    if folder.summary():
+        return "complete", ""
+    tried = status is not None and launch is not None and status.launch == launch.name
+    if tried and status.state == "failed":
+        return "failed", status.error
+    if launch is not None and launch.cancelled:
+        return "cancelled", ""
+    if launch is not None and _is_waiting(launch, job, queue):
+        return "queued", ""
+    if status is None:
+        return ("missing", "") if launch is None else ("lost", f"job {job} ended before it began with this cell")
+    if status.state == "running":
+        return "lost", last_words(folder.path / "log.txt")
+    return status.state, status.error
+
+
+def _is_waiting(launch: Launch, job: str, queue: Queue) -> bool:
+    """Whether the job may still begin with, or go on with, the cell."""
+    if launch.executor == "slurm":
+        jobs = queue.jobs()
+        return jobs is None or job in jobs
+    return any(is_visible(process) and is_alive(process) for process in launch.processes.values())
+
+
+def table(states: list[CellState]) -> str:
+    """For a plain terminal: what needs attention last, so that it stands above the prompt; counts at the end."""
+    rows = [("cell", "state", "round", "local", "global", "job", "node", "starts", "left")]
+    ordered = sorted(states, key=lambda state: STATES.index(state.state))
+    for state in ordered:
+        rows.append((state.name, state.state, f"{state.round}/{state.rounds}", report.number_text(state.local),
+                     report.number_text(state.global_), state.job, state.node, str(state.starts),
+                     report.seconds_text(state.left_s) if state.left_s == state.left_s else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+    for i in range(len(ordered), 0, -1):
+        if ordered[i - 1].error:
+            lines.insert(i + 1, f"    {ordered[i - 1].error}")
+    return "\n".join([*lines, counts(states)])
+
+
+def counts(states: list[CellState]) -> str:
+    """54 cells: 50 complete, 4 running"""
+    found = {state: sum(s.state == state for s in states) for state in STATES}
+    return f"{len(states)} cells: " + ", ".join(f"{count} {state}" for state, count in found.items() if count)
+
+
+def wait(look: Callable[[], list[CellState]], say: Callable[[str], None], poll_s: float = 2.0) -> list[CellState]:
+    """The states once no cell is running or queued any more; says the counts when they change."""
+    said = ""
+    while True:
+        states = look()
+        if counts(states) != said:
+            said = counts(states)
+            say(said)
+        if not any(state.state in BUSY for state in states):
+            return states
+        time.sleep(poll_s)
+
+
+def is_safe_to_signal(process: dict) -> bool:
+    """Whether a job on this machine still runs, and is ours to signal."""
+    return is_visible(process) and is_alive(process) and process["pid"] != os.getpid()

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors, so that they are told once per job."""
 
     def error(self, message: str):
-        raise UsageError(f"{message}; python -m hkd_hpc.train --help lists the options")
+        raise UsageError(f"{message}; {self.prog} --help lists the options")
 
 
 def make_parser() -> Parser:

@@ -19,17 +19,26 @@ NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_paralle
 TEXTS = ("partition", "account", "qos", "constraint", "mpi")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m jobs", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="launch|status|table|cancel|resubmit")
-    add_launch(commands.add_parser("launch", help="submit the cells of a spec that are not complete, running or queued"))
-    for name, text in (("status", "how every cell stands"), ("table", "the results, as Markdown"),
-                       ("cancel", "end all jobs of the study"), ("resubmit", "launch its cells again, with the same options")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("root", metavar="DIR")
-        if name == "status":
-            command.add_argument("--json", action="store_true", help="for programs")
-    return parser
+COMMANDS = {"launch": "submit the cells of a spec that are not complete, running or queued", "status": "how every cell stands",
+            "table": "the results, as Markdown", "cancel": "end all jobs of the study",
+            "resubmit": "launch its cells again, with the same options"}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options, `command` among them. Raises UsageError; --help ends the process."""
+    parser = Parser(prog="python -m jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    epilog="\n".join(f"{name:10s}{text}" for name, text in COMMANDS.items()))
+    parser.add_argument("command", choices=COMMANDS, metavar="|".join(COMMANDS), help="each has its --help")
+    command = parser.parse_args(arguments[:1]).command
+    parser = Parser(prog=f"python -m jobs {command}", description=COMMANDS[command])
+    parser.set_defaults(command=command)
+    if command == "launch":
+        add_launch(parser)
+    else:
+        parser.add_argument("root", metavar="DIR", help="the study's folder")
+    if command == "status":
+        parser.add_argument("--json", action="store_true", help="for programs")
+    return parser.parse_intermixed_args(arguments[1:])
 
 
 def add_launch(command: argparse.ArgumentParser) -> None:
@@ -88,7 +97,7 @@ def as_json(states: list[watch.CellState]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """0 done, 1 not all cells are complete or the system failed, 2 wrong input: one line for each problem."""
     try:
-        return run(make_parser().parse_args(arguments))
+        return run(parse(sys.argv[1:] if arguments is None else arguments))
     except (UsageError, RunError) as error:
         for line in error.lines if isinstance(error, Problems) else [str(error)]:
             print(f"jobs: {line}", file=sys.stderr)

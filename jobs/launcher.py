@@ -84,6 +84,8 @@ def resubmit(root: str | os.PathLike, say=report.say) -> Study:
 
 def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str], say) -> Study:
     problems = problems + check(cells, executor, root, options)
+    if not cells and not problems:
+        problems = ["the sweep has no cell"]
     if problems:
         raise Problems(problems)
     for folder in (root / "launches", root / "submitit"):
@@ -124,8 +126,6 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
             test()
         except UsageError as error:
             problems[str(error)] = None
-    if not cells:
-        problems["no cell is left to run"] = None
     if executor == "slurm" and not problems:
         problems.update(dict.fromkeys(refusals(cells, root, options)))
     return list(problems)

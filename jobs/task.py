@@ -49,6 +49,8 @@ class Task:
             _set_variable("CUDA_VISIBLE_DEVICES", self.devices)
         code = 0
         for cell in self.cells:
+            if RunFolder(self.root / cell.name).summary():
+                continue
             code = self._rank_0(cell) if guess_rank(os.environ) == 0 else exit_code_of(cell, self.root)
             if code == STOPPED:
                 request_requeue()
@@ -78,10 +80,9 @@ class Task:
         before = Status.read(folder.path)
         if before and not self.patient and (before.state, before.launch) == ("failed", self.launch):
             return 0  # another worker of this launch has tried
-        status = begin(cell, folder, before, self.launch)
         if folder.summary():
-            end(status, folder, 0, "")
-            return 0
+            return 0  # another has completed it just now
+        status = begin(cell, folder, before, self.launch)
         with output_to(folder.path / "log.txt") as log_begin:
             report.say(f"--- job {status.job} on {status.node}, {time.strftime('%Y-%m-%d %H:%M:%S')}: start {status.starts}, "
                        f"round {status.round} of {status.rounds} done, {status.stalls} starts without a new round")

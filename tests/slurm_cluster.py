@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from ranks import FOREIGN, free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sinfo", "srun", "sbatch", "scontrol", "setpriv")
@@ -65,6 +67,14 @@ def why_not() -> str | None:
     if absent:
         return f"no {', '.join(absent)} here: apt-get install --no-install-recommends slurm-wlm munge"
     return "a private SLURM needs root" if os.geteuid() else None
+
+
+def need(reason: str | None) -> None:
+    """Skip for this reason, or fail where SLURM is required."""
+    if reason and os.environ.get("HKD_REQUIRE_SLURM") == "1":
+        pytest.fail(f"HKD_REQUIRE_SLURM=1, but {reason}")
+    if reason:
+        pytest.skip(reason)
 
 
 def find(program: str) -> str | None:

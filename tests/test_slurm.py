@@ -49,17 +49,9 @@ class Stopping(Moon):
 '''
 
 
-def need(reason: str | None) -> None:
-    """Skip for this reason, or fail where SLURM is required."""
-    if reason and os.environ.get("HKD_REQUIRE_SLURM") == "1":
-        pytest.fail(f"HKD_REQUIRE_SLURM=1, but {reason}")
-    if reason:
-        pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    need(slurm_cluster.why_not())
+    slurm_cluster.need(slurm_cluster.why_not())
     with slurm_cluster.running_cluster(tmp_path_factory.mktemp("slurm")) as running:
         temporary = tmp_path_factory.mktemp("tmp")
         paths = os.pathsep.join([str(toy.PROJECT), str(temporary), os.environ.get("PYTHONPATH", "")])
@@ -270,6 +262,6 @@ def test_the_scripts_ask_for_the_same():
 def test_scripts_are_clean(name):
     path = toy.PROJECT / "slurm" / name
     subprocess.run(["bash", "-n", path], check=True)
-    need(None if shutil.which("shellcheck") else "no shellcheck here: apt-get install shellcheck")
+    slurm_cluster.need(None if shutil.which("shellcheck") else "no shellcheck here: apt-get install shellcheck")
     check = subprocess.run(["shellcheck", path], capture_output=True, text=True)
     assert check.returncode == 0, check.stdout

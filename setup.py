@@ -15,7 +15,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["hkd_hpc", "hkd_hpc.*", "jobs", "jobs.*"]),
-    package_data={"hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"]},
+    package_data={"hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"], "jobs": ["specs/*.toml"]},
     install_requires=[
         "numpy>=1.24",
         "h5py>=3.8",

@@ -11,7 +11,7 @@ from hkd_hpc import report
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.train import Parser
 from jobs import watch
-from jobs.launcher import EXECUTORS, Options, Problems, launch, resubmit
+from jobs.launcher import EXECUTORS, Options, Problems, as_options, launch, plan, resubmit
 from jobs.study import Study
 from jobs.sweep import Sweep
 
@@ -19,8 +19,8 @@ NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_paralle
 TEXTS = ("partition", "account", "qos", "constraint", "mpi")
 
 
-COMMANDS = {"launch": "submit the cells of a spec that are not complete, running or queued", "status": "how every cell stands",
-            "table": "the results, as Markdown", "cancel": "end all jobs of the study",
+COMMANDS = {"launch": "submit the cells of a spec that are not complete, running or queued",
+            "status": "how every cell stands", "table": "the results, as Markdown", "cancel": "end all jobs of the study",
             "resubmit": "launch its cells again, with the same options"}
 
 
@@ -44,7 +44,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def add_launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC.toml", help="the sweep; see jobs/specs")
     command.add_argument("--executor", choices=EXECUTORS, default="slurm")
-    command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; give it again to go on or to grow it")
+    command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
+    command.add_argument("--dry-run", action="store_true", help="show what would be submitted, and what would be refused")
     command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
     command.add_argument("--ranks", default=1, type=lambda text: int(text) if text.isdigit() else text,
                          help="processes of a cell; clients: one for each client and one for the server (SLURM only)")
@@ -54,8 +55,8 @@ def add_launch(command: argparse.ArgumentParser) -> None:
             command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default,
                                  metavar="N" if kind is int else "X", help=f"default {default}")
     command.add_argument("--mem-gb", type=float, metavar="N")
-    command.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before srun; may be repeated")
-    command.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of all cells, over the spec's")
+    command.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before srun")
+    command.add_argument("settings", nargs="*", metavar="section.key=value", help="for all cells, over the spec's")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,7 +80,11 @@ def run(options: argparse.Namespace) -> int:
 def run_launch(options: argparse.Namespace) -> int:
     names = [name for name in Options.__dataclass_fields__ if hasattr(options, name)]
     sweep = Sweep.from_toml(options.spec, options.settings)
-    study = launch(sweep, options.executor, root=options.root, **{name: getattr(options, name) for name in names})
+    chosen = {name: getattr(options, name) for name in names}
+    if options.dry_run:
+        report.say(plan(sweep, options.executor, options.root, as_options(chosen)))
+        return 0
+    study = launch(sweep, options.executor, root=options.root, **chosen)
     if not options.wait and options.executor != "debug":
         return 0
     complete = study.wait()

@@ -56,7 +56,7 @@ class Status:
 
 @dataclass
 class Launch:
-    """One launch. jobs: job id to the cells it was given; process: of a job on this machine, see store.lock.process_mark."""
+    """One launch. jobs: job id to its cells; processes: marks (store.lock.process_mark) of the jobs on this machine."""
 
     name: str
     executor: str

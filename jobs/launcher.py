@@ -15,7 +15,6 @@ from hkd_hpc import report, versions
 from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock, process_mark
 from jobs import watch
 from jobs.files import LAUNCH_LOCK, Launch, read_cells, read_launches, write_cells
@@ -67,10 +66,15 @@ def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, sa
 
     Cells of earlier launches stay in the study. Raises Problems, before anything is submitted.
     """
-    known = {name: options.pop(name) for name in list(options) if name in Options.__dataclass_fields__}
-    chosen = Options(**{**known, "slurm": {**known.get("slurm", {}), **options}})
     cells, problems = sweep.cells()
-    return launch_cells(cells, executor, Path(os.path.abspath(root)), chosen, problems, say)
+    return launch_cells(cells, executor, Path(os.path.abspath(root)), as_options(options), problems, say)
+
+
+def as_options(given: dict[str, Any]) -> Options:
+    """Fields of Options by name; what is none of them goes to submitit's SLURM executor."""
+    known = {name: value for name, value in given.items() if name in Options.__dataclass_fields__}
+    more = {name: value for name, value in given.items() if name not in known}
+    return Options(**{**known, "slurm": {**known.get("slurm", {}), **more}})
 
 
 def resubmit(root: str | os.PathLike, say=report.say) -> Study:
@@ -83,29 +87,46 @@ def resubmit(root: str | os.PathLike, say=report.say) -> Study:
 
 
 def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str], say) -> Study:
+    """The end of `launch` and `resubmit`: check, record, submit."""
     problems = problems + check(cells, executor, root, options)
-    if not cells and not problems:
-        problems = ["the sweep has no cell"]
     if problems:
         raise Problems(problems)
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(parents=True, exist_ok=True)
     with RunLock(root, 0.0, name=LAUNCH_LOCK):
-        write_cells(root, {cell.name: cell for cell in [*read_cells(root), *cells]}.values())
-        study = Study(root)
-        todo = to_start(study, cells)
-        say(watch.counts(study.status()) + f"; {len(todo)} to start")
+        write_cells(root, {cell.id: cell for cell in [*read_cells(root), *cells]}.values())
+        states, todo = to_start(root, cells)
+        say(f"{watch.counts(states)}; {len(todo)} to start")
         if todo:
-            number = len(read_launches(root)) + 1
-            record = Launch(f"{number:04d}", executor, asdict(options))
+            record = Launch(f"{len(read_launches(root)) + 1:04d}", executor, asdict(options))
             SUBMIT[executor](root, todo, options, record, say)
-    return study
+    return Study(root)
 
 
-def to_start(study: Study, cells: list[Cell]) -> list[Cell]:
-    """Those of the cells that are neither complete nor running nor queued."""
-    names = {state.name for state in study.status() if state.state not in ("complete", *watch.BUSY)}
-    return [cell for cell in cells if cell.name in names]
+def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list[Cell]]:
+    """(how the cells stand, those of them that are neither complete nor running nor queued)."""
+    states = watch.look(root, cells, read_launches(root), watch.Queue())
+    return states, [cell for cell, state in zip(cells, states) if state.state not in ("complete", *watch.BUSY)]
+
+
+def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options) -> str:
+    """What `launch` would do, and a line for each reason why it would refuse. Nothing is written or submitted."""
+    root = Path(os.path.abspath(root))
+    cells, problems = sweep.cells()
+    problems = problems + check(cells, executor, root, options)
+    states, todo = to_start(root, cells)
+    axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
+    lines = [f"{axes}: {watch.counts(states)}; {len(todo)} to start"]
+    if executor == "slurm":
+        each = (f"{options.nodes} node(s), {options.cpus_per_task} core(s) a rank, {options.gpus_per_node} GPU(s) a "
+                f"node, {options.time_min} min and longer by requeues")
+        lines += [f"array of {len(part)} jobs, {options.array_parallelism} at a time: each {ranks} rank(s) on {each}"
+                  for ranks, part in array_parts(todo, options, longest_array())]
+        lines.append(f"at most {len(todo) * options.nodes * options.gpus_per_node * options.time_min / 60:.4g} GPU hours "
+                     "without requeues")
+    elif executor == "local":
+        lines.append(f"{min(options.parallel or fitting_cells(), len(todo))} at a time on this machine")
+    return "\n".join([*lines, *(f"would be refused: {problem}" for problem in problems)])
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -132,11 +153,11 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
 
 
 def check_root(root: Path) -> None:
-    try:
-        RunFolder(root / ".probe").create()
-        shutil.rmtree(root / ".probe")
-    except UsageError as error:
-        raise UsageError(str(error).replace("--out", "--root")) from None
+    place = next(path for path in (root, *root.parents) if path.exists())
+    if not place.is_dir():
+        raise UsageError(f"--root {root}: {place} is a file; name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--root {root}: {place} cannot be written to; name another folder")
 
 
 def check_options(options: Options, executor: str) -> None:
@@ -148,7 +169,7 @@ def check_options(options: Options, executor: str) -> None:
     if executor != "slurm":
         return
     if options.signal_delay_s >= options.time_min * 60:
-        raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be shorter than time_min={options.time_min} minutes")
+        raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes")
     for program in ("sbatch", "srun", "squeue", "scancel"):
         if not shutil.which(program):
             raise UsageError(f"executor slurm: no {program} here; launch on a login node, or use --executor local")
@@ -166,7 +187,7 @@ def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
             answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
         if answer.returncode:
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason given'}")
+            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}")
     return found
 
 
@@ -201,8 +222,8 @@ def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch
         except (FailedJobError, FailedSubmissionError, OSError, subprocess.SubprocessError) as error:
             words = [line for line in str(error).splitlines() if line.strip()][-1:]
             submitted = sum(map(len, record.jobs.values()))
-            raise UsageError(f"sbatch refused array {number} of {len(parts)} ({''.join(words)}); {submitted} of {len(cells)} "
-                             "cells are submitted, the same command submits the others") from None
+            raise UsageError(f"sbatch refused array {number} of {len(parts)} ({''.join(words)}); {submitted} of "
+                             f"{len(cells)} cells are submitted, the same command submits the others") from None
         record.jobs.update({job.job_id: [cell.name] for job, cell in zip(jobs, part)})
         record.write(root)
         say(f"submitted job {jobs[0].job_id.split('_')[0]}: {len(part)} cells of {ranks} rank(s)")

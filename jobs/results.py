@@ -3,7 +3,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from hkd_hpc import schemes
 from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.tree import BadFile, load_tree
 from hkd_hpc.tables import COLUMNS, markdown, mean_with_interval
 from jobs.sweep import Cell
 
@@ -21,13 +25,31 @@ def table(root: Path, cells: list[Cell]) -> str:
     groups: dict[tuple, list[Cell]] = {}
     for cell in cells:
         groups.setdefault((_labels(cell, down), _labels(cell, across)), []).append(cell)
-    rows = [[*row, *(mean_with_interval(_values(groups.get((row, head), []), summaries, goal))
-                     for goal in GOALS for head in heads)] for row in dict.fromkeys(row for row, _ in groups)]
+    rows = []
+    for row in dict.fromkeys(row for row, _ in groups):
+        own = [groups.get((row, head), []) for head in heads]
+        rows.append([*row, *(mean_with_interval(_values(group, summaries, goal)) for goal in GOALS for group in own),
+                     *_costs([cell for group in own for cell in group], root)])
     head = [*down, *(" ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
-                     for goal in GOALS for labels in heads)]
+                     for goal in GOALS for labels in heads), "s a client and round", "public data"]
     done = sum(summary is not None for summary in summaries.values())
     return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
                       f"{done} of {len(cells)} runs are complete", "", markdown(head, rows)])
+
+
+def _costs(cells: list[Cell], root: Path) -> list[str]:
+    """Seconds of a client's local training a round, mean over all of them; whether the scheme needs public images."""
+    seconds = [table["clients"]["train_s"] for cell in cells if (table := _metrics(root / cell.name / "metrics.h5"))]
+    mean_s = np.nanmean(np.concatenate([array.ravel() for array in seconds])) if seconds else np.nan
+    needed = any(schemes.get(cell.settings["scheme.name"]).needs_public for cell in cells)
+    return ["–" if np.isnan(mean_s) else f"{mean_s:.2f}", "yes" if needed else "no"]
+
+
+def _metrics(path: Path) -> dict | None:
+    try:
+        return load_tree(path, only=["clients/train_s"])
+    except BadFile:
+        return None
 
 
 def _labels(cell: Cell, axes: list[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from hkd_hpc import presets as known_presets, schemes
-from hkd_hpc.config import Config, as_values, is_place, read_toml, resolve, split_override
+from hkd_hpc.config import Config, absolute_paths, as_values, is_place, read_toml, resolve, split_override
 from hkd_hpc.errors import UsageError
 
 SHORT = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed", "beta": "data.beta"}
@@ -61,7 +61,7 @@ ALWAYS = ("scheme.name", "data.name", "fed.clients", "run.seed")  # stored even 
 def make_cell(labels: dict[str, str], config: Config) -> Cell:
     """The cell of a checked Config."""
     default = as_values(resolve(overrides=[f"scheme.name={config.scheme.name}"]))
-    values = as_values(config)
+    values = as_values(absolute_paths(config))  # so that jobs find the data from any folder
     return Cell(labels, {key: value for key, value in sorted(values.items()) if key in ALWAYS or value != default[key]})
 
 

@@ -52,8 +52,8 @@ class Task:
             if RunFolder(self.root / cell.name).summary():
                 continue
             code = self._rank_0(cell) if guess_rank(os.environ) == 0 else exit_code_of(cell, self.root)
-            if code == STOPPED:
-                request_requeue()
+            if code == STOPPED and guess_rank(os.environ) == 0:
+                self._requeue(cell)
             if code == STOPPED or code > 128:  # a signal ended it: the other cells are for the next start
                 break
         if code:
@@ -76,6 +76,19 @@ class Task:
             report.say(f"{cell.name}: {error}")
             return FAILED if self.patient else 0
 
+    def _requeue(self, cell: Cell) -> None:
+        """What submitit does on its signal, now that all is saved. Returns only where no submitit runs this."""
+        try:
+            for handler in map(signal.getsignal, SIGNALS):
+                if callable(handler):
+                    handler(signal.SIGUSR2, None)
+        except Exception as error:
+            folder = self.root / cell.name
+            status = Status.read(folder)
+            status.error = f"saved, but the requeue was refused ({error}); python -m jobs resubmit {self.root} goes on"
+            status.write(folder)
+            raise
+
     def _attempt(self, cell: Cell, folder: RunFolder) -> int:
         before = Status.read(folder.path)
         if before and not self.patient and (before.state, before.launch) == ("failed", self.launch):
@@ -84,8 +97,9 @@ class Task:
             return 0  # another has completed it just now
         status = begin(cell, folder, before, self.launch)
         with output_to(folder.path / "log.txt") as log_begin:
-            report.say(f"--- job {status.job} on {status.node}, {time.strftime('%Y-%m-%d %H:%M:%S')}: start {status.starts}, "
-                       f"round {status.round} of {status.rounds} done, {status.stalls} starts without a new round")
+            report.say(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
+                       f"start {status.starts}, after round {status.round} of {status.rounds}; "
+                       f"{status.stalls} starts without a new round")
             if status.stalls >= MOST_STALLS:
                 report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
                            "give it a longer time limit, or see above")
@@ -107,7 +121,7 @@ def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str) -> 
                     began=time.time(), heartbeat=time.time())
     if before:
         status.starts = before.starts + 1
-        requeued = before.job == status.job  # else somebody asked for this start: it begins to count anew
+        requeued = (before.job, before.launch) == (status.job, launch)  # else somebody asked for it: count anew
         status.stalls = before.stalls + 1 if requeued and done <= before.first_round else 0
     return status
 
@@ -149,16 +163,6 @@ def exit_code_of(cell: Cell, root: Path) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
-def request_requeue() -> None:
-    """Rank 0: what submitit does on its signal, now that all is saved. Does not return, unless no submitit runs this."""
-    if guess_rank(os.environ):
-        return
-    for number in SIGNALS:
-        handler = signal.getsignal(number)
-        if callable(handler):
-            handler(number, None)
-
-
 def job_id() -> str:
     """Of this job as submitit names it, "here" in no job."""
     env = os.environ
@@ -171,22 +175,18 @@ def job_id() -> str:
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[int]:
-    """Within it all output of this process is appended to `path`; gives the file's size before."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Within it all output of this process, also that of libraries, is appended to `path`; gives its size before."""
     kept = [os.dup(1), os.dup(2)]
-    with open(path, "ab") as file:
-        size = file.seek(0, os.SEEK_END)
+    with open(path, "a", buffering=1, encoding="utf-8") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
-    try:
-        yield size
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, old in zip((1, 2), kept):
-            os.dup2(old, descriptor)
-            os.close(old)
+        try:
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield os.path.getsize(path)
+        finally:
+            for descriptor, old in zip((1, 2), kept):
+                os.dup2(old, descriptor)
+                os.close(old)
 
 
 def error_in(log: Path, begin: int, code: int) -> str:

@@ -23,7 +23,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class CellState:
-    """state: complete; running; queued; stopped (saved); cancelled; failed; lost (its job died without a word); missing."""
+    """state: one of STATES; stopped: by a signal, and saved; lost: its job died without a word. NaN: not measured."""
 
     name: str
     state: str
@@ -53,8 +53,8 @@ class Queue:
 
 def _ask_queue() -> set[str] | None:
     try:
-        answer = subprocess.run(["squeue", "--noheader", "--array", "--me", "--format=%i"], capture_output=True, text=True,
-                                timeout=20, check=True)
+        answer = subprocess.run(["squeue", "--noheader", "--array", "--me", "--format=%i"],
+                                capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return set(answer.stdout.split())

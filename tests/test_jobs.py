@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import slurm_cluster
 import toy
+from hkd_hpc.errors import UsageError
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from jobs import Sweep, launch
-from jobs.files import JOB_LOCK, Status
+from jobs import Study, Sweep, launch, watch
+from jobs.files import JOB_LOCK, Status, read_launches
 from jobs.launcher import resubmit
+from jobs.task import Task, begin
 
 ROUNDS = 3
 SCHEME = '''
@@ -69,10 +68,6 @@ def states(study):
     return [state.state for state in study.status()]
 
 
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
-
-
 # ---- SLURM
 
 
@@ -101,7 +96,7 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     slurm.run("scancel", "--signal=USR2", jobs[0])
     slurm.run("scontrol", "requeue", jobs[1])
     slurm.run("scancel", "--signal=KILL", jobs[2])
-    toy.wait_until(lambda: states(study)[2] == "lost", 60)
+    toy.wait_until(lambda: states(Study(study.root))[2] == "lost", 60)  # asks SLURM's queue anew each time
     hold.unlink()
     launch(sweep, root=study.root, ranks=2)
     assert study.wait(), study.status()
@@ -111,3 +106,145 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     assert "stopped by SIGUSR2 after round 2" in logs[0] and "resuming after round 2" in logs[0]
     assert all("resuming after round 1" in log for log in logs[1:])
     assert "2 ranks on 1 host" in logs[0]
+
+
+def test_slurm_jobs_are_cancelled_and_their_cells_resubmitted(slurm, data, hold, tmp_path):
+    study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
+    folder = study.root / study.cells[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, 60)
+    [job] = study.cancel()
+    assert slurm.wait_for(job)["JobState"] == "CANCELLED"
+    toy.wait_until(lambda: states(study) == ["cancelled"])
+    hold.unlink()
+    assert resubmit(study.root).wait() and "resuming after round 1" in (folder / "log.txt").read_text()
+
+
+# ---- SLURM's programs, played by scripts: limits and refusals
+
+FAKE = {
+    "squeue": 'cat "$FAKE/queued" 2>/dev/null',
+    "scancel": "", "srun": "",
+    "scontrol": 'echo "MaxArraySize            = 10"',
+    "sbatch": '''
+if [[ $1 == --test-only ]]; then cat >/dev/null; exit 0; fi
+n=$(cat "$FAKE/count" 2>/dev/null || echo 0); n=$((n + 1)); echo $n > "$FAKE/count"
+if [[ $n == "$REFUSE" ]]; then echo "sbatch: error: Batch job submission failed: Job violates policy" >&2; exit 1; fi
+env > "$FAKE/env.$n"; cp "$1" "$FAKE/script.$n"
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
+if [[ -z $last ]]; then echo "$n"; else seq -f "${n}_%.0f" 0 "$last"; fi >> "$FAKE/queued"
+echo "Submitted batch job $n"'''}
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A folder of scripts in place of SLURM; MaxArraySize is 10."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    for name, text in FAKE.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(folder))
+    return folder
+
+
+def test_arrays_keep_to_the_limit_and_a_refused_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):
+    sweep = Sweep(scheme=["fedavg"], seed=range(37))
+    monkeypatch.setenv("REFUSE", "3")
+    with pytest.raises(UsageError, match=r"refused array 3 of 4 \(.*Job violates policy\); 20 of 37 cells are submitted"):
+        launch(sweep, root=tmp_path / "root")
+    study = launch(sweep, root=tmp_path / "root")
+    launch(sweep, root=tmp_path / "root")  # all are queued now
+    scripts = [(fake / f"script.{n}").read_text() for n in (1, 2, 4, 5)]
+    arrays = [line for text in scripts for line in text.splitlines() if line.startswith("#SBATCH --array=")]
+    assert arrays == ["#SBATCH --array=0-9%10"] * 3 + ["#SBATCH --array=0-6%7"]
+    assert (fake / "count").read_text() == "5\n" and states(study) == ["queued"] * 37
+    given = [name for launched in read_launches(study.root) for names in launched.jobs.values() for name in names]
+    assert sorted(given) == sorted(cell.name for cell in study.cells)
+
+
+def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, monkeypatch):
+    inherited = {"SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_CPU": "4000", "SLURM_JOB_ID": "1", "SBATCH_EXPORT": "NONE",
+                 "OMPI_COMM_WORLD_RANK": "0", "SLURM_CONF": "/x/slurm.conf", "MYVAR": "1"}
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    launch(Sweep(scheme=["fedavg"], clients=[3, 4]), root=tmp_path / "root", ranks="clients", nodes=2, cpus_per_task=3,
+           time_min=90, partition="gpu", comment="a b")
+    left = dict(line.partition("=")[::2] for line in (fake / "env.1").read_text().splitlines())
+    assert {name: left[name] for name in inherited if name in left} == {"SLURM_CONF": "/x/slurm.conf", "MYVAR": "1"}
+    scripts = [(fake / f"script.{n}").read_text() for n in (1, 2)]  # two sizes: two submissions
+    assert "#SBATCH --ntasks=4\n" in scripts[0] and "#SBATCH --ntasks=5\n" in scripts[1]
+    for line in ("--nodes=2", "--cpus-per-task=3", "--time=90", "--partition=gpu", "--requeue", "--open-mode=append",
+                 "--signal=USR2@120", "--comment='a b'"):
+        assert f"#SBATCH {line}\n" in scripts[0]
+    assert "--mpi=none --kill-on-bad-exit=1 --open-mode=append --export=ALL --cpus-per-task=3 " in scripts[0]
+
+
+def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
+    study = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root")
+    (fake / "squeue").write_text("#!/bin/bash\nexit 1\n")
+    assert states(Study(study.root)) == ["queued"]
+    (fake / "squeue").write_text("#!/bin/bash\n")
+    [state] = Study(study.root).status()
+    assert (state.state, state.error) == ("lost", "job 1 ended before it began with this cell")
+
+
+# ---- a laptop
+
+
+def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
+    root = tmp_path / "my study"
+    study = launch(sweep_of(data, scheme=["held:Held"], seed=[0, 1]), "local", root=root, parallel=1)
+    folder = root / study.cells[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, 60)
+    assert states(study) == ["running", "queued"]
+    grown = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
+    study = launch(grown, "local", root=root, parallel=1)
+    toy.wait_until(lambda: states(study) == ["running", "queued", "running"], 60)
+    assert len(study.cancel()) == 2
+    toy.wait_until(lambda: states(study) == ["cancelled"] * 3, 60)
+    hold.unlink()
+    before = toy.file_hashes(folder / "checkpoints")
+    assert list(before) == ["round_0001.h5"]
+    study = resubmit(root)
+    assert study.wait()
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert "resuming after round 1" in (folder / "log.txt").read_text()
+    assert watch.table(study.status()).endswith("\n3 cells: 3 complete")
+
+
+def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path):
+    sweep = sweep_of(data, fraction={"too few": {"data.fraction": 0.0001}, "enough": {}})
+    study = launch(sweep, "debug", root=tmp_path / "root")
+    first, second = study.status()
+    assert (first.state, second.state) == ("failed", "complete")
+    assert first.error.startswith("hkd_hpc: ") and "data.fraction=0.0001 of 300 training images is 0" in first.error
+    lines = watch.table(study.status()).splitlines()
+    assert lines[1].split()[1] == "complete" and lines[2].split()[1] == "failed" and first.error in lines[3]
+
+
+def test_a_cell_that_another_job_has_is_left_alone(data, tmp_path):
+    sweep = sweep_of(data, scheme=["fedavg"])
+    [cell] = sweep.cells()[0]
+    (tmp_path / cell.name).mkdir()
+    with RunLock(tmp_path / cell.name, name=JOB_LOCK):
+        Task(tmp_path, [cell], "0001", patient=False)()
+        assert [path.name for path in (tmp_path / cell.name).iterdir() if path.is_file()] == [JOB_LOCK]
+    Task(tmp_path, [cell], "0001", patient=False)()
+    assert toy.rounds_done(tmp_path / cell.name) == ROUNDS
+
+
+def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data, tmp_path):
+    [cell] = sweep_of(data, scheme=["fedavg"]).cells()[0]
+    folder = tmp_path / cell.name
+    for start in range(1, 5):  # each time it dies before its first round ends
+        status = begin(cell, RunFolder(folder), Status.read(folder), "0001")
+        folder.mkdir(exist_ok=True)
+        status.write(folder)
+        assert (status.starts, status.stalls) == (start, start - 1)
+    with pytest.raises(SystemExit) as end:
+        Task(tmp_path, [cell], "0001")()
+    assert end.value.code == 1 and toy.rounds_done(folder) == 0
+    assert Status.read(folder).state == "failed" and "brought no new round" in Status.read(folder).error
+    Task(tmp_path, [cell], "0002")()  # launched again: it counts anew
+    assert toy.rounds_done(folder) == ROUNDS

@@ -136,11 +136,11 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
     """A line for each thing that would make the jobs fail; equal ones once."""
     if executor not in EXECUTORS:
         return [f"executor {executor}: not known; one of {', '.join(EXECUTORS)}"]
+    configs = [cell.config() for cell in cells]
     tests = [lambda: check_root(root), lambda: check_options(options, executor)]
-    for cell in cells:
-        config = cell.config()
-        tests += [lambda data=config.data: check_present(data.name, data.dir, data.path),
-                  lambda model=config.model.name: versions.check(model)]
+    tests += [lambda files=files: check_present(*files)
+              for files in dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)]
+    tests += [lambda name=name: versions.check(name) for name in dict.fromkeys(config.model.name for config in configs)]
     problems: dict[str, None] = {}
     for test in tests:
         try:

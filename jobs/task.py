@@ -117,7 +117,8 @@ def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str) -> 
     """The status at the start, from that of the start before."""
     rounds = cell.config().fed.rounds
     done = len(folder.rounds().get("round", ()))
-    status = Status("running", launch, job_id(), socket.gethostname(), done, rounds, first_round=done,
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    status = Status("running", launch, job_id(), node, done, rounds, first_round=done,
                     began=time.time(), heartbeat=time.time())
     if before:
         status.starts = before.starts + 1

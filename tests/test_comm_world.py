@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from hkd_hpc.comm.world import Hint, check_world, guess_rank, read_hint, without_mpi
+from hkd_hpc.comm.world import Hint, check_world, guess_rank, outside_of_jobs, read_hint, without_mpi
 from hkd_hpc.errors import UsageError
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "11",
@@ -99,3 +99,9 @@ def test_rank_for_messages_is_zero_only_if_nobody_says_otherwise():
     assert guess_rank({}) == 0
     assert guess_rank({"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}) == 3
     assert guess_rank({"RANK": "0", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "x"}) == 1
+
+
+@pytest.mark.parametrize("inside", [STEP, OPEN_MPI, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}])
+def test_outside_of_jobs_nothing_says_that_we_are_in_one(inside):
+    own = {"SLURM_CONF": "/etc/slurm.conf", "LOCAL_SCRATCH": "/scratch", "PATH": "/bin"}
+    assert outside_of_jobs({**inside, **own, "SBATCH_EXPORT": "NONE"}) == own

@@ -1,6 +1,7 @@
 """Sweeps on a laptop and under a real SLURM: nothing runs twice, nothing is lost, the bits are those of a quiet run."""
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch, watch
+from jobs.__main__ import main
 from jobs.files import JOB_LOCK, Status, read_launches
 from jobs.launcher import resubmit
 from jobs.task import Task, begin
@@ -213,13 +215,18 @@ def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
     assert watch.table(study.status()).endswith("\n3 cells: 3 complete")
 
 
-def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path):
+def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path, capsys):
     sweep = sweep_of(data, fraction={"too few": {"data.fraction": 0.0001}, "enough": {}})
     study = launch(sweep, "debug", root=tmp_path / "root")
     first, second = study.status()
     assert (first.state, second.state) == ("failed", "complete")
     assert first.error.startswith("hkd_hpc: ") and "data.fraction=0.0001 of 300 training images is 0" in first.error
     lines = watch.table(study.status()).splitlines()
+    capsys.readouterr()
+    assert main(["status", str(study.root), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["state"], row["round"], row["local"] is None) for row in shown] == [
+        ("failed", 0, True), ("complete", ROUNDS, False)]
     assert lines[1].split()[1] == "complete" and lines[2].split()[1] == "failed" and first.error in lines[3]
 
 

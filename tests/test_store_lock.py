@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.lock import RunLock, Seen, _own_content, _pid_space
+from hkd_hpc.store.lock import RunLock, Seen, _own_content, _pid_space, is_held
 
 ROOT = Path(__file__).resolve().parents[1]
 HOLDER = """
@@ -268,3 +268,24 @@ def wait_until(condition, within_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def test_one_look_tells_whether_a_living_process_holds_it(tmp_path):
+    assert not is_held(tmp_path)
+    with holder(tmp_path) as process:
+        assert is_held(tmp_path) and not is_held(tmp_path, "job.lock")
+        process.kill()
+        process.wait()
+        assert not is_held(tmp_path) and (tmp_path / "run.lock").exists()
+
+
+def test_a_holder_elsewhere_counts_as_dead_after_a_minute_without_a_sign(tmp_path):
+    (tmp_path / "job.lock").write_bytes(content_of(host="elsewhere"))
+    for age_s, held in ((0, True), (45, True), (75, False)):
+        os.utime(tmp_path / "job.lock", (time.time() - age_s,) * 2)
+        assert is_held(tmp_path, "job.lock") == held
+
+
+def test_locks_of_two_names_do_not_meet(tmp_path):
+    with RunLock(tmp_path, wait_s=0, name="job.lock"), RunLock(tmp_path, wait_s=0):
+        assert sorted(os.listdir(tmp_path)) == ["job.lock", "run.lock"]

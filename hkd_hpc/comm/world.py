@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from hkd_hpc.errors import UsageError
 
 FIRST_SPECIAL_STEP = 4294967280  # step ids from here on are the batch script, the interactive shell and the like
-LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "MPI_LOCAL", "TORCHELASTIC_", "GROUP_", "RANK",
-             "WORLD_SIZE", "LOCAL_", "MASTER_")  # what their variables begin with
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_")  # prefixes of variables
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+         "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
@@ -63,7 +64,8 @@ def guess_rank(env: Mapping[str, str]) -> int:
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
     """The variables without those of launchers: for what is started from within a job and is a job of its own."""
-    return {name: value for name, value in env.items() if name in ADDRESSES or not name.startswith(LAUNCHERS)}
+    return {name: value for name, value in env.items()
+            if name in ADDRESSES or not (name.startswith(LAUNCHERS) or name in RANKS)}
 
 
 def without_mpi(hint: Hint, env: Mapping[str, str]) -> Hint:

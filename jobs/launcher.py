@@ -275,7 +275,7 @@ def submit_local(root: Path, cells: list[Cell], options: Options, record: Launch
         executor = AutoExecutor(root / "submitit", cluster="local", local_max_num_timeout=1_000_000)
         executor.update_parameters(timeout_min=FOREVER_MIN)
         for first in range(workers):
-            task = Task(root, cells[first:] + cells[:first], record.name, patient=False, devices=devices, local=True)
+            task = Task(root, cells[first:] + cells[:first], record.name, shared=True, devices=devices)
             job = executor.submit(task)
             record.processes[job.job_id] = process_mark(int(job.job_id))
     record.jobs["here"] = [cell.name for cell in cells]

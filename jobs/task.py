@@ -34,25 +34,26 @@ FAILED = 1
 class Task:
     """The function of a job. Called by every rank; `checkpoint` is called by submitit's signal handler on rank 0.
 
-    `patient`: wait for a cell that is still held, as by the end of this job's last start; else take the next one.
-    `devices`: CUDA_VISIBLE_DEVICES as it was where the job was submitted, for submitit's local executor hides all GPUs.
+    `shared`: other jobs have the same cells, so take the next one while a cell is held; else wait a little, for the end
+    of this job's last start. `devices`: CUDA_VISIBLE_DEVICES for a job on this machine, since submitit hides all GPUs.
     """
 
-    def __init__(self, root: Path, cells: list[Cell], launch: str, patient: bool = True, devices: str | None = None,
-                 local: bool = False) -> None:
-        self.root, self.cells, self.launch, self.patient, self.local, self.devices = (
-            Path(root), cells, launch, patient, local, devices)
+    def __init__(self, root: Path, cells: list[Cell], launch: str, shared: bool = False,
+                 devices: str | None = None) -> None:
+        self.root, self.cells, self.launch, self.shared, self.devices = Path(root), cells, launch, shared, devices
 
     def __call__(self) -> None:
         """Raises SystemExit with the last cell's exit code, unless that is 0."""
-        if self.local:
+        if self.shared:
             _set_variable("CUDA_VISIBLE_DEVICES", self.devices)
-        code = 0
+        is_first, code = guess_rank(os.environ) == 0, 0
         for cell in self.cells:
             if RunFolder(self.root / cell.name).summary():
                 continue
-            code = self._rank_0(cell) if guess_rank(os.environ) == 0 else exit_code_of(cell, self.root)
-            if code == STOPPED and guess_rank(os.environ) == 0:
+            code = self._rank_0(cell) if is_first else exit_code_of(cell, self.root)
+            if code == STOPPED and not is_first:
+                return  # exit code 0: a bad one would let srun kill rank 0 while it asks for the requeue
+            if code == STOPPED:
                 self._requeue(cell)
             if code == STOPPED or code > 128:  # a signal ended it: the other cells are for the next start
                 break
@@ -70,11 +71,11 @@ class Task:
         folder = RunFolder(self.root / cell.name, warn=report.warn)
         folder.create()
         try:
-            with RunLock(folder.path, LOCK_WAIT_S if self.patient else 0.0, on_lost=train.lock_lost, name=JOB_LOCK):
+            with RunLock(folder.path, 0.0 if self.shared else LOCK_WAIT_S, on_lost=train.lock_lost, name=JOB_LOCK):
                 return self._attempt(cell, folder)
         except UsageError as error:
             report.say(f"{cell.name}: {error}")
-            return FAILED if self.patient else 0
+            return 0 if self.shared else FAILED
 
     def _requeue(self, cell: Cell) -> None:
         """What submitit does on its signal, now that all is saved. Returns only where no submitit runs this."""
@@ -91,7 +92,7 @@ class Task:
 
     def _attempt(self, cell: Cell, folder: RunFolder) -> int:
         before = Status.read(folder.path)
-        if before and not self.patient and (before.state, before.launch) == ("failed", self.launch):
+        if before and self.shared and (before.state, before.launch) == ("failed", self.launch):
             return 0  # another worker of this launch has tried
         if folder.summary():
             return 0  # another has completed it just now

@@ -235,9 +235,9 @@ def test_a_cell_that_another_job_has_is_left_alone(data, tmp_path):
     [cell] = sweep.cells()[0]
     (tmp_path / cell.name).mkdir()
     with RunLock(tmp_path / cell.name, name=JOB_LOCK):
-        Task(tmp_path, [cell], "0001", patient=False)()
+        Task(tmp_path, [cell], "0001", shared=True)()
         assert [path.name for path in (tmp_path / cell.name).iterdir() if path.is_file()] == [JOB_LOCK]
-    Task(tmp_path, [cell], "0001", patient=False)()
+    Task(tmp_path, [cell], "0001", shared=True)()
     assert toy.rounds_done(tmp_path / cell.name) == ROUNDS
 
 

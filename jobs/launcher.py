@@ -4,8 +4,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from jobs.task import Task, output_to
 EXECUTORS = ("slurm", "local", "debug")
 DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
+DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
 CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 
 
@@ -251,7 +254,8 @@ def slurm_executor(root: Path, options: Options, ranks: int):
     """submitit's executor for jobs of so many ranks. Whether a requeue makes sense is for Task to say, not a count."""
     from submitit import AutoExecutor
 
-    executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000)
+    executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000,
+                            slurm_python=shlex.join([*DEAF, sys.executable]))
     executor.update_parameters(
         name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=options.cpus_per_task,
         gpus_per_node=options.gpus_per_node or None, mem_gb=options.mem_gb, slurm_partition=options.partition,

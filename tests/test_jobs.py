@@ -179,6 +179,7 @@ def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, 
     for line in ("--nodes=2", "--cpus-per-task=3", "--time=90", "--partition=gpu", "--requeue", "--open-mode=append",
                  "--signal=USR2@120", "--comment='a b'"):
         assert f"#SBATCH {line}\n" in scripts[0]
+    assert """bash -c 'trap "" USR1 USR2; exec "$@"' bash """ in scripts[0]
     assert "--mpi=none --kill-on-bad-exit=1 --open-mode=append --export=ALL --cpus-per-task=3 " in scripts[0]
 
 

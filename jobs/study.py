@@ -18,13 +18,16 @@ class Study:
     def __init__(self, root: str | os.PathLike) -> None:
         self.root = Path(os.path.abspath(root))
         self.cells = read_cells(self.root)
-        self._queue = watch.Queue()
+        self._launches, self._queue = 0, watch.Queue()
         if not self.cells:
             raise UsageError(f"{self.root}: no study here; python -m jobs launch SPEC.toml --root DIR makes one")
 
     def status(self) -> list[watch.CellState]:
         """How every cell stands now."""
-        return watch.look(self.root, self.cells, read_launches(self.root), self._queue)
+        launches = read_launches(self.root)
+        if len(launches) != self._launches:  # what the queue said before knows nothing of the new jobs
+            self._launches, self._queue = len(launches), watch.Queue()
+        return watch.look(self.root, self.cells, launches, self._queue)
 
     def wait(self, say=report.say) -> bool:
         """Until no cell is running or queued any more; whether all are complete."""

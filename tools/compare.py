@@ -257,7 +257,9 @@ def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
     seeds = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
     failures = run_cells(paper_cells(study), root, jobs)
     by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
-    parts = [table(f"Settings as given, hyper-parameters of the paper where not, last round, mean ± standard deviation over {seeds}", accuracies(by_scheme, root))]
+    title = ("Settings as given, hyper-parameters of the paper where not, last round, mean ± standard deviation over "
+             f"{seeds}")
+    parts = [table(title, accuracies(by_scheme, root))]
     if study.tuning:
         text, more = tuned(study, root, jobs, seeds)
         parts, failures = [*parts, text], failures + more

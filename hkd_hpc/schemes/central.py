@@ -6,23 +6,12 @@ scheme can hope for.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.settings import setting
-
-
-@dataclass(frozen=True)
-class CentralSettings(SchemeSettings):
-    """No settings of its own."""
-
-    name: str = setting("central", "the control")
+from hkd_hpc.schemes.base import Scheme
 
 
 class Central(Scheme):
     """One client that has everything."""
 
-    Settings = CentralSettings
     shares_weights = False
     pools_data = True
     remark = ("the images of all clients were trained on in one place, so there are no clients to sample, to average or to "

@@ -5,22 +5,11 @@ models are not better than these is not worth its federation.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.settings import setting
-
-
-@dataclass(frozen=True)
-class LocalSettings(SchemeSettings):
-    """No settings of its own."""
-
-    name: str = setting("local", "the control")
+from hkd_hpc.schemes.base import Scheme
 
 
 class Local(Scheme):
     """Every client for itself."""
 
-    Settings = LocalSettings
     shares_weights = False
     remark = "nothing is exchanged; global is the plain mean of the clients' own models, which no client ever gets"

@@ -116,7 +116,7 @@ class FixedPointSum:
         for piece in summed:
             if factor is None:
                 factor, piece = self._factor(float(piece[0])), piece[1:]
-            torch.mul(piece, factor, out=out_V[start:start + len(piece)])
+            out_V[start:start + len(piece)].copy_(piece.mul_(factor))  # in place: no temporary tensor
             start += len(piece)
 
     def _factor(self, total_weight: float) -> float:

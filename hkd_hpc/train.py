@@ -3,7 +3,7 @@
 Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that the
 job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not cost
 the minute that importing it takes many ranks); rounds.
-Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what).
+Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 stopped by a signal (--resume goes on).
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.lazy import torch_environment
 from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -226,7 +227,7 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
         if text is None:
             return True
         config = config_module.from_json(text)
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.run.threads)  # read when torch loads
+        os.environ.update(torch_environment(config.run.threads))
         comm = world.connect(config.run.device, config.comm.backend)
         from hkd_hpc import assemble  # imports torch
 

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from hkd_hpc.lazy import torch_environment
 from tools.bench_table import ROOT
-
 
 LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
 
@@ -20,10 +20,10 @@ class BenchError(Exception):
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a process; Open MPI may start more ranks than cores, and as root. What is set already stays."""
+    """One thread and huge pages for all, the baselines too; Open MPI may start more ranks than cores, and as root. What is set already stays."""
     mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    return {**mpi, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
+    return {**mpi, **os.environ, **torch_environment(threads=1), **more}
 
 
 class Child:

@@ -190,7 +190,7 @@ def run_cell(cell: Cell, root: Path) -> str | None:
     arguments = [f"{key}={value}" for key, value in cell.settings]
     with open(log, "a") as file:
         code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume", "--out", root / cell.name, *arguments],
-                              stdout=file, stderr=subprocess.STDOUT, env={**outside_of_jobs(os.environ), "OMP_NUM_THREADS": "1"}).returncode
+                              stdout=file, stderr=subprocess.STDOUT, env=outside_of_jobs(os.environ)).returncode
     return f"{cell.name}: exit {code}, see {log}" if code else None
 
 

@@ -11,7 +11,10 @@ from hkd_hpc import report
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.train import Parser
 from jobs import watch
-from jobs.launcher import EXECUTORS, Options, Problems, as_options, launch, plan, resubmit
+from jobs.checks import Problems
+from jobs.executors import SUBMIT
+from jobs.launcher import launch, plan, resubmit
+from jobs.options import Options, as_options
 from jobs.study import Study
 from jobs.sweep import Sweep
 
@@ -43,7 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def add_launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC.toml", help="the sweep; see jobs/specs")
-    command.add_argument("--executor", choices=EXECUTORS, default="slurm")
+    command.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
     command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
     command.add_argument("--dry-run", action="store_true", help="show what would be submitted, and what would be refused")
     command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")

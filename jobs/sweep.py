@@ -18,8 +18,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hkd_hpc import presets as known_presets, schemes
-from hkd_hpc.config import Config, absolute_paths, as_values, is_place, read_toml, resolve, split_override
+from hkd_hpc import presets as known_presets
+from hkd_hpc import schemes
+from hkd_hpc.config import (
+    Config,
+    absolute_paths,
+    as_values,
+    is_place,
+    read_toml,
+    resolve,
+    split_override,
+)
 from hkd_hpc.errors import UsageError
 
 SHORT = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed", "beta": "data.beta"}

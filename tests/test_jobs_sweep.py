@@ -14,7 +14,8 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import save_tree
 from jobs import Sweep, results
 from jobs.__main__ import main
-from jobs.launcher import Options, check
+from jobs.checks import check
+from jobs.options import Options
 
 SPECS = {"table1": 405, "table2": 180, "ablation_nu": 30, "ablation_noise": 20, "ablation_loss": 25,
          "ablation_batchnorm": 30}

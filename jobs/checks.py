@@ -1,0 +1,74 @@
+"""What would make the jobs of a launch fail, found before anything is submitted."""
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from hkd_hpc import versions
+from hkd_hpc.data.sources import check_present
+from hkd_hpc.errors import UsageError
+from jobs.executors import SUBMIT, environment, slurm_executor
+from jobs.options import Options, check_options
+from jobs.sweep import Cell
+
+
+class Problems(UsageError):
+    """All that is wrong; `lines`, one each."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = list(lines)
+
+
+def check(cells: list[Cell], executor: str, root: Path, options: Options) -> list[str]:
+    """A line for each thing that would make the jobs fail; equal ones once."""
+    if executor not in SUBMIT:
+        return [f"executor {executor}: not known; one of {', '.join(SUBMIT)}"]
+    configs = [cell.config() for cell in cells]
+    tests = [lambda: check_root(root), lambda: check_options(options, executor)]
+    tests += [check_slurm] * (executor == "slurm")
+    tests += [lambda files=files: check_present(*files)
+              for files in dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)]
+    tests += [lambda name=name: versions.check(name) for name in dict.fromkeys(config.model.name for config in configs)]
+    problems: dict[str, None] = {}
+    for test in tests:
+        try:
+            test()
+        except UsageError as error:
+            problems[str(error)] = None
+    if executor == "slurm" and not problems:
+        problems.update(dict.fromkeys(refusals(cells, root, options)))
+    return list(problems)
+
+
+def check_root(root: Path) -> None:
+    place = next(path for path in (root, *root.parents) if path.exists())
+    if not place.is_dir():
+        raise UsageError(f"--root {root}: {place} is a file; name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--root {root}: {place} cannot be written to; name another folder")
+
+
+def check_slurm() -> None:
+    for program in ("sbatch", "srun", "squeue", "scancel"):
+        if not shutil.which(program):
+            raise UsageError(f"executor slurm: no {program} here; launch on a login node, or use --executor local")
+
+
+def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
+    """What sbatch says against a job of each size; nothing is submitted."""
+    found = []
+    for ranks in sorted({options.ranks_of(cell) for cell in cells}):
+        try:
+            text = slurm_executor(root, options, ranks)._executor._make_submission_file_text("true", "")
+        except (NameError, ValueError, TypeError, AssertionError) as error:
+            return [str(error).splitlines()[0]]
+        with environment():
+            answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
+        if answer.returncode:
+            words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
+            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}")
+    return found

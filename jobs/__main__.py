@@ -18,7 +18,8 @@ from jobs.options import Options, as_options
 from jobs.study import Study
 from jobs.sweep import Sweep
 
-NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_parallelism", "signal_delay_s", "parallel")
+NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_parallelism", "signal_delay_s", "parallel",
+           "allocations", "slots", "max_queued", "cores_per_node", "cores_free")
 TEXTS = ("partition", "account", "qos", "constraint", "mpi")
 
 
@@ -57,6 +58,9 @@ def add_launch(command: argparse.ArgumentParser) -> None:
             kind, default = (int, field.default) if field.name in NUMBERS else (str, field.default)
             command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default,
                                  metavar="N" if kind is int else "X", help=f"default {default}")
+    command.add_argument("--pack", action="store_true",
+                         help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
+                              "each GPU (without GPUs: on each node)")
     command.add_argument("--mem-gb", type=float, metavar="N")
     command.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before srun")
     command.add_argument("settings", nargs="*", metavar="section.key=value", help="for all cells, over the spec's")

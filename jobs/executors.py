@@ -7,20 +7,24 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.lock import process_mark
-from jobs.files import Launch
+from hkd_hpc.store.lock import RunLock, process_mark
+from jobs.files import LAUNCH_LOCK, Launch, read_launches
 from jobs.options import Options
+from jobs.pool import Pool
 from jobs.sweep import Cell
 from jobs.task import Task, output_to
+from jobs.watch import Queue
 
 DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
 DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
+LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
 CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 
 
@@ -39,32 +43,85 @@ def environment() -> Iterator[None]:
         os.environ.update(before)
 
 
+Job = tuple[Callable[[], None], list[Cell]]  # what it runs, and the cells that it may have
+
+
 def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch, say) -> None:
-    """Arrays of cells that need the same number of ranks, none longer than SLURM allows."""
+    """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued leaves room for."""
+    batches = list(jobs_to_submit(root, cells, options, record.name, longest_array(), room_in_queue(options, Queue())))
+    record.write(root)  # also where there is no room for a job: its options are for the next try
+    for number, (ranks, batch) in enumerate(batches, 1):
+        try:
+            jobs = submit_batch(root, batch, options, ranks)
+        except UsageError as refusal:
+            submitted = len({name for names in record.jobs.values() for name in names})
+            raise UsageError(f"sbatch refused array {number} of {len(batches)} ({refusal}); {submitted} of "
+                             f"{len(cells)} cells are submitted, the same command submits the others") from None
+        record.jobs.update({job: [cell.name for cell in own] for job, (_, own) in zip(jobs, batch)})
+        record.write(root)
+        say(f"submitted job {jobs[0].split('_')[0]}: " + (
+            f"{len(batch)} allocation(s), {ranks} cells at a time in each" if options.pack else
+            f"{len(batch)} cells of {ranks} rank(s)"))
+    left = len(cells) - len({name for names in record.jobs.values() for name in names})
+    if left:
+        say(f"{left} cells wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while somebody "
+            f"waits (--wait, study.wait()), or by python -m jobs resubmit {root}")
+
+
+def submit_batch(root: Path, batch: list[Job], options: Options, ranks: int) -> list[str]:
+    """One array; the jobs' ids. UsageError with sbatch's words."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    parts = list(array_parts(cells, options, longest_array()))
-    for number, (ranks, part) in enumerate(parts, 1):
-        tasks = [Task(root, [cell], record.name) for cell in part]
-        try:
-            with environment():
-                jobs = slurm_executor(root, options, ranks).submit_array(tasks)
-        except (FailedJobError, FailedSubmissionError, OSError, subprocess.SubprocessError) as error:
-            words = [line for line in str(error).splitlines() if line.strip()][-1:]
-            submitted = sum(map(len, record.jobs.values()))
-            raise UsageError(f"sbatch refused array {number} of {len(parts)} ({''.join(words)}); {submitted} of "
-                             f"{len(cells)} cells are submitted, the same command submits the others") from None
-        record.jobs.update({job.job_id: [cell.name] for job, cell in zip(jobs, part)})
-        record.write(root)
-        say(f"submitted job {jobs[0].job_id.split('_')[0]}: {len(part)} cells of {ranks} rank(s)")
+    try:
+        with environment():
+            return [job.job_id for job in slurm_executor(root, options, ranks).submit_array([run for run, _ in batch])]
+    except (FailedJobError, FailedSubmissionError, OSError, subprocess.SubprocessError) as error:
+        raise UsageError("".join([line for line in str(error).splitlines() if line.strip()][-1:])) from None
 
 
-def array_parts(cells: list[Cell], options: Options, longest: int) -> Iterator[tuple[int, list[Cell]]]:
-    """(ranks, cells) of each array."""
+def room_in_queue(options: Options, queue: Queue) -> int:
+    """How many jobs may be submitted now. UsageError where SLURM does not say how many there are."""
+    if not options.max_queued:
+        return sys.maxsize
+    queued = queue.jobs()
+    if queued is None:
+        raise UsageError(f"max_queued={options.max_queued}: squeue does not say how many jobs you have; try again")
+    return max(0, options.max_queued - len(queued))
+
+
+def jobs_to_submit(root: Path, cells: list[Cell], options: Options, launch: str, longest: int,
+                   room: int) -> Iterator[tuple[int, list[Job]]]:
+    """(ranks, jobs) of each array: a job for each cell, or with options.pack a few jobs that may have all of them."""
+    if options.pack:
+        workers = options.nodes * options.workers_per_node()
+        count = min(options.allocations, -(-len(cells) // workers), room, longest)
+        if count:
+            yield workers, [(Pool(root, turned(cells, number * workers), launch), cells) for number in range(count)]
+        return
+    cells = cells[:room]
     for ranks in sorted({options.ranks_of(cell) for cell in cells}):
         same = [cell for cell in cells if options.ranks_of(cell) == ranks]
         for begin in range(0, len(same), longest):
-            yield ranks, same[begin:begin + longest]
+            yield ranks, [(Task(root, cell, launch), [cell]) for cell in same[begin:begin + longest]]
+
+
+def turned(cells: list[Cell], by: int) -> list[Cell]:
+    """The same cells, begun elsewhere, so that not all workers try the same one first."""
+    by %= len(cells)
+    return cells[by:] + cells[:by]
+
+
+def follow(root: Path, cells: list[Cell], launch: str, job: str) -> str:
+    """Submit a job that goes on with the cells after the end of `job`, in the same launch: its id. UsageError."""
+    with RunLock(root, LOCK_WAIT_S, name=LAUNCH_LOCK):
+        record = next(record for record in read_launches(root) if record.name == launch)
+        options = Options(**record.options)
+        options = replace(options, max_queued=0, allocations=1, slurm=options.slurm | {"dependency": f"afterany:{job}"})
+        [(ranks, batch)] = jobs_to_submit(root, cells, options, launch, 1, sys.maxsize)
+        [successor] = submit_batch(root, batch, options, ranks)
+        record.jobs[successor] = [cell.name for cell in cells]
+        record.write(root)
+    return successor
 
 
 def longest_array() -> int:
@@ -83,16 +140,21 @@ def slurm_executor(root: Path, options: Options, ranks: int):
 
     executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000,
                             slurm_python=shlex.join([*DEAF, sys.executable]))
+    slurm = dict(options.slurm)
+    additional = {"ntasks": ranks, "requeue": True, **slurm.pop("additional_parameters", {})}
+    if options.pack:
+        additional["ntasks-per-node"] = options.workers_per_node()
     executor.update_parameters(
         name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=options.cpus_per_task,
         gpus_per_node=options.gpus_per_node or None, mem_gb=options.mem_gb, slurm_partition=options.partition,
         slurm_account=options.account, slurm_qos=options.qos, slurm_constraint=options.constraint,
         slurm_array_parallelism=options.array_parallelism, slurm_signal_delay_s=options.signal_delay_s,
         slurm_setup=options.setup or None,
-        slurm_additional_parameters={"ntasks": ranks, "requeue": True},
-        slurm_srun_args=[f"--mpi={options.mpi}", "--kill-on-bad-exit=1", "--open-mode=append", "--export=ALL",
+        slurm_additional_parameters=additional,
+        slurm_srun_args=[f"--mpi={options.mpi}", f"--kill-on-bad-exit={int(not options.pack)}", "--wait=0",
+                         "--open-mode=append", "--export=ALL",
                          f"--cpus-per-task={options.cpus_per_task}"],  # srun does not take it from the batch job
-        **{f"slurm_{name}": value for name, value in options.slurm.items()})
+        **{f"slurm_{name}": value for name, value in slurm.items()})
     return executor
 
 
@@ -105,9 +167,8 @@ def submit_local(root: Path, cells: list[Cell], options: Options, record: Launch
     with environment(), output_to(root / "submitit" / "local.log"):  # else a pipe behind this command would wait for them
         executor = AutoExecutor(root / "submitit", cluster="local", local_max_num_timeout=1_000_000)
         executor.update_parameters(timeout_min=FOREVER_MIN)
-        for first in range(workers):
-            task = Task(root, cells[first:] + cells[:first], record.name, shared=True, devices=devices)
-            job = executor.submit(task)
+        for place in range(workers):
+            job = executor.submit(Pool(root, cells, record.name, place, devices))
             record.processes[job.job_id] = process_mark(int(job.job_id))
     record.jobs["here"] = [cell.name for cell in cells]
     record.write(root)
@@ -127,7 +188,7 @@ def submit_debug(root: Path, cells: list[Cell], options: Options, record: Launch
     for number, cell in enumerate(cells, 1):
         say(f"{number}/{len(cells)} {cell.name}")
         try:
-            Task(root, [cell], record.name)()
+            Task(root, cell, record.name)()
         except SystemExit as end:
             say(f"exit code {end.code}, see {root / cell.name / 'log.txt'}")
             if isinstance(end.code, int) and end.code > 128:

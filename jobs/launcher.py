@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.lock import RunLock
 from jobs import watch
 from jobs.checks import Problems, check
-from jobs.executors import SUBMIT, array_parts, fitting_cells, longest_array
+from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
 from jobs.files import LAUNCH_LOCK, Launch, read_cells, read_launches, write_cells
 from jobs.options import Options, as_options
 from jobs.study import Study
@@ -36,8 +37,17 @@ def resubmit(root: str | os.PathLike, say=report.say) -> Study:
     return launch_cells(study.cells, last[0].executor, study.root, Options(**last[0].options), [], say)
 
 
+def top_up(study: Study, states: list[watch.CellState], queue: watch.Queue, say) -> None:
+    """Submit cells that the last launch had to leave outside the queue, as far as there is room now."""
+    last = read_launches(study.root)[-1:]
+    options = Options(**last[0].options) if last else Options()
+    if options.max_queued and not last[0].cancelled and room_in_queue(options, queue):
+        missing = [cell for cell, state in zip(study.cells, states) if state.state == "missing"]
+        launch_cells(missing, last[0].executor, study.root, options, [], say)
+
+
 def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str], say) -> Study:
-    """The end of `launch` and `resubmit`: check, record, submit."""
+    """The end of `launch`, `resubmit` and `top_up`: check, record, submit."""
     problems = problems + check(cells, executor, root, options)
     if problems:
         raise Problems(problems)
@@ -70,10 +80,11 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     if executor == "slurm":
         each = (f"{options.nodes} node(s), {options.cpus_per_task} core(s) a rank, {options.gpus_per_node} GPU(s) a "
                 f"node, {options.time_min} min and longer by requeues")
-        lines += [f"array of {len(part)} jobs, {options.array_parallelism} at a time: each {ranks} rank(s) on {each}"
-                  for ranks, part in array_parts(todo, options, longest_array())]
-        lines.append(f"at most {len(todo) * options.nodes * options.gpus_per_node * options.time_min / 60:.4g} GPU hours "
-                     "without requeues")
+        what = "cells at a time, one process each," if options.pack else "rank(s)"
+        lines += [f"array of {len(batch)} jobs, {options.array_parallelism} at a time: each {ranks} {what} on {each}"
+                  for ranks, batch in jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize)]
+        if options.max_queued:
+            lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
     elif executor == "local":
         lines.append(f"{min(options.parallel or fitting_cells(), len(todo))} at a time on this machine")
     return "\n".join([*lines, *(f"would be refused: {problem}" for problem in problems)])

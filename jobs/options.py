@@ -26,8 +26,20 @@ class Options:
     signal_delay_s: int = 120  # time for the running round and its save, before the limit
     mpi: str = "none"
     parallel: int = 0  # cells at a time on this machine; 0: as many as fit
+    pack: bool = False  # jobs that take cell after cell, each in one process, until their time is up
+    slots: int = 0  # of a packed job: cells at a time on each GPU (without GPUs: node); 0: one a GPU, or as cores fit
+    allocations: int = 1  # jobs of a packed launch
+    max_queued: int = 0  # jobs of mine that may wait or run in SLURM at once; 0: any number
+    cores_per_node: int = 0  # 0: not known
+    cores_free: int = 0  # of these, left to the system
     setup: list[str] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
+
+    def workers_per_node(self) -> int:
+        """Cells at a time on a node of a packed job."""
+        if self.gpus_per_node or self.slots:
+            return max(1, self.slots) * max(1, self.gpus_per_node)
+        return (self.cores_per_node - self.cores_free) // self.cpus_per_task
 
     def ranks_of(self, cell: Cell) -> int:
         return cell.config().fed.clients + 1 if self.ranks == "clients" else int(self.ranks)
@@ -43,8 +55,25 @@ def as_options(given: dict[str, Any]) -> Options:
 def check_options(options: Options, executor: str) -> None:
     if options.ranks != "clients" and not (isinstance(options.ranks, int) and options.ranks >= 1):
         raise UsageError(f"ranks={options.ranks}: must be a whole number >= 1, or clients: one for each and the server")
-    for name in ("nodes", "cpus_per_task", "time_min", "array_parallelism", "signal_delay_s"):
+    for name in ("nodes", "cpus_per_task", "time_min", "array_parallelism", "signal_delay_s", "allocations"):
         if not isinstance(getattr(options, name), int) or getattr(options, name) < 1:
             raise UsageError(f"{name}={getattr(options, name)}: must be a whole number >= 1")
+    for name in ("parallel", "slots", "max_queued", "cores_per_node", "cores_free"):
+        if not isinstance(getattr(options, name), int) or getattr(options, name) < 0:
+            raise UsageError(f"{name}={getattr(options, name)}: must be a whole number >= 0")
+    check_pack(options, executor)
     if executor == "slurm" and options.signal_delay_s >= options.time_min * 60:
         raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes")
+
+
+def check_pack(options: Options, executor: str) -> None:
+    """UsageError for a packed launch that cannot be meant."""
+    if not options.pack:
+        return
+    if executor != "slurm":
+        raise UsageError(f"pack: is for SLURM; with --executor {executor} --parallel says how many cells run at a time")
+    if options.ranks not in (None, 1):
+        raise UsageError(f"pack: each cell is one process; leave ranks={options.ranks} away")
+    if options.workers_per_node() < 1:
+        raise UsageError("pack: on nodes without GPU say how many cells at a time by slots=N, or what a node has by "
+                         "cores_per_node=N")

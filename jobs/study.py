@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from hkd_hpc import report
@@ -18,7 +19,7 @@ class Study:
     def __init__(self, root: str | os.PathLike) -> None:
         self.root = Path(os.path.abspath(root))
         self.cells = read_cells(self.root)
-        self._launches, self._queue = 0, watch.Queue()
+        self._launches, self._queue, self._fed_s = 0, watch.Queue(), float("-inf")
         if not self.cells:
             raise UsageError(f"{self.root}: no study here; python -m jobs launch SPEC.toml --root DIR makes one")
 
@@ -30,8 +31,22 @@ class Study:
         return watch.look(self.root, self.cells, launches, self._queue)
 
     def wait(self, say=report.say) -> bool:
-        """Until no cell is running or queued any more; whether all are complete."""
-        return all(state.state == "complete" for state in watch.wait(self.status, say))
+        """Until no cell is running or queued any more; whether all are complete. Submits what max_queued left outside."""
+        return all(state.state == "complete" for state in watch.wait(lambda: self._fed(say), say))
+
+    def _fed(self, say) -> list[watch.CellState]:
+        """The states, after a try, now and then, to submit what is not in the queue yet."""
+        from jobs.launcher import top_up  # which itself imports this module
+
+        states = self.status()
+        if time.monotonic() - self._fed_s > watch.QUEUE_S and any(state.state == "missing" for state in states):
+            self._fed_s = time.monotonic()
+            try:
+                top_up(self, states, self._queue, say)
+            except UsageError as refusal:
+                say(f"not submitted now: {refusal}")
+            return self.status()
+        return states
 
     def table(self) -> str:
         """Accuracies of the finished cells, in the layout of the paper's Table 1, as Markdown."""
@@ -39,11 +54,11 @@ class Study:
 
     def cancel(self) -> list[str]:
         """Ask SLURM to cancel the jobs of all launches, and interrupt those on this machine. Their ids; UsageError."""
-        busy = {state.job for state in self.status() if state.state in watch.BUSY}
+        alive = watch.Queue().jobs()
         ended = []
         for launch in read_launches(self.root):
             here = {job: process for job, process in launch.processes.items() if watch.is_safe_to_signal(process)}
-            queued = [job for job in launch.jobs if launch.executor == "slurm" and job in busy]
+            queued = [job for job in launch.jobs if launch.executor == "slurm" and (alive is None or job in alive)]
             if queued:
                 _scancel(queued)
             for process in here.values():

@@ -1,4 +1,4 @@
-"""What a job does, on each of its ranks: its cells, one after the other, each a `hkd_hpc.train --resume` in this process.
+"""What a job does, on each of its ranks: its cell, as `hkd_hpc.train --resume` in this process.
 
 Rank 0 holds the cell's job.lock meanwhile, so that no cell is worked on twice, and keeps its status.json. submitit sends
 a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all ranks,
@@ -32,31 +32,21 @@ FAILED = 1
 
 
 class Task:
-    """The function of a job. Called by every rank; `checkpoint` is called by submitit's signal handler on rank 0.
+    """The function of a job of one cell. Called by every rank; submitit's signal handler calls `checkpoint` on rank 0."""
 
-    `shared`: other jobs have the same cells, so take the next one while a cell is held; else wait a little, for the end
-    of this job's last start. `devices`: CUDA_VISIBLE_DEVICES for a job on this machine, since submitit hides all GPUs.
-    """
-
-    def __init__(self, root: Path, cells: list[Cell], launch: str, shared: bool = False,
-                 devices: str | None = None) -> None:
-        self.root, self.cells, self.launch, self.shared, self.devices = Path(root), cells, launch, shared, devices
+    def __init__(self, root: Path, cell: Cell, launch: str) -> None:
+        self.root, self.cell, self.launch = Path(root), cell, launch
 
     def __call__(self) -> None:
-        """Raises SystemExit with the last cell's exit code, unless that is 0."""
-        if self.shared:
-            _set_variable("CUDA_VISIBLE_DEVICES", self.devices)
-        is_first, code = guess_rank(os.environ) == 0, 0
-        for cell in self.cells:
-            if RunFolder(self.root / cell.name).summary():
-                continue
-            code = self._rank_0(cell) if is_first else exit_code_of(cell, self.root)
-            if code == STOPPED and not is_first:
-                return  # exit code 0: a bad one would let srun kill rank 0 while it asks for the requeue
-            if code == STOPPED:
-                self._requeue(cell)
-            if code == STOPPED or code > 128:  # a signal ended it: the other cells are for the next start
-                break
+        """Raises SystemExit with the cell's exit code, unless that is 0."""
+        is_first = guess_rank(os.environ) == 0
+        if RunFolder(self.root / self.cell.name).summary():
+            return
+        code = self._rank_0() if is_first else exit_code_of(self.cell, self.root)
+        if code == STOPPED and not is_first:
+            return  # exit code 0: a bad one would let srun kill rank 0 while it asks for the requeue
+        if code == STOPPED:
+            go_on(self.root, [self.cell], self.launch)
         if code:
             sys.exit(code)
 
@@ -66,64 +56,86 @@ class Task:
 
         return DelayedSubmission(self)
 
-    def _rank_0(self, cell: Cell) -> int:
-        """The exit code of the cell; 0 for one that another job has."""
-        folder = RunFolder(self.root / cell.name, warn=report.warn)
-        folder.create()
+    def _rank_0(self) -> int:
         try:
-            with RunLock(folder.path, 0.0 if self.shared else LOCK_WAIT_S, on_lost=train.lock_lost, name=JOB_LOCK):
-                return self._attempt(cell, folder)
+            return start(self.cell, self.root, self.launch, job_id(), LOCK_WAIT_S)
         except UsageError as error:
-            report.say(f"{cell.name}: {error}")
-            return 0 if self.shared else FAILED
+            report.say(f"{self.cell.name}: {error}")
+            return FAILED
 
-    def _requeue(self, cell: Cell) -> None:
-        """What submitit does on its signal, now that all is saved. Returns only where no submitit runs this."""
-        try:
-            for handler in map(signal.getsignal, SIGNALS):
-                if callable(handler):
-                    handler(signal.SIGUSR2, None)
-        except Exception as error:
-            folder = self.root / cell.name
-            status = Status.read(folder)
-            status.error = f"saved, but the requeue was refused ({error}); python -m jobs resubmit {self.root} goes on"
-            status.write(folder)
-            raise
 
-    def _attempt(self, cell: Cell, folder: RunFolder) -> int:
+def start(cell: Cell, root: Path, launch: str, job: str, wait_s: float) -> int:
+    """Train the cell, or go on with it, as its rank 0: the exit code. UsageError when another job has it after wait_s."""
+    folder = RunFolder(root / cell.name, warn=report.warn)
+    folder.create()
+    with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):
         before = Status.read(folder.path)
-        if before and self.shared and (before.state, before.launch) == ("failed", self.launch):
-            return 0  # another worker of this launch has tried
-        if folder.summary():
-            return 0  # another has completed it just now
-        status = begin(cell, folder, before, self.launch)
-        with output_to(folder.path / "log.txt") as log_begin:
-            report.say(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
-                       f"start {status.starts}, after round {status.round} of {status.rounds}; "
-                       f"{status.stalls} starts without a new round")
-            if status.stalls >= MOST_STALLS:
-                report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
-                           "give it a longer time limit, or see above")
-                code = FAILED
-            else:
-                with beating(status, folder):
-                    code = exit_code_of(cell, self.root)
-            if code == STOPPED:
-                report.say("stopped after its round, saved; the job asks to be requeued")
-        end(status, folder, code, error_in(folder.path / "log.txt", log_begin, code))
-        return code
+        if folder.summary() or has_failed(before, launch):
+            return 0  # another job of this launch was here just now
+        return _start(cell, root, folder, begin(cell, folder, before, launch, job))
 
 
-def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str) -> Status:
+def has_failed(status: Status | None, launch: str) -> bool:
+    """Whether this launch has tried the cell already, for good."""
+    return status is not None and (status.state, status.launch) == ("failed", launch)
+
+
+def _start(cell: Cell, root: Path, folder: RunFolder, status: Status) -> int:
+    with output_to(folder.path / "log.txt") as log_begin:
+        report.say(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
+                   f"start {status.starts}, after round {status.round} of {status.rounds}; "
+                   f"{status.stalls} starts without a new round")
+        if status.stalls >= MOST_STALLS:
+            report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
+                       "give it a longer time limit, or see above")
+            code = FAILED
+        else:
+            with beating(status, folder):
+                code = exit_code_of(cell, root)
+        if code == STOPPED:
+            report.say("stopped after its round, saved; the job asks to be requeued")
+    end(status, folder, code, error_in(folder.path / "log.txt", log_begin, code))
+    return code
+
+
+def go_on(root: Path, cells: list[Cell], launch: str) -> None:
+    """All is saved: have this job requeued, by submitit's own handler of the signal, which then ends the process.
+
+    Where the site refuses that, another job follows this one. Returns in that case, and where no submitit runs this.
+    """
+    try:
+        for handler in map(signal.getsignal, SIGNALS):
+            if callable(handler):
+                handler(signal.SIGUSR2, None)
+    except Exception as refusal:
+        from jobs.executors import follow  # which itself imports this module
+
+        job = job_id()
+        try:
+            found, problem = f"job {follow(root, cells, launch, job)} follows", ""
+        except Exception as error:
+            found = f"nor could a job that follows be submitted ({error}); python -m jobs resubmit {root} goes on"
+            problem = f"saved, but the requeue was refused ({refusal}), {found}"
+        for folder in (root / cell.name for cell in cells):
+            status = Status.read(folder)
+            if status and (status.state, status.job) == ("stopped", job):
+                with output_to(folder / "log.txt"):
+                    report.say(f"requeue refused ({refusal}): {found}")
+                if problem:
+                    status.error = problem
+                    status.write(folder)
+
+
+def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str, job: str) -> Status:
     """The status at the start, from that of the start before."""
     rounds = cell.config().fed.rounds
     done = len(folder.rounds().get("round", ()))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    status = Status("running", launch, job_id(), node, done, rounds, first_round=done,
+    status = Status("running", launch, job, node, done, rounds, first_round=done,
                     began=time.time(), heartbeat=time.time())
     if before:
         status.starts = before.starts + 1
-        requeued = (before.job, before.launch) == (status.job, launch)  # else somebody asked for it: count anew
+        requeued = before.launch == launch  # or followed by another job; else somebody asked for it: count anew
         status.stalls = before.stalls + 1 if requeued and done <= before.first_round else 0
     return status
 
@@ -206,10 +218,3 @@ def last_words(log: Path, begin: int = 0) -> str:
         return ""
     ours = [line for line in lines if line.startswith("hkd_hpc: ") and not line.startswith("hkd_hpc: warning:")]
     return (ours or lines or [""])[-1].strip()[:500]
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

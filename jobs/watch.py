@@ -61,23 +61,32 @@ def _ask_queue() -> set[str] | None:
 
 
 def look(root: Path, cells: list[Cell], launches: list[Launch], queue: Queue) -> list[CellState]:
-    """The state of every cell."""
-    given = {name: (launch, job) for launch in launches for job, names in launch.jobs.items() for name in names}
-    return [_look_at(cell, RunFolder(root / cell.name), *given.get(cell.name, (None, "")), queue) for cell in cells]
+    """The state of every cell; what counts is the last launch that gave it to a job, or to several."""
+    given: dict[str, tuple[Launch, list[str]]] = {}
+    for launch in launches:
+        for job, names in launch.jobs.items():
+            for name in names:
+                if name not in given or given[name][0] is not launch:
+                    given[name] = (launch, [])
+                given[name][1].append(job)
+    return [_look_at(cell, RunFolder(root / cell.name), *given.get(cell.name, (None, [])), queue) for cell in cells]
 
 
-def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, job: str, queue: Queue) -> CellState:
+def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[str],
+             queue: Queue) -> CellState:
     status = Status.read(folder.path)
     rows = folder.rounds()
     done, rounds = len(rows.get("round", ())), cell.config().fed.rounds
-    state, error = _state(folder, status, launch, job, queue)
+    state, error = _state(folder, status, launch, jobs, queue)
     last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
     left_s = float(rows["wall_s"].mean()) * (rounds - done) if done and state == "running" else NAN
-    return CellState(cell.name, state, done, rounds, last["local"], last["global"], status.node if status else "",
-                     status.job if status and state != "queued" else job, status.starts if status else 0, left_s, error)
+    job = status.job if status and state != "queued" else "".join(jobs[-1:])
+    node, starts = (status.node, status.starts) if status else ("", 0)
+    return CellState(cell.name, state, done, rounds, last["local"], last["global"], node, job, starts, left_s, error)
 
 
-def _state(folder: RunFolder, status: Status | None, launch: Launch | None, job: str, queue: Queue) -> tuple[str, str]:
+def _state(folder: RunFolder, status: Status | None, launch: Launch | None, jobs: list[str],
+           queue: Queue) -> tuple[str, str]:
     """(state, what went wrong)."""
     if is_held(folder.path, JOB_LOCK):
         return "running", ""
@@ -88,20 +97,20 @@ def _state(folder: RunFolder, status: Status | None, launch: Launch | None, job:
         return "failed", status.error
     if launch is not None and launch.cancelled:
         return "cancelled", ""
-    if launch is not None and _is_waiting(launch, job, queue):
+    if launch is not None and _is_waiting(launch, jobs, queue):
         return "queued", ""
     if status is None:
-        return ("missing", "") if launch is None else ("lost", f"job {job} ended before it began with this cell")
+        return ("missing", "") if launch is None else ("lost", f"job {jobs[-1]} ended before it began with this cell")
     if status.state == "running":
         return "lost", last_words(folder.path / "log.txt")
     return status.state, status.error
 
 
-def _is_waiting(launch: Launch, job: str, queue: Queue) -> bool:
-    """Whether the job may still begin with, or go on with, the cell."""
+def _is_waiting(launch: Launch, jobs: list[str], queue: Queue) -> bool:
+    """Whether one of the jobs may still begin with, or go on with, the cell."""
     if launch.executor == "slurm":
-        jobs = queue.jobs()
-        return jobs is None or job in jobs
+        queued = queue.jobs()
+        return queued is None or not queued.isdisjoint(jobs)
     return any(is_visible(process) and is_alive(process) for process in launch.processes.values())
 
 

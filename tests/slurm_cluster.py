@@ -55,6 +55,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=5
 MinJobAge=600
+MaxArraySize=10
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 NodeName=DEFAULT CPUs=8 Boards=1 SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 State=UNKNOWN

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -14,7 +17,8 @@ from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch, watch
 from jobs.__main__ import main
 from jobs.files import JOB_LOCK, Status, read_launches
-from jobs.launcher import resubmit
+from jobs.launcher import resubmit, top_up
+from jobs.pool import Pool
 from jobs.task import Task, begin
 
 ROUNDS = 3
@@ -22,15 +26,22 @@ PATIENCE_S = 300  # of a test that has failed; jobs that import torch at once ma
 SCHEME = '''
 import os, time
 from hkd_hpc.schemes.fedavg import FedAvg
+from hkd_hpc.schemes.fedhkd import FedHKD
+from hkd_hpc.schemes.moon import Moon
 
 
-class Held(FedAvg):
-    """FedAvg that does not get through round 2 while the file $HOLD is there."""
+class Hold:
+    """A scheme that does not get through round 2 while the file $HOLD is there."""
 
     def begin(self, client):
         super().begin(client)
         while client.round == 2 and os.path.exists(os.environ.get("HOLD", "")):
             time.sleep(0.02)
+
+
+class Held(Hold, FedAvg): pass
+class HeldMoon(Hold, Moon): pass
+class HeldFedHKD(Hold, FedHKD): pass
 '''
 
 
@@ -87,13 +98,27 @@ def slurm(cluster, monkeypatch):
     return cluster
 
 
+def write_spec(path, sweep):
+    """The sweep as a TOML file; its axes are lists."""
+    tables = [("axes", {name: [label for label, _ in points] for name, points in sweep.axes.items()}),
+              ("settings", sweep.settings)]
+    path.write_text("\n".join(line for table, values in tables for line in (
+        f"[{table}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()))))
+    return path
+
+
 def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
-    sweep = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
-    study = launch(sweep, root=tmp_path / "my study", ranks=2, time_min=10)
-    folders = [study.root / cell.name for cell in study.cells]
+    """SLURM's notice of the time limit, a requeue, a KILL, and the death of the process that launched and waits."""
+    sweep = sweep_of(data, scheme=["held:Held", "held:HeldMoon", "held:HeldFedHKD"])
+    root = tmp_path / "my study"
+    submitter = subprocess.Popen([
+        sys.executable, "-m", "jobs", "launch", write_spec(tmp_path / "spec.toml", sweep), "--root", root, "--ranks", "2",
+        "--time-min", "10", "--wait"], cwd=toy.PROJECT, stdout=subprocess.DEVNULL)
+    folders = [root / cell.name for cell in sweep.cells()[0]]
     toy.wait_until(lambda: all(toy.rounds_done(folder) == 1 for folder in folders), PATIENCE_S)
-    assert states(study) == ["running"] * 3
-    launch(sweep, root=study.root, ranks=2)  # all are running: nothing is submitted
+    submitter.kill()
+    study = launch(sweep, root=root, ranks=2)  # all are running: nothing is submitted
+    assert submitter.wait() == -signal.SIGKILL and states(study) == ["running"] * 3
     assert len(list((study.root / "launches").iterdir())) == 1
     jobs = [state.job for state in study.status()]
     slurm.run("scancel", "--signal=USR2", jobs[0])
@@ -122,10 +147,89 @@ def test_slurm_jobs_are_cancelled_and_their_cells_resubmitted(slurm, data, hold,
     assert resubmit(study.root).wait() and "resuming after round 1" in (folder / "log.txt").read_text()
 
 
+def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
+    """Two workers for three cells: one is killed, a signal stops the other, and the requeued job goes on with all."""
+    sweep = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
+    study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, time_min=10)
+    folders = [study.root / cell.name for cell in study.cells]
+    toy.wait_until(lambda: [toy.rounds_done(folder) for folder in folders] == [1, 1, 0], PATIENCE_S)
+    assert states(study) == ["running", "running", "queued"]
+    [job] = {state.job for state in study.status()}
+    os.kill(json.loads((folders[1] / JOB_LOCK).read_text())["pid"], signal.SIGKILL)
+    toy.wait_until(lambda: states(study)[1] != "running", PATIENCE_S)
+    slurm.run("scancel", "--signal=USR2", job)
+    hold.unlink()
+    assert study.wait(), study.status()
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    logs = [(folder / "log.txt").read_text() for folder in folders]
+    assert "stopped by SIGUSR2 after round 2" in logs[0] and "resuming after round 2" in logs[0]
+    assert "resuming after round 1" in logs[1]
+    assert [Status.read(folder).starts for folder in folders] == [2, 2, 1]
+    assert slurm.wait_for(job)["Restarts"] == "1" and len(read_launches(study.root)[0].jobs) == 1
+
+
+def test_where_requeue_is_refused_another_job_follows(slurm, data, hold, tmp_path):
+    study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
+    folder = study.root / study.cells[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
+    [job] = [state.job for state in study.status()]
+    slurm.run("scontrol", "update", f"JobId={job}", "Requeue=0")
+    slurm.run("scancel", "--signal=USR2", job)
+    hold.unlink()
+    assert study.wait(), study.status()
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    [launched] = read_launches(study.root)
+    first, second = launched.jobs
+    assert first == job and Status.read(folder).job == second and Status.read(folder).starts == 2
+    assert f"job {second} follows" in (folder / "log.txt").read_text()
+
+
+def test_node_that_fails_takes_no_cell_with_it(slurm, data, hold, tmp_path):
+    study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
+    folder = study.root / study.cells[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
+    node = Status.read(folder).node
+    slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        hold.unlink()
+        assert study.wait(), study.status()
+    finally:
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    status = Status.read(folder)
+    assert status.starts == 2 and slurm.job(status.job)["Restarts"] == "1"
+
+
+def test_launch_within_an_allocation_where_sacct_does_not_answer(slurm, data, tmp_path):
+    """sacct is never asked: it may be missing, failing, slow or empty."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sacct").write_text(f"#!/bin/bash\ntouch '{tmp_path}/asked'\nsleep 600\n")
+    (tmp_path / "bin/sacct").chmod(0o755)
+    write_spec(tmp_path / "spec.toml", sweep_of(data, scheme=["fedavg"], seed=[0]))
+    outcome = slurm.run("salloc", "--quiet", "--ntasks=2", sys.executable, "-m", "jobs", "launch", tmp_path / "spec.toml",
+                        "--root", tmp_path / "root", "--wait", cwd=toy.PROJECT,
+                        env={**slurm.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    assert outcome.returncode == 0, outcome
+    study = Study(tmp_path / "root")
+    assert "1 of 1 runs are complete" in outcome.stdout and states(study) == ["complete"]
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet") and not (tmp_path / "asked").exists()
+    assert "1 rank on 1 host" in (study.root / study.cells[0].name / "log.txt").read_text()
+
+
+def test_more_cells_than_an_array_may_have(slurm, data, tmp_path):
+    """MaxArraySize is 10 there. The jobs wait for an hour that never comes."""
+    sweep = sweep_of(data, scheme=["fedavg"], seed=range(37))
+    study = launch(sweep, root=tmp_path / "root", additional_parameters={"begin": "now+1hour"})
+    assert states(study) == ["queued"] * 37
+    queued = slurm.run("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i").stdout.split()
+    assert sorted(queued) == sorted(read_launches(study.root)[0].jobs) == sorted(study.cancel())
+    assert states(Study(study.root)) == ["cancelled"] * 37
+
+
 # ---- SLURM's programs, played by scripts: limits and refusals
 
 FAKE = {
-    "squeue": 'cat "$FAKE/queued" 2>/dev/null',
+    "squeue": 'touch "$FAKE/queued"; cat "$FAKE/queued"',
     "scancel": "", "srun": "",
     "scontrol": 'echo "MaxArraySize            = 10"',
     "sbatch": '''
@@ -181,7 +285,43 @@ def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, 
                  "--signal=USR2@120", "--comment='a b'"):
         assert f"#SBATCH {line}\n" in scripts[0]
     assert """bash -c 'trap "" USR1 USR2; exec "$@"' bash """ in scripts[0]
-    assert "--mpi=none --kill-on-bad-exit=1 --open-mode=append --export=ALL --cpus-per-task=3 " in scripts[0]
+    assert "--mpi=none --kill-on-bad-exit=1 --wait=0 --open-mode=append --export=ALL --cpus-per-task=3 " in scripts[0]
+
+
+def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsys):
+    (fake / "queued").write_text("900\n901\n")  # jobs of other studies
+    study = launch(Sweep(scheme=["fedavg"], seed=range(9)), root=tmp_path / "root", max_queued=6)
+    assert states(study) == ["queued"] * 4 + ["missing"] * 5
+    assert "5 cells wait outside the queue (max_queued=6)" in capsys.readouterr().out
+    resubmit(study.root)
+    assert (fake / "count").read_text() == "1\n"  # there is no room
+    ended = ["900", "1_0", "1_1"]
+    (fake / "queued").write_text("\n".join(set((fake / "queued").read_text().split()) - set(ended)) + "\n")
+    study = Study(study.root)
+    top_up(study, study.status(), watch.Queue(), print)
+    assert states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2  # what was tried is for resubmit, not for this
+
+
+def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
+    sweep = Sweep(scheme=["fedavg"], seed=range(9))
+    study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2)
+    assert states(study) == ["queued"] * 9
+    script = (fake / "script.1").read_text()
+    for line in ("--array=0-1%2", "--ntasks=4", "--ntasks-per-node=4", "--gpus-per-node=2"):
+        assert f"#SBATCH {line}\n" in script
+    assert "--kill-on-bad-exit=0 --wait=0 " in script
+    assert read_launches(study.root)[0].jobs == {f"1_{n}": [cell.name for cell in study.cells] for n in range(2)}
+
+
+@pytest.mark.parametrize("options, text", [
+    ({"pack": True}, "pack: on nodes without GPU say how many cells at a time by slots=N"),
+    ({"pack": True, "slots": 2, "ranks": 3}, "pack: each cell is one process; leave ranks=3 away"),
+    ({"pack": True, "slots": 2, "allocations": 0}, "allocations=0: must be a whole number >= 1"),
+    ({"max_queued": -1}, "max_queued=-1: must be a whole number >= 0")])
+def test_packing_that_cannot_be_meant_is_refused(fake, tmp_path, options, text):
+    with pytest.raises(UsageError, match=text):
+        launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", **options)
+    assert not (tmp_path / "root").exists()
 
 
 def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
@@ -237,9 +377,9 @@ def test_a_cell_that_another_job_has_is_left_alone(data, tmp_path):
     [cell] = sweep.cells()[0]
     (tmp_path / cell.name).mkdir()
     with RunLock(tmp_path / cell.name, name=JOB_LOCK):
-        Task(tmp_path, [cell], "0001", shared=True)()
+        Pool(tmp_path, [cell], "0001", place=0)()
         assert [path.name for path in (tmp_path / cell.name).iterdir() if path.is_file()] == [JOB_LOCK]
-    Task(tmp_path, [cell], "0001", shared=True)()
+    Pool(tmp_path, [cell], "0001", place=0)()
     assert toy.rounds_done(tmp_path / cell.name) == ROUNDS
 
 
@@ -247,13 +387,13 @@ def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data
     [cell] = sweep_of(data, scheme=["fedavg"]).cells()[0]
     folder = tmp_path / cell.name
     for start in range(1, 5):  # each time it dies before its first round ends
-        status = begin(cell, RunFolder(folder), Status.read(folder), "0001")
+        status = begin(cell, RunFolder(folder), Status.read(folder), "0001", job="7")
         folder.mkdir(exist_ok=True)
         status.write(folder)
         assert (status.starts, status.stalls) == (start, start - 1)
     with pytest.raises(SystemExit) as end:
-        Task(tmp_path, [cell], "0001")()
+        Task(tmp_path, cell, "0001")()
     assert end.value.code == 1 and toy.rounds_done(folder) == 0
     assert Status.read(folder).state == "failed" and "brought no new round" in Status.read(folder).error
-    Task(tmp_path, [cell], "0002")()  # launched again: it counts anew
+    Task(tmp_path, cell, "0002")()  # launched again: it counts anew
     assert toy.rounds_done(folder) == ROUNDS

@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.base import Comm
-from hkd_hpc.comm.devices import Plan, choose_backend, cuda_identity, describe, pick_device, visible_devices
+from hkd_hpc.comm.devices import DEVICE_OFFSET, Plan, choose_backend, cuda_identity, describe, pick_device, visible_devices
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
 from hkd_hpc.errors import UsageError
@@ -26,7 +26,7 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
     import torch
 
-    index = pick_device(world.local_rank, visible_devices(requested))
+    index = pick_device(world.local_rank + int(os.environ.get(DEVICE_OFFSET, 0)), visible_devices(requested))
     plan = agree_on_plan(world, members, index, mpi is not None, backend)
     if requested == "cuda" and world.rank == 0:
         _say_what_is_absent(plan)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hkd_hpc.errors import UsageError
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
+DEVICE_OFFSET = "HKD_DEVICE_OFFSET"  # variable: processes that are worlds of their own, but share a machine's GPUs, count on
 Place = tuple[str, "str | None"]  # (host, identity of the device; None for the CPU)
 
 

@@ -92,8 +92,9 @@ class Workbench:
     def can_train(self, client: Client) -> bool:
         return len(client.y_train) >= self.fewest
 
-    def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int) -> Trained:
-        """Train one client from the global weights, test it, and let the scheme report."""
+    def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int,
+            epochs: int | None = None) -> Trained:
+        """Train one client from the global weights, test it, and let the scheme report. `epochs`: else train.epochs."""
         start_s = time.perf_counter()
         weights_V = self.start_of(client, weights_V)
         self.flat.load(weights_V, counters)
@@ -103,7 +104,7 @@ class Workbench:
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", round, client.id))
         self.flat.net.train()
         self.scheme.begin(client)
-        terms = self._epochs(client)
+        terms = self._epochs(client, self.config.train.epochs if epochs is None else epochs)
         trained_s = time.perf_counter()
         correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
         val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
@@ -144,16 +145,18 @@ class Workbench:
         values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
         client.state.update({name: values[name].clone() for name in self.own_shapes()})
 
-    def _epochs(self, client: Client) -> list[float]:
-        """All local epochs; returns the mean of each loss term over the images of the last epoch."""
+    def _epochs(self, client: Client, epochs: int) -> list[float]:
+        """Local epochs, none after one whose loss is not finite; the mean of each loss term over the images of the last."""
         train, lr = self.config.train, self.config.lr(client.round)
         shuffle, count = client.random("batches"), len(client.y_train)
         bounds = batch_bounds(count, train.batch_size, train.drop_last)
-        for _ in range(train.epochs):
+        for _ in range(epochs):
             order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
             sums = torch.zeros(len(self.scheme.terms), device=client.y_train.device)
             for start, stop in bounds:
                 sums += self._step(client, order_N[start:stop], lr) * (stop - start)
+            if not bool(torch.isfinite(sums).all()):
+                break
         return (sums / bounds[-1][1]).tolist()
 
     def _step(self, client: Client, index_B: torch.Tensor, lr: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from hkd_hpc import rng
+from hkd_hpc.config import FedSettings
 
 
 def draw_cohort(clients: int, participation: float, seed: int, round: int) -> list[int]:
@@ -12,6 +13,17 @@ def draw_cohort(clients: int, participation: float, seed: int, round: int) -> li
     if size == clients:
         return list(range(clients))
     return sorted(rng.stream(seed, "cohort", round).choice(clients, size, replace=False).tolist())
+
+
+def draw_failures(fed: FedSettings, seed: int, round: int, cohort: list[int]) -> tuple[set[int], set[int]]:
+    """(those of the cohort that do not answer, those that are late), the same for every scheme; one at least delivers."""
+    drop_M, late_M = rng.stream(seed, "failures", round).random((2, fed.clients))
+    dropped = {client for client in cohort if drop_M[client] < fed.drop_rate}
+    late = {client for client in cohort if late_M[client] < fed.straggler_rate} - dropped
+    if len(dropped | (set() if fed.straggler_epochs else late)) == len(cohort):
+        spared = max(cohort, key=lambda client: drop_M[client])
+        dropped, late = dropped - {spared}, late - {spared}
+    return dropped, late
 
 
 def round_half_up(value: float) -> int:

@@ -54,6 +54,12 @@ class FedSettings:
     participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
     average: str = setting("images", "weight of a client in the average: images: its number of training images; uniform: "
                                      "the same for all", choices=("images", "uniform"))
+    max_norm: float = setting(0.0, "largest L2 norm of a client's change of the weights, and of each tensor of its report; 0: "
+                                   "only NaN, infinity and numbers beyond 65,536 are refused", low=0, high=1e30)
+    max_bad_fraction: float = setting(0.5, "the run stops when more of a round's clients than this are refused", low=0, high=1)
+    drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
+    straggler_rate: float = setting(0.0, "chance that a sampled client is late in a round", low=0, high=1)
+    straggler_epochs: int = setting(0, "local epochs that a late client ends; 0: it is left out", low=0, high=100_000)
     finetune_epochs: int = setting(0, "at the end, also train the global model so many epochs on each client, with plain "
                                       "cross-entropy, and test it there; 0: not", low=0, high=100_000)
 

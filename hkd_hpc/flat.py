@@ -93,6 +93,10 @@ class FlatModel:
         flat, rest = values_V.detach().cpu(), iter(counters)
         return {s.name: (self._view(flat, s).numpy() if s.offset >= 0 else next(rest).cpu().numpy()) for s in self.slots}
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The float tensors of the state dict by name, views of `values_V`."""
+        return {slot.name: self._view(self.values_V, slot) for slot in self.slots if slot.offset >= 0}
+
     def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
         counters = []

@@ -36,9 +36,11 @@ ATTRIBUTES = {
     "train_s": {"unit": "s", "meaning": "local training"},
     "report_s": {"unit": "s", "meaning": "local test and report"},
     "clients_sampled": {"unit": "clients"},
-    "clients_refused": {"unit": "clients", "meaning": "sampled, but weights or report were not finite or too large"},
-    "status": {"unit": "1", "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused; "
-                                       "NaN not sampled"},
+    "clients_refused": {"unit": "clients", "meaning": "sampled, but weights, report or loss were not finite or too large"},
+    "clients_failed": {"unit": "clients", "meaning": "sampled, but did not answer or came too late (fed.drop_rate, "
+                                                     "fed.straggler_rate)"},
+    "status": {"unit": "1", "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused, 4 loss "
+                                       "refused, 5 did not answer, 6 came too late; NaN not sampled"},
     "loss": {"unit": "1", "meaning": _LOSS}, "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
     "seconds": {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
     "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, beside the training of the next round"},
@@ -47,12 +49,13 @@ ATTRIBUTES = {
 
 
 class History:
-    """Columns of per-round numbers (`rounds`) and per-round, per-client numbers (`clients`)."""
+    """Columns of per-round numbers (`rounds`), of per-round, per-client numbers (`clients`), and of clients refused (`events`)."""
 
     def __init__(self, clients: int):
         self.clients_count = clients
         self.rounds: dict[str, list] = {}
         self.clients: dict[str, list[np.ndarray]] = {}
+        self.events: dict[str, list] = {}
 
     def __len__(self) -> int:
         return len(self.rounds.get("round", []))
@@ -65,6 +68,11 @@ class History:
             self.rounds.setdefault(name, []).append(value)
         for name, value in client_row.items():
             self.clients.setdefault(name, []).append(value)
+
+    def add_event(self, **columns) -> None:
+        """A client that was refused: round, client, what of it, tensor, and the number found there."""
+        for name, value in columns.items():
+            self.events.setdefault(name, []).append(value)
 
     def set_last(self, **values) -> None:
         for name, value in values.items():
@@ -80,6 +88,8 @@ class History:
             _put(tree["rounds"], name, Leaf(np.array(values), _attributes(name)))
         for name, rows in self.clients.items():
             _put(tree["clients"], name, Leaf(np.stack(rows), {"axes": "round, client", **_attributes(name)}))
+        if self.events:
+            tree["events"] = {name: np.array(values) for name, values in self.events.items()}
         return tree
 
     @classmethod
@@ -90,6 +100,7 @@ class History:
         for name, array in _flatten(tree["clients"]):
             if array.ndim == 2:
                 history.clients[name] = list(array)
+        history.events = {name: array.tolist() for name, array in tree.get("events", {}).items()}
         return history
 
 

@@ -121,7 +121,7 @@ def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | No
     if not job.server:
         return None
     gathered = in_client_order(blocks, reports.dtype)
-    job.server.complain(round, gathered)
+    job.server.complain(round, gathered, job.worker.names)
     require_weight(gathered["weight"].sum())
     return gathered
 

@@ -15,7 +15,8 @@ from hkd_hpc.flat import weights_sha256
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
-from hkd_hpc.worker import BAD_REPORT, NO_DATA, OK, REFUSED, STATUS, counter_size, unpack_counters
+from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
+from hkd_hpc.worker import counter_size, unpack_counters
 
 FLOAT_BYTES = 4
 
@@ -122,7 +123,8 @@ class Server:
                "local_test_accuracy_worst_tenth": worst_tenth, "local_test_accuracy_std": spread,
                "local_val_accuracy": good["val_correct"].sum() / good["val_n"].sum() if good["val_n"].any() else NAN,
                "train_n": int(images), "clients_sampled": len(gathered),
-               "clients_refused": int(np.isin(gathered["status"], (REFUSED, BAD_REPORT)).sum())}
+               "clients_refused": int(np.isin(gathered["status"], BAD).sum()),
+               "clients_failed": int(np.isin(gathered["status"], (DROPPED, LATE)).sum())}
         for j, term in enumerate(self.bench.scheme.terms):
             row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
         return row
@@ -148,16 +150,24 @@ class Server:
             row[f"loss/{term}"] = column(good["loss"][:, j], good)
         return row | {name: column(count) for name, count in payload_bytes.items()}
 
-    def complain(self, round: int, gathered: np.ndarray) -> None:
-        """Say which clients do not count in this round, and why."""
-        for record in gathered[np.isin(gathered["status"], (REFUSED, BAD_REPORT))]:
-            low, high = record["weights_range"]
-            found = f" (from {low:.3g} to {high:.3g})" if record["status"] == REFUSED else ""
-            report.warn(f"round {round}: client {record['client']} {STATUS[int(record['status'])]}{found}; it counts with "
-                        "weight 0")
+    def complain(self, round: int, gathered: np.ndarray, names: list[str]) -> None:
+        """Say and record which clients do not count in this round, and why; `names` of what may be bad (quarantine.names).
+
+        RunError when they are more than fed.max_bad_fraction of those that trained.
+        """
+        bad = gathered[np.isin(gathered["status"], BAD)]
+        for record in bad:
+            client, tensor, value = int(record["client"]), names[record["bad_tensor"]], float(record["bad_value"])
+            report.warn(f"round {round}: client {client} refused: {tensor} has {value:.6g}; it counts with weight 0")
+            self.history.add_event(round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value)
         if round == 1 and (gathered["status"] == NO_DATA).any():
             ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
             report.warn(f"clients {ids} have {STATUS[NO_DATA]}; they take part with weight 0")
+        trained, most = int(np.isin(gathered["status"], (OK, *BAD)).sum()), self.config.fed.max_bad_fraction
+        if len(bad) > most * trained:
+            self.write_metrics()  # with the events
+            raise RunError(f"round {round}: {len(bad)} of {trained} clients were refused, more than fed.max_bad_fraction={most:g} "
+                           "allows; the warnings above say why. The checkpoint of the last saved round is good")
 
     # --- beside the next round
 

@@ -1,26 +1,23 @@
 """The client side of a rank: trains the clients that live here, adds their weights up, fills in their reports."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, payload
+from hkd_hpc import evaluate, payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_MODEL, Client, Trained, Workbench
+from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.base import Comm
+from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-
-OK, REFUSED, NO_DATA, BAD_REPORT = 0, 1, 2, 3
-STATUS = {OK: "ok", REFUSED: "refused: its weights are not finite, or too large", NO_DATA: "too few images to train",
-          BAD_REPORT: "refused: its report to the server is not finite"}
 
 
 def report_type(scheme, counters: int) -> np.dtype:
     """One client's report of a round. client -1: an unused place of a rank that hosts fewer clients than others."""
-    whole = {"client": (), "status": (), "weight": (), "test_n": (), "test_correct": (), "counters": (counters,)}
-    numbers = {"train_s": (), "report_s": (), "weights_range": (2,), "loss": (len(scheme.terms),)}
+    whole = {"client": (), "status": (), "weight": (), "test_n": (), "test_correct": (), "counters": (counters,),
+             "bad_tensor": ()}  # a place in quarantine.names
+    numbers = {"train_s": (), "report_s": (), "bad_value": (), "loss": (len(scheme.terms),)}
     whole |= {"val_n": (), "val_correct": ()}
     return payload.record_type(numbers, whole, scheme.report_shapes())
 
@@ -30,6 +27,7 @@ class Worker:
 
     def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, total_images: int):
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
+        self.names = quarantine.names(bench.flat, bench.scheme.report_shapes(), bench.scheme.terms)
         self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
         self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device)
         self.statistics_sum = FixedPointSum(len(bench.flat.statistics_S), total_images, bench.flat.values_V.device)
@@ -39,15 +37,18 @@ class Worker:
         self.sum.clear()
         reports = np.zeros(self.places, self.report_type)
         reports["client"] = -1
+        config = self.bench.config
+        dropped, late = draw_failures(config.fed, config.run.seed, round, cohort)
         here = [client for client in self.clients if client.id in set(cohort)]
         for report, client in zip(reports, here):
             self.comm.at(round, "training", client.id)
             report["client"] = client.id
-            self.sum.bank()  # the model's memory is about to be used for this client
-            if not self.bench.can_train(client):
-                report["status"] = NO_DATA
+            epochs = config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
+            if client.id in dropped or not epochs or not self.bench.can_train(client):
+                report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
                 continue
-            trained = self.bench.run(client, weights_V, counters, message, round)
+            self.sum.bank()  # the model's memory is about to be used for this client
+            trained = self.bench.run(client, weights_V, counters, message, round, epochs)
             if keep:
                 client.state[OWN_MODEL] = self.bench.flat.values_V.detach().cpu().clone()
             self._fill(report, client, trained)
@@ -59,12 +60,21 @@ class Worker:
         report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
         report["val_n"], report["val_correct"] = 0 if client.y_val is None else len(client.y_val), trained.val_correct
         report["counters"] = pack_counters(self.bench.flat.counters)
-        finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.report.values())
-        values_V = self.bench.flat.values_V
-        refused = self.sum.add(values_V, self.weight_of(client)) if finite else self.sum.refuses(values_V)
-        report["status"] = REFUSED if refused else OK if finite else BAD_REPORT
-        report["weights_range"] = refused or (0.0, 0.0)
-        report["weight"] = len(client.y_train) if report["status"] == OK else 0
+        found = self._add(client, trained)
+        if found:
+            report["status"], report["bad_tensor"], report["bad_value"] = (
+                found.status, self.names.index(found.tensor), found.value)
+        report["weight"] = 0 if found else len(client.y_train)
+
+    def _add(self, client: Client, trained: Trained) -> Finding | None:
+        """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
+        flat, max_norm = self.bench.flat, self.bench.config.fed.max_norm
+        found = (quarantine.bad_report(trained.report, max_norm)
+                 or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
+                 or quarantine.bad_update(flat, client.received_V, max_norm))
+        if found:
+            return quarantine.bad_weights(flat) or found
+        return quarantine.bad_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
 
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
@@ -91,14 +101,14 @@ class Worker:
     def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
         config = self.bench.config
-        train = replace(config.train, epochs=config.fed.finetune_epochs)
-        bench = Workbench(self.bench.flat, Scheme(SchemeSettings(), self.bench.scheme.facts), replace(config, train=train))
+        epochs = config.fed.finetune_epochs
+        bench = Workbench(self.bench.flat, Scheme(SchemeSettings(), self.bench.scheme.facts), config)
         rows = np.full((self.places, 3), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
             row[:2] = client.id, 0
             if bench.can_train(client):
-                row[1:] = len(client.y_test), bench.run(client, weights_V, counters, {}, round).test_correct
+                row[1:] = len(client.y_test), bench.run(client, weights_V, counters, {}, round, epochs).test_correct
         return rows
 
 

@@ -13,7 +13,8 @@ from hkd_hpc import config, report
 from hkd_hpc.history import NAN, History, client_column
 from hkd_hpc.server import Images, Server
 from hkd_hpc.store.tree import load_tree, save_tree
-from hkd_hpc.worker import NO_DATA, OK, REFUSED, report_type
+from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
+from hkd_hpc.worker import report_type
 
 SHA = "ab" * 32
 

@@ -323,8 +323,8 @@ def make_nan(clients, round):
         from hkd_hpc.client import Workbench
         original = Workbench._epochs
 
-        def epochs(self, client):
-            terms = original(self, client)
+        def epochs(self, client, count):
+            terms = original(self, client, count)
             if client.id in clients and client.round == round:
                 self.flat.parameters_P[5] = float("nan")
             return terms
@@ -353,9 +353,9 @@ def test_all_clients_with_nan(tmp_path, data):
     results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=make_nan({0, 1, 2}, 2))
     assert [result.exit_code for result in results] == [1, 1, 1]
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "round 2" in lines[0] and "no client of the cohort delivered" in lines[0]
+    assert len(lines) == 1 and "round 2" in lines[0] and "3 of 3 clients were refused, more than fed.max_bad_fraction=0.5" in lines[0]
     reasons = [line for line in results[0].output.splitlines() if "warning: round 2: client" in line]
-    assert len(reasons) == 3 and all("not finite" in line and "from nan to nan" in line for line in reasons)
+    assert len(reasons) == 3 and all("refused: extractor" in line and "has nan" in line for line in reasons)
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 

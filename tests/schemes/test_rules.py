@@ -14,7 +14,7 @@ from hkd_hpc import schemes
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_STATISTICS, batch_bounds
 from hkd_hpc.server import spread_of
-from hkd_hpc.worker import OK
+from hkd_hpc.quarantine import OK
 
 SCHEMES = tuple(schemes.REGISTRY)
 

@@ -1,0 +1,177 @@
+"""Sick, absent and late clients: what is refused, what is recorded, and that the others go on without them."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from hkd_hpc import config, quarantine
+from hkd_hpc.cohort import draw_failures
+from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, DROPPED, LATE, OK, REFUSED, Finding
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+# ---- what is wrong
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("number, found", [
+    (0.0, None), (65536.0, None), (-65537.0, -65537.0), (INF, INF), (-INF, -INF), (NAN, NAN)])
+def test_a_bad_number_is_found_in_weights_buffers_and_reports(toy_net, number, found):
+    from hkd_hpc.flat import FlatModel
+
+    flat = FlatModel(toy_net())
+    names = quarantine.names(flat, ["feature_CD"], ["cross_entropy"])
+    assert names[0] == quarantine.UPDATE and names[-2:] == ["report feature_CD", "loss cross_entropy"]
+    for name, tensor in flat.tensors().items():
+        before, tensor.view(-1)[-1] = tensor.view(-1)[-1].clone(), number
+        result = quarantine.bad_weights(flat)
+        np.testing.assert_equal(result and (result.status, result.tensor, result.value), found and (REFUSED, name, found))
+        assert name in names
+        tensor.view(-1)[-1] = before
+    report = {"count_C": torch.ones(3), "feature_CD": torch.tensor([[1.0, number]])}
+    result = quarantine.bad_report(report, 0)
+    np.testing.assert_equal(result and (result.status, result.tensor, result.value),
+                            found and (BAD_REPORT, "report feature_CD", found))
+
+
+def test_norms_beyond_the_setting_are_bad(toy_net):
+    """A change of 3 in one weight and 4 in another is one of 5; so is a report tensor of 3 and 4."""
+    from hkd_hpc.flat import FlatModel
+
+    flat = FlatModel(toy_net())
+    received_V = flat.values_V.clone()
+    flat.values_V[0] += 3
+    flat.values_V[-16] -= 4
+    assert quarantine.bad_update(flat, received_V, 0) is None and quarantine.bad_update(flat, received_V, 5.001) is None
+    found = quarantine.bad_update(flat, received_V, 4.999)
+    assert (found.status, found.tensor) == (REFUSED, quarantine.UPDATE) and found.value == pytest.approx(5, abs=1e-5)
+    report = {"soft_CC": torch.tensor([[3.0, -4.0]])}
+    assert quarantine.bad_report(report, 5.0) is None
+    assert quarantine.bad_report(report, 4.999) == Finding(BAD_REPORT, "report soft_CC", 5.0)
+
+
+def test_a_loss_that_is_not_finite_is_bad():
+    assert quarantine.bad_loss({"cross_entropy": 1e30, "soft": 0.0}) is None
+    assert quarantine.bad_loss({"cross_entropy": 1.0, "soft": -INF}) == Finding(BAD_LOSS, "loss soft", -INF)
+
+
+# ---- what becomes of it in a run
+
+
+def sick(client, round, where):
+    """This client's loss is infinite in its last epoch, or its weights are large, in one round."""
+    def patch(rank):
+        from hkd_hpc.client import Workbench
+        original = Workbench._epochs
+
+        def epochs(self, who, count):
+            terms = original(self, who, count)
+            if (who.id, who.round) == (client, round):
+                if where == "loss":
+                    return [INF]
+                self.flat.parameters_P[3] += 1000
+            return terms
+
+        Workbench._epochs = epochs
+    return patch
+
+
+@pytest.mark.parametrize("where, status, what, tensor, value", [
+    ("loss", BAD_LOSS, "loss", "loss cross_entropy", INF),
+    ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3))])
+def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
+    arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_norm=100")
+    for size in (1, 3):
+        outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=sick(1, 2, where))
+        [warning] = [line for line in outputs[0].splitlines() if "warning" in line]
+        assert f"round 2: client 1 refused: {tensor} has" in warning and "counts with weight 0" in warning
+    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
+    found = toy.metrics(tmp_path / "3")
+    assert found["clients/status"].tolist() == [[OK, OK, OK], [OK, status, OK], [OK, OK, OK]]
+    events = {name.removeprefix("events/"): values.tolist() for name, values in found.items() if name.startswith("events/")}
+    assert events == {"round": [2], "client": [1], "what": [what], "tensor": [tensor], "value": [value]}
+    stored = toy.checkpoint(tmp_path / "3", 3)
+    assert stored["events/client"].tolist() == [1]  # so that a resumed run still has it
+
+
+def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_path, data):
+    arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_bad_fraction=0.3")
+    results = toy.train(3, *arguments, "--out", tmp_path / "run", patch=sick(1, 2, "loss"))
+    assert [result.exit_code for result in results] == [1, 1, 1]
+    [line] = toy.our_lines(result.output for result in results)
+    assert "round 2: 1 of 3 clients were refused, more than fed.max_bad_fraction=0.3 allows" in line
+    found = toy.metrics(tmp_path / "run")
+    assert found["rounds/round"].tolist() == [1] and found["events/round"].tolist() == [2]
+    toy.train_ok(2, *arguments, "--out", tmp_path / "run", "--resume")  # the client is well again
+    toy.train_ok(1, *arguments, "--out", tmp_path / "well")
+    assert toy.last_sha(tmp_path / "run") == toy.last_sha(tmp_path / "well")
+
+
+def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_bench, toy_net, toy_client):
+    bench = toy_bench(toy_net(), "fedavg")
+    steps, step = [], bench._step
+    bench._step = lambda client, index_B, lr: steps.append(len(index_B)) or step(client, index_B, lr) * INF
+    client = toy_client([0, 1, 2, 0])
+    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5)
+    assert sum(steps) == 4  # images: one epoch
+
+
+# ---- clients that fail, as a study
+
+
+def fed(**settings):
+    return config.resolve(overrides=[f"fed.{name}={value}" for name, value in {"clients": 6, **settings}.items()]).fed
+
+
+def test_failures_are_drawn_by_seed_and_round_alone():
+    everyone = list(range(6))
+    assert draw_failures(fed(), 0, 1, everyone) == (set(), set())
+    drawn = [draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)]
+    assert drawn == [draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)]
+    assert all(not dropped & late for dropped, late in drawn)
+    # 2,400 draws: .3 are dropped; of the others .4 are late; four standard deviations are .037 and .037
+    assert sum(len(dropped) for dropped, _ in drawn) / 2400 == pytest.approx(0.3, abs=0.037)
+    assert sum(len(late) for _, late in drawn) / 2400 == pytest.approx(0.28, abs=0.037)
+    few = [draw_failures(fed(drop_rate=0.3), 7, round, [1, 4])[0] for round in range(1, 401)]
+    both = [dropped & {1, 4} for dropped, _ in drawn]  # who is sampled changes nobody's fate, unless none would be left
+    assert all(one == other for one, other in zip(few, both) if other != {1, 4})
+
+
+@pytest.mark.parametrize("settings", [{"drop_rate": 1}, {"straggler_rate": 1}, {"drop_rate": 0.5, "straggler_rate": 1}])
+def test_one_client_at_least_delivers(settings):
+    for round in range(1, 30):
+        dropped, late = draw_failures(fed(**settings), 0, round, [0, 2, 5])
+        assert len(dropped | late) == 2
+    dropped, late = draw_failures(fed(straggler_rate=1, straggler_epochs=1), 0, 1, [0, 2, 5])
+    assert (dropped, late) == (set(), {0, 2, 5})  # they deliver, after fewer epochs
+
+
+@pytest.mark.parametrize("scheme", ["fedhkd", "moon"])
+def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp_path, data, scheme):
+    """Seed 0 of three rounds; who fails is the same for both schemes, and a late client is left out."""
+    arguments = toy.settings(data, f"scheme.name={scheme}", "fed.rounds=3", "fed.drop_rate=0.3", "fed.straggler_rate=0.3")
+    for size in (1, 3):
+        toy.train_ok(size, *arguments, "--out", tmp_path / str(size))
+    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
+    assert toy.last_sha(tmp_path / "1") == toy.last_sha(tmp_path / "3")
+    found = toy.metrics(tmp_path / "3")
+    expected = [[DROPPED if client in dropped else LATE if client in late else OK for client in range(3)]
+                for dropped, late in (draw_failures(fed(clients=3, drop_rate=0.3, straggler_rate=0.3), 0, round, [0, 1, 2])
+                                      for round in (1, 2, 3))]
+    assert found["clients/status"].tolist() == expected and np.ptp(expected) > 0
+    assert found["rounds/clients_failed"].tolist() == [sum(status > 0 for status in row) for row in expected]
+
+
+def test_a_late_client_may_end_fewer_epochs(tmp_path, data):
+    """All are late and end 1 of 3 epochs: the run of 1 epoch."""
+    late = toy.settings(data, "train.epochs=3", "fed.straggler_rate=1", "fed.straggler_epochs=1")
+    toy.train_ok(1, *late, "--out", tmp_path / "late")
+    toy.train_ok(1, *toy.settings(data, "train.epochs=1"), "--out", tmp_path / "short")
+    assert toy.last_sha(tmp_path / "late") == toy.last_sha(tmp_path / "short")

@@ -59,6 +59,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
     bench = Workbench(flat, scheme, config)
+    comm.watch_steps(lambda: bench.steps)
     require_trainable(partition, bench)
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)

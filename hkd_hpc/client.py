@@ -87,6 +87,7 @@ class Workbench:
     def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):
         self.flat, self.scheme, self.config = flat, scheme, config
         self.adam = Adam(flat)
+        self.steps = 0  # taken in all
         self.fewest = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
 
     def can_train(self, client: Client) -> bool:
@@ -174,6 +175,7 @@ class Workbench:
         if self.config.train.clip_norm:
             clip_gradient(self.flat.grad_P, self.config.train.clip_norm)
         self.adam.step(lr)
+        self.steps += 1
         return torch.stack([value.detach() for value in values])
 
 

@@ -15,6 +15,7 @@ from comm_contract import sum_
 from ranks import free_port, run_ranks
 
 from hkd_hpc.comm import World
+from hkd_hpc.comm.doctor import Patient, report
 from hkd_hpc.errors import RunError, UsageError
 
 
@@ -122,6 +123,81 @@ def test_transfer_that_hangs_is_ended(where, text):
     """The stopped rank cannot end itself: the harness kills it and says which one it was. Rank 0 is outside the sum."""
     with pytest.raises(AssertionError, match=r"(?s)ranks \[1\] still ran.*" + text):
         run_ranks(3, _stuck_transfer, where, timeout_s=5)
+
+
+def _report_of(results):
+    """The lines of the one report: the headline and what follows it."""
+    output = "".join(result.output for result in results)
+    assert len(messages(results)) == 1, output
+    return output[output.index("hkd_hpc:"):]
+
+
+def _stuck_in_user_code(rank, stopped):
+    def a_users_own_function():
+        if stopped:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    with World.open(timeout_s=1) as world:
+        comm = world.connect(device="cpu")
+        if rank == 2:
+            comm.watch_steps(lambda: 17)
+            comm.at(3, "training", 5)
+            time.sleep(0.9)  # until the steps were told
+            a_users_own_function()
+        comm.at(3, "weights")
+        comm.agree()
+
+
+def test_report_of_a_hang_says_where_all_are_and_what_the_stuck_rank_does():
+    text = _report_of(run_ranks(4, _stuck_in_user_code, False, timeout_s=30))
+    assert "rank 2 (" in text.splitlines()[0] and "did not come to agreement of status (round 3" in text.splitlines()[0]
+    assert text.count("round 3, phase weights, for") == 3 and text.count("waits for the others") == 3
+    assert "round 3, phase training, client 5, step 17, for" in text
+    assert "What rank 2 does:" in text and "in a_users_own_function" in text and "time.sleep(60)" in text
+    assert "What rank 1 does:" not in text and "a larger comm.timeout_s" in text
+
+
+def test_report_of_a_hang_says_that_a_rank_is_stopped():
+    """The stopped rank cannot end itself: the harness kills it."""
+    with pytest.raises(AssertionError, match=r"(?s)ranks \[2\] still ran.*it is stopped \(SIGSTOP.*it does not answer"):
+        run_ranks(4, _stuck_in_user_code, True, timeout_s=9)
+
+
+def test_report_of_a_death_says_where_the_others_are():
+    text = _report_of(run_ranks(3, _die, _kill, 2, "compute", timeout_s=20))
+    assert text.count("round 2, phase training, client 5, for") == 3 and "Out of memory" in text
+
+
+def _slow_but_alive(rank):
+    with World.open(timeout_s=1.0) as world:
+        comm = world.connect(device="cpu")
+        if rank == 1:
+            started_s = time.monotonic()
+            comm.watch_steps(lambda: int((time.monotonic() - started_s) * 10))
+            comm.at(1, "training", 0)
+            time.sleep(4)
+        comm.at(1, "weights")
+        comm.agree()
+
+
+def test_rank_that_takes_steps_is_not_late():
+    assert [result.exit_code for result in run_ranks(2, _slow_but_alive, timeout_s=20)] == [0, 0]
+
+
+def test_report_groups_the_ranks_of_a_large_job():
+    """Worked out by hand: 14 ranks, of which 12 wait, one trains and one is gone from there."""
+    waiting = [Patient(rank, f"rank {rank}", "round 3, phase weights", 10.0 + rank, waits=True) for rank in range(12)]
+    others = [Patient(12, "rank 12", "round 3, phase training, client 9", 99.0, stack="  File x\n"),
+              Patient(13, "rank 13", "start-up", 5.0, condition="its process is gone")]
+    assert report([*waiting, *others], "Advice.") == """\
+Where the ranks are:
+  ranks 0-11: round 3, phase weights, for 21.0 s; waits for the others
+  rank 12: round 3, phase training, client 9, for 99.0 s
+  rank 13: start-up, for 5.0 s; its process is gone
+What rank 12 does:
+  File x
+Advice."""
 
 
 def _with_a_child(rank):

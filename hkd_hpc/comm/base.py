@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,10 @@ class Comm:
     def at(self, round: int | None, phase: str, client: int | None = None) -> None:
         """Say where this rank is from now on: for messages about failures, and checked in every collective."""
         self._control.set_status(round, phase, client)
+
+    def watch_steps(self, count: Callable[[], int]) -> None:
+        """`count` tells how many steps this rank has taken: while it grows the rank is not late, however long it trains."""
+        self._control.watch_steps(count)
 
     def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """The one all-reduce, piece by piece: each piece is yielded again, in place the sum over the client ranks.

@@ -3,8 +3,8 @@
 A star of TCP connections with rank 0 in the middle. In each process one thread owns the sockets, so that it hears of a
 dead rank and ends the process while the main thread computes or sits in a collective. Messages are small JSON objects.
 
-To rank 0:    at (round, phase, client), enter (a meeting), failed (text, code)
-From rank 0:  at (its own place; also the heartbeat), go / stop (the answer to enter), abort (code)
+To rank 0:    at (round, phase, client), steps (taken so far), enter (a meeting), failed (text, code), told (its stack)
+From rank 0:  at (its own place; also the heartbeat), go / stop (the answer to enter), ask (for the stack), abort (code)
 A connection that closes before the last meeting means that its rank is dead.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ class Failure(NamedTuple):
     text: str
     code: int
     is_echo: bool = False  # probably the consequence of another rank's death
+    is_hang: bool = False  # somebody is waited for in vain: all are asked where they are before it is said
 
 
 class Terminated(BaseException):
@@ -74,6 +75,9 @@ class Alone:
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None:
         """Note where we are."""
         self.place = Place(round, phase, client)
+
+    def watch_steps(self, count: Callable[[], int]) -> None:
+        """Nobody watches."""
 
     def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """There is nobody to wait for."""
@@ -112,6 +116,7 @@ class Control:
         self._waits_since_s: float | None = None
         self._transfer: tuple[str, float] | None = None
         self._terminated_s: float | None = None
+        self._count_steps: Callable[[], int] = int
         self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -126,6 +131,10 @@ class Control:
         """Tell rank 0 (rank 0: tell all) where this rank is. Never blocks, never fails."""
         self.place = Place(round, phase, client)
         self._tell({"kind": "at", "place": self.place})
+
+    def watch_steps(self, count: Callable[[], int]) -> None:
+        """`count` tells how many steps this rank has taken so far: taking some is a sign of life."""
+        self._count_steps = count
 
     def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """Wait until every rank is at the meeting `key`; returns their values by rank.
@@ -228,7 +237,8 @@ class Control:
         transfer = self._transfer
         if transfer and now_s - transfer[1] > self.timeout_s:
             self._transfer = None
-            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {self.timeout_s:g} s", 1))
+            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {self.timeout_s:g} s", 1,
+                               is_hang=True))
         self._tick(now_s)
 
     def _here(self) -> str:

@@ -62,9 +62,9 @@ def describe(plan: Plan) -> str:
     """One line for people: ranks, hosts, what carries the weights and why, and the device of each rank, compacted."""
     hosts = len({host for host, _ in plan.device_by_rank})
     size = len(plan.device_by_rank)
-    groups = "; ".join(f"{_rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
+    groups = "; ".join(f"{rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
                        for (host, device), ranks in _by_device(plan.device_by_rank).items())
-    carrier = plan.backend + (f" among {_rank_list(plan.nccl_ranks)}" if plan.nccl_ranks else "")
+    carrier = plan.backend + (f" among {rank_list(plan.nccl_ranks)}" if plan.nccl_ranks else "")
     return (f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)}, weights by {carrier} "
             f"({plan.reason}); devices: {groups}")
 
@@ -97,7 +97,7 @@ def _by_device(places: Sequence[Place]) -> dict[Place, list[int]]:
     return groups
 
 
-def _rank_list(ranks: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int]) -> str:
     """`rank 0`, `ranks 1-10`, `ranks 0, 3, 5-7`."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -130,6 +130,6 @@ def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
                for (host, device), ranks in clients.items() if device and len(ranks) > 1]
     absent = [rank for (_, device), ranks in clients.items() if device is None for rank in ranks]
     if absent:
-        reasons.append(f"{_rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
+        reasons.append(f"{rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")
     reason = "; ".join(reasons) or "there is one client rank only"
     return f"comm.backend=nccl needs a GPU per client rank, but {reason}: {advice}"

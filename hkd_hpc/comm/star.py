@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hkd_hpc.comm import doctor
 from hkd_hpc.comm.control import END, RESUME_ADVICE, Control, Failure, Place, leave, name_of
 from hkd_hpc.comm.watch import speak
 
 HEARTBEAT_S = 2.0
 SAVE_FIRST_S, SAVE_S = 1.5, 8.0  # a save that is under way is waited for, first before the other ranks are told
 ANSWER_S = 2.0  # a failing rank waits so long for rank 0 to speak for it
+INQUIRY_S = 1.0  # rank 0 waits so long for the stacks of the others; below ANSWER_S
 
 
 class Hub(Control):
@@ -21,6 +24,9 @@ class Hub(Control):
         self._beat_s = 0.0
         rank, members, *_ = args
         self._seen = {member.rank: (Place(), 0.0) for member in members}
+        self._steps: dict[int, int] = {}
+        self._stacks: dict[int, str] = {}
+        self._inquiry: tuple[float, Callable[[], None]] | None = None  # until when, and what to do then
         super().__init__(*args)
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -33,8 +39,13 @@ class Hub(Control):
             self._seen[peer] = Place(*message["place"]), self._clock_s
         elif message["kind"] == "enter":
             self._enter(peer, message)
+        elif message["kind"] == "steps":
+            self._seen[peer] = self._seen[peer][0], self._clock_s
+            self._steps[peer] = message["steps"]
+        elif message["kind"] == "told":
+            self._stacks[peer] = message["stack"]
         elif message["kind"] == "failed":
-            self._fail(Failure(message["text"], message["code"]))
+            self._fail(Failure(message["text"], message["code"], is_hang=message.get("is_hang", False)))
 
     def _enter(self, peer: int, message: dict[str, Any]) -> None:
         entry = Entry(message["key"], message["value"], self._clock_s)
@@ -77,12 +88,45 @@ class Hub(Control):
         if now_s - self._beat_s > HEARTBEAT_S:
             self._beat_s = now_s
             self._tell_all({"kind": "at", "place": self.place})
+        if self._inquiry:
+            until_s, then = self._inquiry
+            if now_s > until_s or len(self._stacks) == len(self._links):
+                then()
+            return
         for entry in list(self._waiting.values())[:1]:  # the one that waits longest
             late = [m.rank for m in self.members if m.rank not in self._waiting and self._is_late(m.rank, entry, now_s)]
             if late:
-                self._broken = (f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
-                                f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}")
-                self._stop(self._broken)
+                text = (f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
+                        f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}")
+                self._inquire(lambda: self._end_wait(text, late))
+
+    def _inquire(self, then: Callable[[], None]) -> None:
+        """Ask all for their stacks, and go on when they have answered, or not in time."""
+        self._inquiry = self._clock_s + INQUIRY_S, then
+        self._tell_all({"kind": "ask"})
+
+    def _end_wait(self, text: str, late: list[int]) -> None:
+        """All that wait raise RunError; who came after all meanwhile is waited for again."""
+        self._inquiry = None
+        if all(rank in self._waiting for rank in late) or not self._waiting:
+            return
+        self._broken = f"{text}\n{self._report(late, doctor.ADVICE_HANG)}"
+        self._stop(self._broken)
+
+    def _report(self, stuck: Sequence[int], advice: str) -> str:
+        """Where all ranks are, and the stacks of the stuck ones."""
+        stacks = self._stacks | {0: doctor.stack_of_main()}
+        patients = []
+        for member in self.members:
+            place, seen_s = self._seen[member.rank]
+            step = f", step {self._steps[member.rank]}" if place.phase == "training" and member.rank in self._steps else ""
+            is_stuck, here = member.rank in stuck, member.machine == self.members[0].machine
+            silent = "it does not answer" if is_stuck and member.rank not in stacks else ""
+            found = [doctor.condition_of(member.pid) if is_stuck and here else "", silent]
+            patients.append(doctor.Patient(member.rank, str(member), f"{place}{step}", self._clock_s - seen_s,
+                                           member.rank in self._waiting, ", ".join(filter(None, found)),
+                                           stacks.get(member.rank, "") if is_stuck else ""))
+        return doctor.report(patients, advice)
 
     def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
         return now_s - max(entry.since_s, self._seen[rank][1]) > self.timeout_s
@@ -92,10 +136,14 @@ class Hub(Control):
         return f"{place}, {self._clock_s - seen_s:.1f} s ago"
 
     def _lost(self, peer: int) -> None:
-        self._fail(Failure(f"{self.members[peer]} ended without a word; last seen in {self._last_seen(peer)}. "
-                           f"{RESUME_ADVICE}", 1))
+        self._fail(Failure(f"{self.members[peer]} ended without a word; last seen in {self._last_seen(peer)}.\n"
+                           f"{self._report([], doctor.ADVICE_DEAD)}", 1))
 
     def _fail(self, failure: Failure) -> None:
+        if failure.is_hang:
+            if not self._inquiry:
+                self._inquire(lambda: self._fail(self._with_report(failure)))
+            return
         speak(f"hkd_hpc: {failure.text}")
         saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
         self._tell_all({"kind": "abort", "code": failure.code})
@@ -103,6 +151,11 @@ class Hub(Control):
         if not saved:
             self._saving.acquire(timeout=SAVE_S)
         leave(failure.code)
+
+    def _with_report(self, failure: Failure) -> Failure:
+        """Of a transfer that hangs: everybody is in it."""
+        everybody = [member.rank for member in self.members]
+        return Failure(f"{failure.text}\n{self._report(everybody, doctor.ADVICE_HANG)}", failure.code)
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for link in self._links.values():
@@ -122,6 +175,7 @@ class Spoke(Control):
         self._heard_s = 0.0
         self._failure: tuple[Failure, float] | None = None
         self._finishing = False
+        self._steps, self._steps_s = 0, 0.0
         super().__init__(*args)
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -133,7 +187,9 @@ class Spoke(Control):
             self._fail(Failure(message["text"], message["code"]))
             return
         self._heard_s = self._clock_s
-        if message["kind"] == "at":
+        if message["kind"] == "ask":
+            self._links[0].send({"kind": "told", "stack": doctor.stack_of_main()})
+        elif message["kind"] == "at":
             self._hub_place = Place(*message["place"])
         elif message["kind"] == "abort":
             leave(message["code"])
@@ -154,9 +210,13 @@ class Spoke(Control):
         if self._failure:
             leave(self._failure[0].code)
         self._failure = failure, self._clock_s + ANSWER_S + 0.5 * (self.rank - 1)
-        self._links[0].send({"kind": "failed", "text": failure.text, "code": failure.code})
+        self._links[0].send({"kind": "failed", "text": failure.text, "code": failure.code, "is_hang": failure.is_hang})
 
     def _tick(self, now_s: float) -> None:
+        steps = self._count_steps()
+        if steps != self._steps and now_s - self._steps_s > min(HEARTBEAT_S, self.timeout_s / 4):
+            self._steps, self._steps_s = steps, now_s
+            self._links[0].send({"kind": "steps", "steps": steps})
         if self._failure and now_s > self._failure[1]:
             speak(f"hkd_hpc: {self._failure[0].text}")
             leave(self._failure[0].code)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc import config as config_module, models, payload, plan, report, rounds, schemes, versions
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
-from hkd_hpc.config import Config, same_experiment
+from hkd_hpc.config import Config
 from hkd_hpc.data import share, sources
 from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
@@ -28,12 +28,14 @@ from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
 # --- a run
 
-def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool, stop: StopRequest) -> bool:
-    """All ranks: build, start or resume, train. False when `stop` was asked for before the end."""
-    torch.set_num_threads(config.run.threads)
-    torch.backends.cudnn.allow_tf32 = False  # results are fp32 on every device
+def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: StopRequest) -> bool:
+    """All ranks: build, start or resume, train. False when `stop` was asked for before the end.
+
+    `request`: what the command line says of going on, `resume` and `allow_change`.
+    """
+    set_up_torch(config)
     job = build(config, comm, folder)
-    start(job, folder, resume)
+    start(job, folder, request)
     job.stop = stop
     if comm.rank == 0:
         report.say(plan.headline(config, comm, job))
@@ -42,6 +44,13 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, resume: bool, stop
         report.say(f"stopped by {name_of(job.stopping)} after round {job.done} of {config.fed.rounds}, which is saved; "
                    f"go on with --resume --out {folder.path}")
     return complete
+
+
+def set_up_torch(config: Config) -> None:
+    """Threads; fp32 on every device; and, if asked for, only operations that give the same bits in each run."""
+    torch.set_num_threads(config.run.threads)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
 
 
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
@@ -158,7 +167,7 @@ def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, r
     held_out = np.concatenate(partition.val)
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
     val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
-    static = {"config_json": asked.to_json(), "versions_json": json.dumps(versions.found()),
+    static = {"config_json": asked.to_json(), "changes_json": "[]", "versions_json": json.dumps(versions.found()),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "baselines": baselines(dataset, dealt), "world": {"ranks": comm.size, "plan": comm.plan_line}}
@@ -186,24 +195,34 @@ def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float
 
 # --- where it starts
 
-def start(job: rounds.Job, folder: RunFolder | None, resume: bool) -> None:
+def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
     """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
     states: dict = {}
     if job.server:
-        checkpoint = folder.newest_good_checkpoint() if resume else None
+        checkpoint = folder.newest_good_checkpoint() if request.resume else None
         if checkpoint:
-            states = restore(job, *checkpoint)
+            states = restore(job, *checkpoint, request.allow_change)
         else:
             folder.write_config(job.server.static["config_json"])
     spread(job, states)
 
 
-def restore(job: rounds.Job, round: int, tree: dict) -> dict:
-    if not same_experiment(tree["config_json"], job.server.static["config_json"]):
-        raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json has")
+def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict:
+    static = job.server.static
+    static["changes_json"] = tree.get("changes_json", "[]")
+    changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))
+    if changes and not allow_change:
+        raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json has "
+                         f"({', '.join(changes)}); --allow-change goes on with these")
+    if changes:
+        entry = {"after_round": round, **changes}
+        static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
+        report.say(f"settings changed {report.changes_text(json.dumps([entry]))}")
     if tree["partition"]["sha256"] != job.server.static["partition"]["sha256"]:
         raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
     kept = job.server.restore(round, tree)
+    if changes:
+        job.server.folder.write_config(static["config_json"])
     job.weights_V.copy_(kept["weights_V"])
     job.message, job.done = kept["message"], round
     report.say(f"resuming after round {round}")

@@ -101,6 +101,8 @@ class RunSettings:
     seed: int = setting(0, "seed of everything random", low=0)
     threads: int = setting(1, "CPU threads a rank", low=1, high=4096)
     device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
+    deterministic: bool = setting(False, "on GPUs: only operations that give the same bits in each run, or an error that names "
+                                         "the one that does not; CPUs always give the same bits")
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
@@ -115,6 +117,7 @@ class CommSettings:
     start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
 
 
+FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
 SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,
             "run": RunSettings, "comm": CommSettings}
 
@@ -264,6 +267,21 @@ def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str |
                      if key in after and after[key] != before.get(key) and not is_place(key)) or None
 
 
+def changes(stored: Config, config: Config) -> dict[str, list]:
+    """{"section.key": [before, after]} of two settings of one scheme, places aside."""
+    before, after = as_values(stored), as_values(config)
+    return {key: [before.get(key), after[key]] for key in after if after[key] != before.get(key) and not is_place(key)}
+
+
+def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
+    """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may not."""
+    config = absolute_paths(from_values({**as_values(stored), **asked}, soft))
+    fixed = [key for key in changes(stored, config) if key.startswith(FIXED)]
+    if fixed:
+        raise UsageError(f"--allow-change: {', '.join(fixed)} cannot change within a run; start another one")
+    return config
+
+
 def is_place(key: str) -> bool:
     """Whether a setting says where a run goes on, not what it computes: these may change on --resume."""
     return key.startswith("comm.") or key in ("run.device", "data.dir", "data.path")
@@ -272,12 +290,6 @@ def is_place(key: str) -> bool:
 def moved(stored: Config, asked: dict[str, Any]) -> Config:
     """The stored settings at the place that was asked for."""
     return absolute_paths(from_values({**as_values(stored), **{k: v for k, v in asked.items() if is_place(k)}}))
-
-
-def same_experiment(first: str, second: str) -> bool:
-    """Whether two settings, as JSON, differ in the place at most."""
-    one, other = (as_values(from_json(text)) for text in (first, second))
-    return {k: v for k, v in one.items() if not is_place(k)} == {k: v for k, v in other.items() if not is_place(k)}
 
 
 def as_values(config: Config) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What rank 0 prints: plain lines, no escape codes, flushed at once so that a killed job leaves a readable log."""
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -94,6 +95,12 @@ def warnings_text(warnings: list[str]) -> str:
     return f"in {len(said)} of {len(warnings)} rounds: {said[-1]}" if said else ""
 
 
+def changes_text(changes_json: str) -> str:
+    """after round 2: fed.rounds 2 -> 4; what --allow-change changed in the middle of the run"""
+    return "; ".join(f"after round {change.pop('after_round')}: " + ", ".join(
+        f"{key} {before} -> {after}" for key, (before, after) in change.items()) for change in json.loads(changes_json))
+
+
 def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     """The small table at the end."""
     lines = ["", f"{'accuracy':44s}{'last round':>12s}{'mean last 5':>13s}{'oracle':>9s}"]
@@ -119,6 +126,8 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     lines += ["  oracle = the best round, chosen on the test set: not a result", ""]
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
+    lines += [summary["reproducible"]] if summary["reproducible"] else []
+    lines += [f"settings changed {summary['changes']}"] if summary["changes"] else []
     lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder)]
     return "\n".join(lines)
 

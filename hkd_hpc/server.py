@@ -13,9 +13,9 @@ from hkd_hpc.client import Workbench
 from hkd_hpc.errors import RunError
 from hkd_hpc.flat import weights_sha256
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
+from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
-from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
 from hkd_hpc.worker import counter_size, unpack_counters
 
 FLOAT_BYTES = 4
@@ -248,6 +248,11 @@ class Server:
         self.history.set_last(**{name: stored[name][row] for name in tested})
         return True
 
+    def _reproducible(self) -> str:
+        """Empty where another run of these settings gives the same bits."""
+        is_free = self.bench.flat.values_V.is_cuda and not self.config.run.deterministic
+        return "not bit-reproducible: on a GPU without run.deterministic=true" if is_free else ""
+
     def write_metrics(self) -> None:
         tree = {**self.static, **self.history.tree()}
         tree["clients"] |= self.static["clients"]
@@ -269,7 +274,8 @@ class Server:
             **{f"{name}_{kind}": value for name in report.READ_THRICE
                for kind, value in report.three_readings(history.column(name)).items()},
             "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark,
-            "batchnorm": self.config.train.batchnorm,
+            "batchnorm": self.config.train.batchnorm, "reproducible": self._reproducible(),
+            "changes": report.changes_text(self.static.get("changes_json", "[]")),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         self.write_metrics()

@@ -39,6 +39,7 @@ class Request:
     soft: set[str]  # those of them that only a preset gave
     out: Path | None  # None: a new folder below runs/
     resume: bool
+    allow_change: bool
     dry_run: bool
 
 
@@ -57,6 +58,8 @@ def make_parser() -> Parser:
     parser.add_argument("--config", metavar="FILE.toml", help="settings from a TOML file, one table per section")
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest good checkpoint in --out")
+    parser.add_argument("--allow-change", action="store_true",
+                        help="with --resume: go on with other settings from here; recorded in the run")
     parser.add_argument("--dry-run", action="store_true", help="print settings, plan, class histogram, memory and stop")
     parser.add_argument("--help", "-h", action="store_true", help="this text and all settings")
     parser.add_argument("--version", action="store_true", help="the version")
@@ -79,8 +82,11 @@ def parse(arguments: list[str]) -> Request | str:
         raise UsageError("--out: is empty; name a folder")
     if options.resume and not options.out:
         raise UsageError("--resume: say which run to resume with --out DIR")
+    if options.allow_change and not options.resume:
+        raise UsageError("--allow-change: is for --resume; a new run takes any settings")
     out = None if options.out is None else Path(os.path.abspath(options.out))
-    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume, options.dry_run)
+    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume,
+                   options.allow_change, options.dry_run)
 
 
 def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
@@ -176,25 +182,33 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
         config_module.check_together(config)
         report.say(f"{request.out}: no run to resume; a new one starts")
     else:
-        stored = stored_settings(request, folder, text)
-        if folder.summary():
-            report.say(f"{folder.path}: already complete ({stored.fed.rounds} rounds); nothing to do")
+        config = stored_settings(request, folder, text)
+        done = len(folder.rounds().get("round", ()))
+        if config.fed.rounds < done:
+            raise UsageError(f"--allow-change: fed.rounds={config.fed.rounds}, but {done} rounds are done")
+        if folder.summary() and config.fed.rounds == done:
+            report.say(f"{folder.path}: already complete ({done} rounds); nothing to do")
             return None
-        config = config_module.moved(stored, request.asked)
     check_machine(config)
     return config.to_json()
 
 
 def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
-    """The settings of the run to resume. UsageError when others were asked for, or when they cannot be read."""
+    """The settings to go on with: those of the run, at the place that was asked for; with --allow-change others too.
+
+    UsageError when others were asked for without it, or when those of the run cannot be read.
+    """
     try:
         stored = config_module.from_json(text)
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"--resume: {folder.config_path} is damaged ({error})") from None
-    changed = config_module.difference(stored, request.asked, request.soft)
-    if changed:
-        raise UsageError(f"--resume {folder.path}: goes on with the stored settings; {changed}")
-    return stored
+    if request.allow_change:
+        return config_module.changed(stored, request.asked, request.soft)
+    different = config_module.difference(stored, request.asked, request.soft)
+    if different:
+        raise UsageError(f"--resume {folder.path}: goes on with the stored settings; {different} (--allow-change goes on "
+                         "with the others)")
+    return config_module.moved(stored, request.asked)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,7 +248,7 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
         if request.dry_run:
             assemble.show_plan(config, comm)
             return True
-        return assemble.run(config, comm, folder, request.resume, stop)
+        return assemble.run(config, comm, folder, request, stop)
 
 
 if __name__ == "__main__":

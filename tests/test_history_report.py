@@ -199,7 +199,7 @@ def test_summary_table_is_plain_text():
     readings = {f"{name}_{kind}": NAN if "_val_" in name else 0.5 for name in report.READ_THRICE
                 for kind in ("last", "mean_last_5", "oracle")}
     summary = readings | {"global_test_accuracy_batchnorm_reestimated": 0.625, "global_on_local_test_accuracy": NAN,
-                          "warnings": "in 1 of 2 rounds: nothing known", "remark": "", "batchnorm": "reestimate"}
+                          "warnings": "in 1 of 2 rounds: nothing known", "remark": "", "batchnorm": "reestimate", "reproducible": "", "changes": ""}
     folder = SimpleNamespace(path="runs/a", metrics_path="runs/a/metrics.h5",
                              checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")])
     baselines = {"local_majority": 0.4, "global_majority": 0.1, "chance": 0.1}

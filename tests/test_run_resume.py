@@ -1,6 +1,7 @@
 """Killed and resumed runs: the same bits as never having stopped, on other numbers of ranks, nothing trained twice."""
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 
@@ -149,6 +150,36 @@ def test_resume_takes_equal_settings_and_refuses_others(tmp_path, data, whole):
     toy.train_ok(2, "--resume", "--out", folder, *arguments(data))
     (tmp_path / "same.toml").write_text('[fed]\nrounds = 4\n[train]\nlr = 0.001\n')
     toy.train_ok(1, "--resume", "--out", folder, "--config", tmp_path / "same.toml")
+    assert toy.file_hashes(folder) == before
+
+
+def test_changed_settings_are_allowed_on_request_and_recorded(tmp_path, data, whole):
+    """Two rounds more are the bits of a run of four from the start; each change is in the metrics and in the summary."""
+    folder = tmp_path / "run"
+    toy.train_ok(2, *arguments(data, "fed.rounds=2"), "--out", folder)
+    outputs = toy.train_ok(3, "--resume", "--allow-change", "--out", folder, "fed.rounds=4")
+    assert "settings changed after round 2: fed.rounds 2 -> 4" in outputs[0]
+    assert toy.last_sha(folder) == toy.last_sha(whole)
+    change = [{"after_round": 2, "fed.rounds": [2, 4]}]
+    assert json.loads(toy.metrics(folder)["changes_json"]) == change == json.loads(toy.checkpoint(folder, 4)["changes_json"])
+    assert "already complete (4 rounds)" in toy.train_ok(1, "--resume", "--out", folder)[0]
+    toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=5", "train.lr=0.01")
+    assert json.loads(toy.metrics(folder)["changes_json"]) == [
+        *change, {"after_round": 4, "fed.rounds": [4, 5], "train.lr": [0.001, 0.01]}]
+
+
+@pytest.mark.parametrize("given, text", [
+    (["--resume", "--allow-change", "data.beta=9"], "--allow-change: data.beta cannot change within a run"),
+    (["--resume", "--allow-change", "model.latent=9", "run.seed=3"], "model.latent, run.seed cannot change within a run"),
+    (["--resume", "--allow-change", "fed.rounds=3"], "--allow-change: fed.rounds=3, but 4 rounds are done"),
+    (["--allow-change"], "--allow-change: is for --resume")])
+def test_changes_that_cannot_be_are_refused(tmp_path, data, whole, given, text):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    before = toy.file_hashes(folder)
+    results = toy.train(2, *given, "--out", folder)
+    [line] = toy.our_lines(result.output for result in results)
+    assert [result.exit_code for result in results] == [2, 2] and text in line
     assert toy.file_hashes(folder) == before
 
 

@@ -134,10 +134,10 @@ def count_training(path: Path) -> None:
 
     original = Workbench.run
 
-    def run(self, client, weights_V, counters, message, round):
+    def run(self, client, weights_V, counters, message, round, *rest):
         with open(path, "a") as file:
             file.write(f"{round} {client.id}\n")
-        return original(self, client, weights_V, counters, message, round)
+        return original(self, client, weights_V, counters, message, round, *rest)
 
     Workbench.run = run
 

@@ -52,7 +52,7 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
     if problems:
         raise Problems(problems)
     for folder in (root / "launches", root / "submitit"):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
     with RunLock(root, 0.0, name=LAUNCH_LOCK):
         write_cells(root, {cell.id: cell for cell in [*read_cells(root), *cells]}.values())
         states, todo = to_start(root, cells)

@@ -215,21 +215,26 @@ def split_override(text: str) -> tuple[str, str]:
 
 def read_toml(path: str) -> dict[str, Any]:
     """{"section.key": value} of a TOML file with one table per section."""
+    tables = load_toml(path, "--config")
+    for section, keys in tables.items():
+        if not isinstance(keys, dict):
+            raise UsageError(f"--config {path}: {section} must stand in a table, for example [fed] rounds = 5")
+    return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
+
+
+def load_toml(path: str, option: str) -> dict[str, Any]:
+    """A TOML file as it stands; UsageError names the option that gave it."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
         with open(path, "rb") as file:
-            tables = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
-        raise LocalUsageError(f"--config {path}: cannot be read ({error.strerror})") from None
+        raise LocalUsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: not valid TOML ({error})") from None
-    for section, keys in tables.items():
-        if not isinstance(keys, dict):
-            raise UsageError(f"--config {path}: {section} must stand in a table, for example [fed] rounds = 5")
-    return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
+        raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
 
 
 def check_together(config: Config) -> None:

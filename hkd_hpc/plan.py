@@ -9,12 +9,12 @@ from hkd_hpc.report import bytes_text
 
 
 def headline(config, comm, job) -> str:
-    """Two lines: what runs, and on which ranks and devices."""
+    """Three lines: what runs, on which ranks and devices, and on which cores."""
     fed, train = config.fed, config.train
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
     return (f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {dealt_text(config.data)}, "
             f"{fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
-            f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}")
+            f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}\n{comm.cores_line}")
 
 
 def dealt_text(data) -> str:
@@ -26,7 +26,7 @@ def dealt_text(data) -> str:
 
 def text(config, comm, job) -> str:
     """Everything --dry-run shows."""
-    return "\n".join([headline(config, comm, job), "", "settings:", config.to_json(), "", *clients_lines(job),
+    return "\n".join([headline(config, comm, job), *comm.rank_lines, "", "settings:", config.to_json(), "", *clients_lines(job),
                       "", *memory_lines(job), *bytes_lines(config, job)])
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, config as config_module, presets, report, versions
+from hkd_hpc import __version__, config as config_module, environment, presets, report, versions
 from hkd_hpc.comm import World
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.config import CommSettings, Config
@@ -219,6 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
             report.say(request)
         return 0
     comm = request.config.comm if request else CommSettings()
+    environment.prepare()
     with StopRequest().listening() as stop, World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
         if problem:
             raise with_rank(problem, world.rank)

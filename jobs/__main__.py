@@ -1,4 +1,4 @@
-"""python -m jobs launch SPEC.toml --executor slurm|local|debug --root DIR, and status, cancel, resubmit DIR."""
+"""python -m jobs launch SPEC.toml --executor slurm|local|debug --root DIR; status, cancel, resubmit DIR; site FILE."""
 from __future__ import annotations
 
 import argparse
@@ -13,19 +13,21 @@ from hkd_hpc.train import Parser
 from jobs import watch
 from jobs.checks import Problems
 from jobs.executors import SUBMIT
-from jobs.launcher import launch, plan, resubmit
-from jobs.options import Options, as_options
+from jobs.launcher import launch, options_at, plan, resubmit
+from jobs.options import Options
+from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Sweep
 
 NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_parallelism", "signal_delay_s", "parallel",
            "allocations", "slots", "max_queued", "cores_per_node", "cores_free")
-TEXTS = ("partition", "account", "qos", "constraint", "mpi")
+TEXTS = ("partition", "account", "qos", "constraint", "gres", "mpi", "python")
 
 
 COMMANDS = {"launch": "submit the cells of a spec that are not complete, running or queued",
             "status": "how every cell stands", "table": "the results, as Markdown", "cancel": "end all jobs of the study",
-            "resubmit": "launch its cells again, with the same options"}
+            "resubmit": "launch its cells again, with the same options",
+            "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts"}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -38,6 +40,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.set_defaults(command=command)
     if command == "launch":
         add_launch(parser)
+    elif command == "site":
+        parser.add_argument("site", metavar="FILE.toml", help="see slurm/sites")
     else:
         parser.add_argument("root", metavar="DIR", help="the study's folder")
     if command == "status":
@@ -51,24 +55,31 @@ def add_launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
     command.add_argument("--dry-run", action="store_true", help="show what would be submitted, and what would be refused")
     command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
-    command.add_argument("--ranks", default=1, type=lambda text: int(text) if text.isdigit() else text,
-                         help="processes of a cell; clients: one for each client and one for the server (SLURM only)")
+    command.add_argument("--site", metavar="FILE.toml", help="for all options below that are not given; see slurm/sites")
+    command.add_argument("--ranks", default=argparse.SUPPRESS, type=lambda text: int(text) if text.isdigit() else text,
+                         help="processes of a cell; clients: one for each client and one for the server (SLURM only); "
+                              "default: one, on several GPUs one for each and one for the server")
     for field in dataclasses.fields(Options):
         if field.name in NUMBERS + TEXTS:
-            kind, default = (int, field.default) if field.name in NUMBERS else (str, field.default)
-            command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default,
-                                 metavar="N" if kind is int else "X", help=f"default {default}")
-    command.add_argument("--pack", action="store_true",
+            kind = int if field.name in NUMBERS else str
+            command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
+                                 metavar="N" if kind is int else "X", help=f"default {field.default}")
+    command.add_argument("--pack", action="store_true", default=argparse.SUPPRESS,
                          help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
                               "each GPU (without GPUs: on each node)")
-    command.add_argument("--mem-gb", type=float, metavar="N")
-    command.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before srun")
+    command.add_argument("--exclusive", action="store_true", default=argparse.SUPPRESS, help="whole nodes")
+    command.add_argument("--mem-gb", type=float, default=argparse.SUPPRESS, metavar="N")
+    command.add_argument("--setup", action="append", default=argparse.SUPPRESS, metavar="LINE",
+                         help="shell line before srun, after the site's")
     command.add_argument("settings", nargs="*", metavar="section.key=value", help="for all cells, over the spec's")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.command == "launch":
         return run_launch(options)
+    if options.command == "site":
+        report.say(Site.read(options.site).exports())
+        return 0
     if options.command == "resubmit":
         resubmit(options.root)
         return 0
@@ -89,9 +100,9 @@ def run_launch(options: argparse.Namespace) -> int:
     sweep = Sweep.from_toml(options.spec, options.settings)
     chosen = {name: getattr(options, name) for name in names}
     if options.dry_run:
-        report.say(plan(sweep, options.executor, options.root, as_options(chosen)))
+        report.say(plan(sweep, options.executor, options.root, options_at(options.site, chosen)))
         return 0
-    study = launch(sweep, options.executor, root=options.root, **chosen)
+    study = launch(sweep, options.executor, root=options.root, site=options.site, **chosen)
     if not options.wait and options.executor != "debug":
         return 0
     complete = study.wait()

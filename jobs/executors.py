@@ -15,7 +15,7 @@ from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.lock import RunLock, process_mark
 from jobs.files import LAUNCH_LOCK, Launch, read_launches
-from jobs.options import Options
+from jobs.options import Options, cores_of, setup_lines
 from jobs.pool import Pool
 from jobs.sweep import Cell
 from jobs.task import Task, output_to
@@ -25,6 +25,11 @@ DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
 DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
 LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
+# The job's folder on each node, which goes at its end: hkd_hpc keeps caches there. As in slurm/common.sh.
+SCRATCH = ('export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
+           '''trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || '''
+           '''timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" '''
+           '''--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT''')
 CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 
 
@@ -138,22 +143,25 @@ def slurm_executor(root: Path, options: Options, ranks: int):
     """submitit's executor for jobs of so many ranks. Whether a requeue makes sense is for Task to say, not a count."""
     from submitit import AutoExecutor
 
+    python = options.python or shlex.quote(sys.executable)
+    cores = cores_of(options, ranks)
     executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000,
-                            slurm_python=shlex.join([*DEAF, sys.executable]))
+                            slurm_python=f"{shlex.join(DEAF)} {python}")
     slurm = dict(options.slurm)
-    additional = {"ntasks": ranks, "requeue": True, **slurm.pop("additional_parameters", {})}
+    additional = {"ntasks": ranks, "requeue": True, **options.sbatch, **slurm.pop("additional_parameters", {})}
     if options.pack:
         additional["ntasks-per-node"] = options.workers_per_node()
     executor.update_parameters(
-        name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=options.cpus_per_task,
+        name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=cores,
         gpus_per_node=options.gpus_per_node or None, mem_gb=options.mem_gb, slurm_partition=options.partition,
         slurm_account=options.account, slurm_qos=options.qos, slurm_constraint=options.constraint,
+        slurm_gres=options.gres, slurm_exclusive=options.exclusive or None,
         slurm_array_parallelism=options.array_parallelism, slurm_signal_delay_s=options.signal_delay_s,
-        slurm_setup=options.setup or None,
+        slurm_setup=[*setup_lines(options.setup, options.environment), *SCRATCH],
         slurm_additional_parameters=additional,
         slurm_srun_args=[f"--mpi={options.mpi}", f"--kill-on-bad-exit={int(not options.pack)}", "--wait=0",
-                         "--open-mode=append", "--export=ALL",
-                         f"--cpus-per-task={options.cpus_per_task}"],  # srun does not take it from the batch job
+                         "--open-mode=append", "--export=ALL", f"--cpus-per-task={cores}",  # else srun gives a task one
+                         *options.srun_args],
         **{f"slurm_{name}": value for name, value in slurm.items()})
     return executor
 

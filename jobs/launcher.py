@@ -14,18 +14,26 @@ from jobs import watch
 from jobs.checks import Problems, check
 from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
 from jobs.files import LAUNCH_LOCK, Launch, read_cells, read_launches, write_cells
-from jobs.options import Options, as_options
+from jobs.options import Options, as_options, cores_of
+from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Cell, Sweep
 
 
-def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, say=report.say, **options: Any) -> Study:
+def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
+           say=report.say, **options: Any) -> Study:
     """Submit what is not complete, running or queued; `options`: the fields of Options, others go to submitit.
 
-    Cells of earlier launches stay in the study. Raises Problems, before anything is submitted.
+    `site`: a site file, for what is not among the options. Cells of earlier launches stay in the study. Raises Problems
+    or UsageError, before anything is submitted.
     """
     cells, problems = sweep.cells()
-    return launch_cells(cells, executor, Path(os.path.abspath(root)), as_options(options), problems, say)
+    return launch_cells(cells, executor, Path(os.path.abspath(root)), options_at(site, options), problems, say)
+
+
+def options_at(site: str | os.PathLike | None, given: dict[str, Any]) -> Options:
+    """The options, over those of the site file. UsageError."""
+    return as_options(given, Site.read(site).options() if site is not None else None)
 
 
 def resubmit(root: str | os.PathLike, say=report.say) -> Study:
@@ -78,10 +86,11 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
     lines = [f"{axes}: {watch.counts(states)}; {len(todo)} to start"]
     if executor == "slurm":
-        each = (f"{options.nodes} node(s), {options.cpus_per_task} core(s) a rank, {options.gpus_per_node} GPU(s) a "
-                f"node, {options.time_min} min and longer by requeues")
-        what = "cells at a time, one process each," if options.pack else "rank(s)"
-        lines += [f"array of {len(batch)} jobs, {options.array_parallelism} at a time: each {ranks} {what} on {each}"
+        each = (f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
+                "requeues")
+        what = "cells at a time, one process each" if options.pack else "rank(s)"
+        lines += [f"array of {len(batch)} jobs, {options.array_parallelism} at a time: each {ranks} {what} of "
+                  f"{cores_of(options, ranks)} core(s) {each}"
                   for ranks, batch in jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize)]
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")

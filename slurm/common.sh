@@ -62,9 +62,18 @@ enter_environment() {
     VENV=${VENV-.venv}
     # shellcheck disable=SC1090
     [[ -z ${SETUP-} ]] || source "$SETUP"
-    # shellcheck disable=SC1091
-    [[ -z $VENV ]] || source "$VENV/bin/activate"
-    read -ra python <<<"${PYTHON:-python}"
+    set +eu  # modules do not bear these
+    eval "${SETUP_LINES-}"
+    set -eu
+    if [[ -n ${STAGE-} ]]; then
+        # shellcheck disable=SC1091
+        source "$here/stage_env.sh" use "$STAGE"
+    elif [[ -n $VENV ]]; then
+        # shellcheck disable=SC1091
+        source "$VENV/bin/activate"
+    fi
+    python=() srun_arguments=()
+    eval "python=(${PYTHON:-python}) srun_arguments=(${SRUN_ARGS-})"  # both are words of the shell
     export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
     export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 srun does not take it from the batch job by itself
     HKD_SCRATCH=${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID  # rank.sh makes it, on each node
@@ -96,7 +105,7 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
         srun)
             by+=" --mpi=$MPI"
             launcher=(srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL
-                --cpus-per-task="$SRUN_CPUS_PER_TASK")
+                --cpus-per-task="$SRUN_CPUS_PER_TASK" "${srun_arguments[@]}")
             ;;
         mpirun)
             launcher=(mpirun -n "$SLURM_NTASKS")

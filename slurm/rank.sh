@@ -3,15 +3,7 @@
 
 trap : TERM USR1 USR2  # they reach the program too; this shell waits for its end
 
-# One mask of GPUs. SLURM may set all of these, but on AMD the others count among what ROCR's has left.
-[[ -n ${GPU-} || ! -e /dev/kfd ]] || GPU=amd
-if [[ ${GPU-} == amd && -n ${ROCR_VISIBLE_DEVICES-} ]]; then
-    unset HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL
-fi
-
-# MIOpen's kernel caches of two jobs must not meet, nor lie on a network disk.
-export MIOPEN_USER_DB_PATH=$HKD_SCRATCH/miopen MIOPEN_CUSTOM_CACHE_DIR=$HKD_SCRATCH/miopen
-(umask 077 && mkdir -p "$MIOPEN_USER_DB_PATH")
+(umask 077 && mkdir -p "$HKD_SCRATCH")
 
 code=0
 "$@" || code=$?

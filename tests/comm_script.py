@@ -21,8 +21,9 @@ def contract(world: World) -> None:
 
     comm = world.connect(device=(*sys.argv, "cpu")[3], backend=sys.argv[2])
     comm_contract.check_all(comm)
+    seen = world.control.meet(["cray"], os.environ.get("MPICH_GPU_SUPPORT_ENABLED"))
     if comm.rank == 0:
-        print(comm.plan_line, flush=True)
+        print(comm.plan_line, comm.cores_line, " ".join(map(str, seen)), sep="\n", flush=True)
 
 
 def contract_with_nccl(world: World) -> None:

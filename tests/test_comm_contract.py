@@ -33,11 +33,15 @@ def test_contract_on_gloo(size):
     run_rank_values(size, with_comm, comm_contract.check_all)
 
 
-@pytest.mark.parametrize("backend, name", [("auto", "mpi"), ("gloo", "gloo")])
-def test_contract_under_mpirun(backend, name):
-    result = mpirun(3, "contract", backend)
+@pytest.mark.parametrize("backend, name, cray, note", [
+    ("auto", "mpi", "1", "; MPI carries host buffers; GPU support of Cray MPICH is switched off"),
+    ("gloo", "gloo", "0", "")])
+def test_contract_under_mpirun(backend, name, cray, note):
+    result = mpirun(3, "contract", backend, MPICH_GPU_SUPPORT_ENABLED=cray)
     assert result.returncode == 0, result.stderr
-    assert f"3 ranks on 1 host, weights by {name} (" in result.stdout
+    plan, cores, variable = result.stdout.splitlines()
+    assert plan.startswith(f"3 ranks on 1 host, weights by {name} (") and plan.endswith(f"devices: ranks 0-2 cpu{note}")
+    assert cores.startswith("cores: ranks 0") and variable == "0 0 0"
 
 
 def _knows_its_place(comm):

@@ -1,8 +1,12 @@
-"""Which device each rank takes and what carries the weights: tables of the pure functions."""
+"""Which device and cores each rank has and what carries the weights: tables of the pure functions."""
 from __future__ import annotations
+
+import os
 
 import pytest
 
+from hkd_hpc.comm.cores import (cores_text, describe_cores, describe_ranks, format_cpulist, numa_nodes, own_cores,
+                                parse_cpulist)
 from hkd_hpc.comm.devices import choose_backend, describe, pick_device
 from hkd_hpc.errors import UsageError
 
@@ -72,3 +76,39 @@ def test_plan_is_described_in_one_line():
         "devices: ranks 0, 2 GPU-a; ranks 1, 3 GPU-b")
     assert describe(choose_backend("auto", [CPU], has_mpi=False)) == (
         "1 rank on 1 host, weights by local (one process); devices: rank 0 cpu")
+
+
+@pytest.mark.parametrize("text, cores", [("0-2,8\n", {0, 1, 2, 8}), ("5", {5}), ("", set()), ("\n", set()),
+                                         ("0-1,64-65", {0, 1, 64, 65}), ("3,1-2", {1, 2, 3})])
+def test_lists_of_cores_are_read(text, cores):
+    assert parse_cpulist(text) == cores
+
+
+@pytest.mark.parametrize("cores, text", [({8, 1, 0, 2}, "0-2,8"), ([5], "5"), ([], ""), (range(56), "0-55"),
+                                         ([0, 2, 4], "0,2,4"), ([6, 7], "6-7")])
+def test_lists_of_cores_are_written(cores, text):
+    assert format_cpulist(cores) == text
+
+
+def test_cores_and_the_numa_nodes_near_them(tmp_path):
+    for node, text in ((0, "0-3,8-11\n"), (1, "4-7,12-15\n"), (2, "\n")):  # a node of memory alone has no cores
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}/cpulist").write_text(text)
+    nodes = numa_nodes(f"{tmp_path}/node*/cpulist")
+    assert nodes == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}, 2: set()}
+    assert cores_text({5, 6, 13}, nodes) == "5-6,13 (NUMA 1)"
+    assert cores_text(range(16), nodes) == "0-15 (NUMA 0-1)"
+    assert cores_text({3}, numa_nodes(f"{tmp_path}/none")) == "3"
+
+
+def test_own_cores_are_those_that_the_kernel_grants():
+    assert parse_cpulist(own_cores().partition(" ")[0]) == os.sched_getaffinity(0)
+
+
+def test_cores_are_described_in_one_line_and_by_rank():
+    assert describe_cores(["0-1 (NUMA 0)"] * 11) == "cores: ranks 0-10 0-1 (NUMA 0)"
+    texts = ["0-6", "7-13 (NUMA 0)", "0-6", "14-20 (NUMA 1)"]
+    assert describe_cores(texts) == "cores: ranks 0, 2 0-6; rank 1 7-13 (NUMA 0); rank 3 14-20 (NUMA 1)"
+    assert describe_ranks(choose_backend("auto", [CPU, A, B, C], has_mpi=True), texts) == [
+        "rank 0 on n0: cores 0-6, cpu", "rank 1 on n0: cores 7-13 (NUMA 0), GPU-a", "rank 2 on n0: cores 0-6, GPU-b",
+        "rank 3 on n1: cores 14-20 (NUMA 1), GPU-c"]

@@ -19,6 +19,7 @@ import toy
 from comm_launch import SCRIPT, command as mpirun_command
 
 SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
+HELPERS = ("common.sh", "rank.sh", "stage_env.sh")
 ROUNDS, HALT = 4, 3
 
 SCHEME = f'''
@@ -194,6 +195,80 @@ def test_wrong_setting_ends_the_batch_job_with_one_line(cluster, site):
     assert not (site / f"runs/fedhkd-cifar10-{number}").exists()
 
 
+# ---- an environment on the nodes' own disks
+
+STAGE = toy.PROJECT / "slurm/stage_env.sh"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A folder with a small environment, `my venv`, and the tar of it, `my env.tar`."""
+    folder = tmp_path_factory.mktemp("stage")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "my venv"], check=True)
+    tool = folder / "my venv/bin/tool"  # as pip writes it where the path has no blanks
+    tool.write_text(f"#!{folder}/my venv/bin/python\nimport sys\nprint('tool', sys.prefix)\n")
+    tool.chmod(0o755)
+    with open(folder / "my venv/bin/activate", "a") as file:
+        file.write('echo "beside: $VIRTUAL_ENV/../tools"\n')
+    subprocess.run(["bash", STAGE, "pack", folder / "my venv", folder / "my env.tar"], check=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["my env.tar", "my venv"]
+    return folder
+
+
+def use_staged(packed, tmp, *commands, **env):
+    """A shell that uses the tar, with `tmp` as the node's disk."""
+    tmp.mkdir(exist_ok=True)
+    own = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **env}
+    code = "\n".join(['set -euo pipefail', f'source "{STAGE}" use "{packed}/my env.tar"', *commands])
+    return subprocess.run(["bash", "-c", code], env=own, capture_output=True, text=True)
+
+
+def test_staged_environment_knows_its_place(packed, tmp_path):
+    shell = use_staged(packed, tmp_path / "my tmp", 'which python', 'python -c "import sys; print(sys.prefix)"', 'tool',
+                       'echo "$VIRTUAL_ENV"')
+    [folder] = (tmp_path / "my tmp").glob("hkd-env-*[0-9]")
+    assert shell.stdout.splitlines() == [f"beside: {packed}/my venv/../tools", f"{folder}/bin/python", str(folder),
+                                         f"tool {folder}", str(folder)], shell
+    assert folder.stat().st_mode & 0o777 == 0o700
+    inside = folder / "bin/python"
+    inode = inside.lstat().st_ino
+    assert use_staged(packed, tmp_path / "my tmp", "true").returncode == 0 and inside.lstat().st_ino == inode, "again"
+    assert sorted(path.name for path in (tmp_path / "my tmp").iterdir()) == [folder.name, f"{folder.name}.lock"]
+
+
+def test_without_room_or_tar_there_is_one_line_and_the_job_ends(packed, tmp_path):
+    (tmp_path / "df").write_text("#!/bin/bash\necho Filesystem; echo disk 100 95 5 95% /tmp\n")
+    (tmp_path / "df").chmod(0o755)
+    shell = use_staged(packed, tmp_path / "tmp", "echo on", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    [line] = shell.stderr.splitlines()
+    assert shell.returncode == 1 and shell.stdout == "" and f"no room in {tmp_path}/tmp: 1 MB are needed, 0 free" in line
+    shell = use_staged(tmp_path, tmp_path / "tmp", "echo on")
+    [line] = shell.stderr.splitlines()
+    assert shell.returncode == 1 and shell.stdout == "" and f"{tmp_path}/my env.tar is missing: " in line
+
+
+def test_environment_is_staged_on_all_nodes_of_a_job(cluster, packed, site):
+    """The nodes are one machine: the two tasks that unpack meet in one folder."""
+    tmp = site / "node tmp"
+    tmp.mkdir()
+    code = ('export TMPDIR="$PWD/node tmp"; set -e; source "$1" use "$2"\n'
+            'srun --mpi=none -N2 -n4 tool; echo "$SLURM_JOB_NUM_NODES $(which python)"')
+    (site / "staged.sh").write_text(f"#!/bin/bash\n{code}\n")
+    job = cluster.run("sbatch", "--parsable", "-N2", "--ntasks=4", "--output=staged.log", "staged.sh", STAGE,
+                      packed / "my env.tar", cwd=site)
+    state, text = cluster.wait_for(job.stdout.strip())["JobState"], read(site / "staged.log")
+    [folder] = tmp.glob("hkd-env-*[0-9]")
+    assert state == "COMPLETED" and text.splitlines()[1:] == [f"tool {folder}"] * 4 + [f"2 {folder}/bin/python"], text
+
+
+def test_batch_script_takes_a_staged_environment(cluster, site, packed, expected):
+    libraries = next(path for path in sys.path if path.endswith("site-packages"))  # torch is not in the small one
+    number, log = sbatch(cluster, site, "--ntasks=2", OUT=str(site / "whole"), MPI="none", STAGE=str(packed / "my env.tar"),
+                         PYTHONPATH=os.pathsep.join([cluster.env["PYTHONPATH"], libraries]), settings=settings(site))
+    assert cluster.wait_for(number)["JobState"] == "COMPLETED", read(log)
+    assert "nothing to do" in read(log) and f"beside: {packed}/my venv/../tools" in read(log)
+
+
 def meeting(cluster, *launcher):
     """Start four ranks that only find each other."""
     return cluster.run(*launcher, sys.executable, SCRIPT, "meet")
@@ -241,19 +316,10 @@ def test_a_rank_tells_a_good_end_by_a_file(tmp_path, code, told, outcome):
     assert read(tmp_path / "my tmp/outcome") == outcome
 
 
-def test_a_rank_has_its_own_caches_and_on_amd_one_mask(tmp_path):
-    masks = {"ROCR_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "GPU_DEVICE_ORDINAL": "3"}
-    amd = rank(tmp_path, "env", GPU="amd", **masks).stdout.splitlines()
-    assert [line for line in amd if "VISIBLE" in line or "ORDINAL" in line] == ["ROCR_VISIBLE_DEVICES=3"]
-    assert f"MIOPEN_USER_DB_PATH={tmp_path}/my tmp/miopen" in amd and (tmp_path / "my tmp/miopen").is_dir()
-    nvidia = rank(tmp_path, "env", GPU="nvidia", **masks).stdout.splitlines()
-    assert "CUDA_VISIBLE_DEVICES=3" in nvidia
-
-
 def test_the_scripts_ask_for_the_same():
     """sbatch reads its options from each script alone, so that they cannot share them."""
     blocks = {name: [line for line in (toy.PROJECT / "slurm" / name).read_text().splitlines() if "#SBATCH" in line
-                     and "--job-name" not in line] for name in SCRIPTS if name not in ("common.sh", "rank.sh")}
+                     and "--job-name" not in line] for name in SCRIPTS if name not in HELPERS}
     assert len(blocks) == 4 and len(set(map(tuple, blocks.values()))) == 1
     assert {"#SBATCH --signal=B:USR1@120", "#SBATCH --requeue"} < set(blocks["train.sh"])
 

@@ -37,8 +37,8 @@ class Comm:
     `piece` (a class attribute): how many numbers of a sum travel in one call of the transport.
 
     Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
-    (torch.device of this rank), `plan_line` (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over
-    the calls).
+    (torch.device of this rank), `plan_line`, `cores_line`, `rank_lines` (for people), `wire_bytes` (by kind), `wait_s`
+    and `transfer_s` (sums over the calls).
     """
 
     piece = 1 << 18
@@ -48,6 +48,7 @@ class Comm:
         self.rank, self.size, self.hosts = rank, len(hosts), hosts
         self.local_rank, self.local_size = local
         self.device, self.plan_line = device, plan_line
+        self.cores_line, self.rank_lines = "", []
         self.wire_bytes: dict[str, int] = defaultdict(int)
         self.wait_s = self.transfer_s = 0.0
         self._control, self._calls = control, 0

@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.base import Comm
+from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import DEVICE_OFFSET, Plan, choose_backend, cuda_identity, describe, pick_device, visible_devices
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
@@ -27,31 +28,38 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
     import torch
 
     index = pick_device(world.local_rank + int(os.environ.get(DEVICE_OFFSET, 0)), visible_devices(requested))
-    plan = agree_on_plan(world, members, index, mpi is not None, backend)
+    plan, cores = agree_on_plan(world, members, index, mpi is not None, backend)
     if requested == "cuda" and world.rank == 0:
         _say_what_is_absent(plan)
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     if index is not None:
         torch.cuda.set_device(device)
-    return make_comm(world, plan, address, mpi, device)
+    comm = make_comm(world, plan, address, mpi, device)
+    comm.cores_line, comm.rank_lines = describe_cores(cores), describe_ranks(plan, cores)
+    return comm
 
 
-def agree_on_plan(world: World, members: list[Member], index: int | None, has_mpi: bool, backend: str) -> Plan:
-    """Exchange (machine, device) of every rank over the control plane; every rank comes to the same plan."""
+def agree_on_plan(world: World, members: list[Member], index: int | None, has_mpi: bool,
+                  backend: str) -> tuple[Plan, list[str]]:
+    """Exchange (machine, device, cores) of every rank over the control plane; every rank comes to the same plan."""
     import torch
 
-    mine = [None if index is None else cuda_identity(index), torch.distributed.is_available() and _has_nccl()]
+    device = None if index is None else cuda_identity(index)
+    mine = [device, torch.distributed.is_available() and _has_nccl(), own_cores()]
     seen = world.control.meet(["devices"], mine)
     hosts = [member.host for member in members]
     if len({member.machine for member in members}) > len(set(hosts)):  # two machines of one name: tell them apart
         hosts = [member.machine for member in members]
-    places = [(host, device) for host, (device, _) in zip(hosts, seen)]
-    return choose_backend(backend, places, has_mpi, all(has_nccl for _, has_nccl in seen))
+    places = [(host, device) for host, (device, _, _) in zip(hosts, seen)]
+    plan = choose_backend(backend, places, has_mpi, all(has_nccl for _, has_nccl, _ in seen))
+    return plan, [cores for _, _, cores in seen]
 
 
 def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, device: torch.device) -> Comm:
     """The communicator of the plan."""
-    common = (world.control, world.rank, world.hosts, (world.local_rank, world.local_size), device, describe(plan))
+    note = f"; {mpi.note}" if mpi and mpi.note else ""
+    local = (world.local_rank, world.local_size)
+    common = (world.control, world.rank, world.hosts, local, device, describe(plan) + note)
     if plan.backend == "local":
         from hkd_hpc.comm.local import LocalComm
 

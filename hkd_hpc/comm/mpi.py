@@ -1,6 +1,7 @@
 """MPI: starting it, passing the rendezvous on, and the communicator. Only buffer calls; nothing is pickled."""
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
     import torch
 
 
+CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
+
+
 class MpiWorld:
-    """MPI of this process, from MPI_Init to MPI_Finalize. Every call is made by the main thread."""
+    """MPI of this process, from MPI_Init to MPI_Finalize. Every call is made by the main thread. `note`: for people."""
 
     def __init__(self) -> None:
         """Start MPI; blocks until all ranks do. Raises UsageError if there is no MPI library."""
+        switched_off = os.environ.get(CRAY_GPU_SUPPORT, "0") != "0"
+        os.environ[CRAY_GPU_SUPPORT] = "0"  # else Cray MPICH refuses to start without its library for GPUs linked in
+        self.note = "MPI carries host buffers; GPU support of Cray MPICH is switched off" if switched_off else ""
         try:
             import mpi4py
 

@@ -1,0 +1,52 @@
+"""A process's environment, put right before MPI and torch read it: one mask of GPUs, caches on no shared disk."""
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping, MutableMapping
+
+DEVICE_FILES = {"amd": "/dev/kfd", "nvidia": "/dev/nvidiactl"}
+UPPER_MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+CACHES = {  # variables that name a folder; without them the libraries write into HOME
+    "amd": ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    "nvidia": ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR")}
+
+
+def prepare(env: MutableMapping[str, str] = os.environ) -> None:
+    """Drop doubled masks, name folders for the caches of GPU libraries unless the user has. Nothing without a GPU."""
+    vendor = gpu_vendor(env)
+    if vendor not in CACHES:
+        return
+    for name in doubled_masks(env, vendor):
+        del env[name]
+    folder = scratch_folder(env)
+    for name in CACHES[vendor]:
+        if not env.get(name):
+            env[name] = os.path.join(folder, name.lower())
+            with contextlib.suppress(OSError):  # a full disk: then nothing is kept
+                os.makedirs(env[name], exist_ok=True)
+
+
+def gpu_vendor(env: Mapping[str, str]) -> str:
+    """amd, nvidia or none: what $GPU says, else whose driver is there."""
+    if env.get("GPU") in (*CACHES, "none"):
+        return env["GPU"]
+    return next((vendor for vendor, file in DEVICE_FILES.items() if os.path.exists(file)), "none")
+
+
+def doubled_masks(env: Mapping[str, str], vendor: str) -> list[str]:
+    """Variables to drop. SLURM may set ROCR_VISIBLE_DEVICES and the others to the same numbers, but on AMD those count
+    among what ROCR's has left: GPU 1 of 1 does not exist."""
+    return [name for name in UPPER_MASKS if name in env] if vendor == "amd" and env.get("ROCR_VISIBLE_DEVICES") else []
+
+
+def scratch_folder(env: Mapping[str, str]) -> str:
+    """This user's and job's folder on the node's own disk, made if need be; jobs of SLURM name it and remove it."""
+    job = f"-{env['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in env else ""
+    folder = env.get("HKD_SCRATCH") or os.path.join(tempfile.gettempdir(), f"hkd-{os.getuid()}{job}")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if os.stat(folder).st_uid == os.getuid():
+            return folder
+    return tempfile.mkdtemp(prefix="hkd-")  # somebody else has that name

@@ -25,11 +25,13 @@ DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
 DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
 LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
-# The job's folder on each node, which goes at its end: hkd_hpc keeps caches there. As in slurm/common.sh.
-SCRATCH = ('export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
-           '''trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || '''
-           '''timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" '''
-           '''--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT''')
+# srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps caches
+# there, as in slurm/common.sh.
+SETUP = ('unset SLURM_NTASKS_PER_NODE',
+         'export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
+         '''trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || '''
+         '''timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" '''
+         '''--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT''')
 CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 
 
@@ -148,16 +150,15 @@ def slurm_executor(root: Path, options: Options, ranks: int):
     executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000,
                             slurm_python=f"{shlex.join(DEAF)} {python}")
     slurm = dict(options.slurm)
-    additional = {"ntasks": ranks, "requeue": True, **options.sbatch, **slurm.pop("additional_parameters", {})}
-    if options.pack:
-        additional["ntasks-per-node"] = options.workers_per_node()
+    additional = {"ntasks": ranks, "ntasks-per-node": -(-ranks // options.nodes), "requeue": True,  # evenly over nodes
+                  **options.sbatch, **slurm.pop("additional_parameters", {})}
     executor.update_parameters(
         name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=cores,
         gpus_per_node=options.gpus_per_node or None, mem_gb=options.mem_gb, slurm_partition=options.partition,
         slurm_account=options.account, slurm_qos=options.qos, slurm_constraint=options.constraint,
         slurm_gres=options.gres, slurm_exclusive=options.exclusive or None,
         slurm_array_parallelism=options.array_parallelism, slurm_signal_delay_s=options.signal_delay_s,
-        slurm_setup=[*setup_lines(options.setup, options.environment), *SCRATCH],
+        slurm_setup=[*setup_lines(options.setup, options.environment), *SETUP],
         slurm_additional_parameters=additional,
         slurm_srun_args=[f"--mpi={options.mpi}", f"--kill-on-bad-exit={int(not options.pack)}", "--wait=0",
                          "--open-mode=append", "--export=ALL", f"--cpus-per-task={cores}",  # else srun gives a task one

@@ -104,7 +104,8 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
     case $LAUNCHER in
         srun)
             by+=" --mpi=$MPI"
-            launcher=(srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL
+            # srun warns of tasks that do not divide evenly, and heeds the allocation all the same
+            launcher=(env -u SLURM_NTASKS_PER_NODE srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL
                 --cpus-per-task="$SRUN_CPUS_PER_TASK" "${srun_arguments[@]}")
             ;;
         mpirun)

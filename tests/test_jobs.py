@@ -281,6 +281,7 @@ def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, 
     assert {name: left[name] for name in inherited if name in left} == {"SLURM_CONF": "/x/slurm.conf", "MYVAR": "1"}
     scripts = [(fake / f"script.{n}").read_text() for n in (1, 2)]  # two sizes: two submissions
     assert "#SBATCH --ntasks=4\n" in scripts[0] and "#SBATCH --ntasks=5\n" in scripts[1]
+    assert "#SBATCH --ntasks-per-node=2\n" in scripts[0] and "#SBATCH --ntasks-per-node=3\n" in scripts[1]
     for line in ("--nodes=2", "--cpus-per-task=3", "--time=90", "--partition=gpu", "--requeue", "--open-mode=append",
                  "--signal=USR2@120", "--comment='a b'"):
         assert f"#SBATCH {line}\n" in scripts[0]

@@ -156,42 +156,49 @@ srun = ["--quiet"]
 launcher = "srun"
 [environment]
 TEXT = "a 'b'"
+[container]
+command = "'{command}' exec --rocm"
+image = "my image.sif"
+binds = ["/a b", "/c"]
 [sbatch]
-comment = "my study"
+comment = "study"
 """
+SEEN = "1 a 'b' exec --rocm --bind /a b,/c my image.sif\n"  # of one process
 
 
 def site_of(cluster, folder):
-    """A site file whose Python has a blank in its path and tells what it was given."""
+    """A site file with a container that notes what it was given in `seen`; its path has a blank."""
     slurm_cluster.need(None if cluster.gpus_per_node else "no make-believe GPUs here: devices may not be made")
-    python = folder / "my python"
-    python.write_text(f'#!/bin/bash\nprintf "%s\\n" "$FOUND $TEXT" >> "{folder}/seen"\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return write(folder, SITE.format(python=python))
+    command = folder / "my container"
+    command.write_text(f'#!/bin/bash\necho "$FOUND $TEXT ${{*:1:5}}" >> "{folder}/seen"\nexec "${{@:6}}"\n')
+    command.chmod(0o755)
+    return write(folder, SITE.format(command=command, python=sys.executable))
 
 
 def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    site = site_of(cluster, tmp_path)
+    site, root = site_of(cluster, tmp_path), tmp_path / "root"
     data = toy.save_data(tmp_path / "data.npz")
     settings = dict(text.split("=", 1) for text in toy.settings(data, "model.name=small"))
     sweep = Sweep(settings=settings, scheme=["fedavg"])
-    with pytest.raises(UsageError, match="SLURM refuses a job of 3 rank"):
-        launch(sweep, root=tmp_path / "root", site=site, gres="gpu:a100:2")
-    study = launch(sweep, root=tmp_path / "root", site=site)
-    [job] = read_launches(study.root)[0].jobs
+    with pytest.raises(UsageError, match=r"SLURM refuses a job of 3 rank\(s\)"):
+        launch(sweep, root=root, site=site, gres="gpu:a100:2")
+    study = launch(sweep, root=root, site=site)
+    [job] = read_launches(root)[0].jobs
     asked = cluster.job(job)
     assert study.wait(), study.status()
-    assert (asked["NumTasks"], asked["CPUs/Task"], asked["TresPerNode"]) == ("3", "2", "gres:gpu:2")
-    assert asked["Comment"] == "my"  # `study` follows, but the fields are split at blanks
-    log = (study.root / study.cells[0].name / "log.txt").read_text()
-    assert "3 ranks on 1 host" in log and "\ncores: ranks 0-2 " in log
-    assert (tmp_path / "seen").read_text() == "1 a 'b'\n" * 3
-    again = launch(Sweep(settings=settings, scheme=["fedprox"]), root=study.root, site=site)
-    assert again.wait() and read_launches(study.root)[-1].options == read_launches(study.root)[0].options
+    shown = ("NumTasks", "CPUs/Task", "TresPerNode", "Comment")
+    assert [asked[name] for name in shown] == ["3", "2", "gres:gpu:2", "study"]
+    log = (root / study.cells[0].name / "log.txt").read_text()
+    assert "3 ranks on 1 host" in log and log.count("\ncores: ranks 0-2 ") == 1
+    assert (tmp_path / "seen").read_text() == SEEN * 3
+    two = launch(Sweep(settings=settings, scheme=["fedprox"]), root=root, site=site, nodes=2)
+    [job] = read_launches(root)[1].jobs
+    assert two.wait()
+    assert [cluster.job(job)[name] for name in ("NumNodes", "NumTasks", "CPUs/Task")] == ["2", "4", "3"]
     site.unlink()
-    resubmit(study.root)  # needs no site file: the options are stored
-    assert len(read_launches(study.root)) == 2, "nothing was left to submit"
+    resubmit(root)  # needs no site file: the options are stored
+    assert len(read_launches(root)) == 2, "nothing was left to submit"
 
 
 def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):
@@ -209,4 +216,4 @@ def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):
     host = os.uname().nodename
     assert [line.partition(": cores ")[0] for line in text.splitlines() if line.startswith("rank ")] == [
         f"rank {rank} on {host}" for rank in range(3)], "rank 0 alone says it"
-    assert (tmp_path / "seen").read_text().splitlines()[-3:] == ["1 a 'b'"] * 3
+    assert (tmp_path / "seen").read_text().endswith(SEEN * 3)

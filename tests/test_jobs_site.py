@@ -113,8 +113,8 @@ printf '%s\\0' "$SBATCH_ACCOUNT|$SBATCH_RESERVATION|$SBATCH_EXCLUSIVE|$SBATCH_ME
 printf '%s\\0' "${SITE[@]}" "$GREETING" "$TEXT" "$NUMBER" "${srun[@]}" "${python[@]}"'''
     shell = subprocess.run(["bash", "-euc", code, "bash", capsys.readouterr().out], capture_output=True, text=True)
     assert shell.stdout.split("\0")[:-1] == [
-        "it's mine|r|exclusive|1536M|mpirun|", "--mail-user=me and you", "--contiguous", "a  b", "a 'b' \"c\" $HOME", "1",
-        "--comment=x y", "--quiet", "apptainer", "exec", "--nv", "--bind", "/a b,/x/c", "/my images/x.sif", "python3"]
+        "it's mine|r|exclusive|1536M|mpirun|", "--mail-user=me and you", "--contiguous", "a  b", "a 'b' \"c\" $HOME",
+        "1", "--comment=x y", "--quiet", "apptainer", "exec", "--nv", "--bind", "/a b,/x/c", "/my images/x.sif", "python3"]
 
 
 def test_options_win_over_the_site_and_lists_are_joined(tmp_path):
@@ -199,6 +199,18 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
     site.unlink()
     resubmit(root)  # needs no site file: the options are stored
     assert len(read_launches(root)) == 2, "nothing was left to submit"
+
+
+def test_a_job_that_cannot_have_its_environment_ends_before_it_begins(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    line = f"source '{toy.PROJECT}/slurm/stage_env.sh' use /none/env.tar"
+    site = write(tmp_path, f'python = "python"\nsetup = ["{line}"]\n')
+    study = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", site=site)
+    [job] = read_launches(study.root)[0].jobs
+    assert cluster.wait_for(job)["ExitCode"] == "1:0"
+    assert not study.wait() and [state.state for state in study.status()] == ["lost"]
+    [log] = (study.root / "submitit").glob(f"{job}*.err")
+    assert "stage_env: " in log.read_text() and "/none/env.tar is missing: " in log.read_text()
 
 
 def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):

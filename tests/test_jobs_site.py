@@ -114,7 +114,8 @@ printf '%s\\0' "${SITE[@]}" "$GREETING" "$TEXT" "$NUMBER" "${srun[@]}" "${python
     shell = subprocess.run(["bash", "-euc", code, "bash", capsys.readouterr().out], capture_output=True, text=True)
     assert shell.stdout.split("\0")[:-1] == [
         "it's mine|r|exclusive|1536M|mpirun|", "--mail-user=me and you", "--contiguous", "a  b", "a 'b' \"c\" $HOME",
-        "1", "--comment=x y", "--quiet", "apptainer", "exec", "--nv", "--bind", "/a b,/x/c", "/my images/x.sif", "python3"]
+        "1", "--comment=x y", "--quiet", "apptainer", "exec", "--nv", "--bind", "/a b,/x/c",
+        "/my images/x.sif", "python3"]
 
 
 def test_options_win_over_the_site_and_lists_are_joined(tmp_path):

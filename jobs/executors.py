@@ -28,6 +28,7 @@ LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
 # srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps caches
 # there, as in slurm/common.sh.
 SETUP = ('unset SLURM_NTASKS_PER_NODE',
+         r'''HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); export HKD_TOKEN''',  # only its ranks can join it
          'export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
          '''trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || '''
          '''timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" '''

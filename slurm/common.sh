@@ -75,6 +75,8 @@ enter_environment() {
     python=() srun_arguments=()
     eval "python=(${PYTHON:-python}) srun_arguments=(${SRUN_ARGS-})"  # both are words of the shell
     export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+    HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')  # only ranks of this job can join it
+    export HKD_TOKEN
     export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 srun does not take it from the batch job by itself
     HKD_SCRATCH=${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID  # rank.sh makes it, on each node
     export HKD_SCRATCH

@@ -47,7 +47,8 @@ def test_ports_are_derived_from_the_names_of_job_and_step():
     assert address == derived_address(Hint("slurm", 3, 4, 3, 4), STEP)  # the same in every rank
     assert address.host == "127.0.0.1" and len(set(address.ports)) > 20
     assert all(20000 <= port < 32000 for port in address.ports)
-    for other in ({**STEP, "SLURM_STEP_ID": "1"}, {**STEP, "SLURM_JOB_ID": "78"}, {**STEP, "SLURM_RESTART_COUNT": "1"}):
+    for other in ({**STEP, "SLURM_STEP_ID": "1"}, {**STEP, "SLURM_JOB_ID": "78"}, {**STEP, "SLURM_RESTART_COUNT": "1"},
+                  {**STEP, "HKD_TOKEN": "a secret"}):
         assert derived_address(SLURM, other).token != address.token
         assert derived_address(SLURM, other).ports != address.ports
 

@@ -15,7 +15,6 @@ from jobs.__main__ import main, parse
 from jobs.files import read_launches
 from jobs.launcher import options_at, resubmit
 from jobs.options import Options, cores_of
-from jobs.site import Site
 
 EXAMPLES = {"lumi": (9, 6), "frontier": (9, 6), "slingshot_nvidia": (5, 12), "plain": (1, 8)}  # ranks, cores of each
 QUOTES = """account = "it's mine"

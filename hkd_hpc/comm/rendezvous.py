@@ -70,9 +70,11 @@ def random_address(host: str, env: Mapping[str, str]) -> Address:
 def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
     """For a world without MPI: the same candidates in every rank, from the names of the job and of the step.
 
+    HKD_TOKEN, a secret in the job's environment, makes the token one that nobody else can derive.
+
     A MASTER_PORT is taken as it is, unless torchrun's agent holds it.
     """
-    names = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+    names = ["HKD_TOKEN", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
     if hint.launcher == "slurm":
         names += ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"]
     key = "/".join([str(os.getuid()), str(hint.size)] + [f"{name}={env.get(name, '')}" for name in names])

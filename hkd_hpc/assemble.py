@@ -170,6 +170,8 @@ def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, r
     static = {"config_json": asked.to_json(), "changes_json": "[]", "versions_json": json.dumps(versions.found()),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
+              "parameters": {"model": bench.flat.parameter_count,
+                             "held": bench.scheme.parameters_held(bench.flat.parameter_count)},
               "baselines": baselines(dataset, dealt), "world": {"ranks": comm.size, "plan": comm.plan_line}}
     return Server(config, bench, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
 

@@ -31,23 +31,27 @@ def table(root: Path, cells: list[Cell]) -> str:
         rows.append([*row, *(mean_with_interval(_values(group, summaries, goal)) for goal in GOALS for group in own),
                      *_costs([cell for group in own for cell in group], root)])
     head = [*down, *(" ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
-                     for goal in GOALS for labels in heads), "s a client and round", "public data"]
+                     for goal in GOALS for labels in heads), "parameters held (M)", "s a client and round", "public data"]
     done = sum(summary is not None for summary in summaries.values())
     return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
                       f"{done} of {len(cells)} runs are complete", "", markdown(head, rows)])
 
 
 def _costs(cells: list[Cell], root: Path) -> list[str]:
-    """Seconds of a client's local training a round, mean over all of them; whether the scheme needs public images."""
-    seconds = [table["clients"]["train_s"] for cell in cells if (table := _metrics(root / cell.name / "metrics.h5"))]
-    mean_s = np.nanmean(np.concatenate([array.ravel() for array in seconds])) if seconds else np.nan
+    """Millions of parameters in memory while a client trains (Scheme.parameters_held); seconds of its local training a
+    round, mean over all clients and rounds; whether the scheme needs public images."""
+    metrics = [table for cell in cells if (table := _metrics(root / cell.name / "metrics.h5"))]
+    held = {table["parameters"]["held"] for table in metrics}
+    seconds = [table["clients"]["train_s"].ravel() for table in metrics]
+    mean_s = np.nanmean(np.concatenate(seconds)) if seconds else np.nan
     needed = any(schemes.get(cell.settings["scheme.name"]).needs_public for cell in cells)
-    return ["–" if np.isnan(mean_s) else f"{mean_s:.2f}", "yes" if needed else "no"]
+    return [", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–", "–" if np.isnan(mean_s) else f"{mean_s:.2f}",
+            "yes" if needed else "no"]
 
 
 def _metrics(path: Path) -> dict | None:
     try:
-        return load_tree(path, only=["clients/train_s"])
+        return load_tree(path, only=["clients/train_s", "parameters/held"])
     except BadFile:
         return None
 

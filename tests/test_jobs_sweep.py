@@ -139,15 +139,16 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
         if value is not None:
             (tmp_path / cell.name).mkdir()
             save_tree(tmp_path / cell.name / "metrics.h5", {
+                "parameters": {"held": 11_209_994},
                 "summary": {"local_test_accuracy_last": value, "global_test_accuracy_last": 0.125},
                 "clients": {"train_s": np.array([[1.0, 2.0, np.nan]])}})
     lines = results.table(tmp_path, study).splitlines()
     assert lines[0].endswith("6 of 12 runs are complete")
     assert lines[2] == ("| scheme | local clients 10 | local clients 20 | global clients 10 | global clients 20 | "
-                        "s a client and round | public data |")
+                        "parameters held (M) | s a client and round | public data |")
     # t(.975, 2) = 4.3027: 4.3027 * .1 / sqrt(3) = .248
-    assert lines[4] == "| fedavg | 0.600 ± 0.248 (3) | 0.250 (1) | 0.125 ± 0.000 (3) | 0.125 (1) | 1.50 | no |"
-    assert lines[5] == "| fedmd | 0.500 ± 0.000 (2) | – | 0.125 ± 0.000 (2) | – | 1.50 | yes |"
+    assert lines[4] == "| fedavg | 0.600 ± 0.248 (3) | 0.250 (1) | 0.125 ± 0.000 (3) | 0.125 (1) | 11.210 | 1.50 | no |"
+    assert lines[5] == "| fedmd | 0.500 ± 0.000 (2) | – | 0.125 ± 0.000 (2) | – | 11.210 | 1.50 | yes |"
 
 
 def test_jobs_imports_without_torch():

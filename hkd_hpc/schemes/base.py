@@ -78,6 +78,11 @@ class Scheme:
         """Tensors in `client.state` that a client keeps from one round to the next."""
         return {}
 
+    def parameters_held(self, model: int) -> int:
+        """Parameters in memory while a client trains, as the paper's Table 1 counts them: `model`, those of the model, for
+        each frozen model that the scheme needs beside it once more, and those of networks of its own."""
+        return model
+
     # --- on the clients
 
     def begin(self, client: Client) -> None:

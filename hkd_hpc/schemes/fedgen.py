@@ -18,6 +18,7 @@ term and takes the first with weight 1, which are beta = 0, alpha = 1 and decay 
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
@@ -70,6 +71,9 @@ class FedGen(Scheme):
     def message_shapes(self):
         hidden = (self.settings.hidden,)
         return {"count_C": (self.facts.classes,), **self.generator_shapes(), "mean": hidden, "variance": hidden}
+
+    def parameters_held(self, model):
+        return model + sum(math.prod(shape) for shape in self.generator_shapes().values())
 
     def report_floats(self, report):
         return self.facts.classes  # the head is part of the weights, which the paper counts already

@@ -29,6 +29,9 @@ class FedProx(Scheme):
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
     slowdown = (1.05, 1.18)
 
+    def parameters_held(self, model):
+        return 2 * model  # the model and the received weights
+
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}

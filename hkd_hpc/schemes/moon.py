@@ -35,6 +35,9 @@ class Moon(Scheme):
     def client_state_shapes(self):
         return {"previous": (self.facts.values,)}
 
+    def parameters_held(self, model):
+        return 3 * model  # the model, the received one, the client's previous one
+
     def begin(self, client):
         previous_V = client.state.get("previous")
         client.cache["contrast"] = previous_V is not None and self.settings.mu > 0

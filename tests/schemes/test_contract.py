@@ -55,6 +55,18 @@ def test_what_is_declared_is_what_travels_and_stays(data, scheme, monkeypatch):
     assert all(torch.isfinite(tensor).all() and not tensor.requires_grad for tensor in tensors)
 
 
+# the paper's Table 1 for CIFAR10, by hand: a ResNet18 of 11,209,994 parameters; FedGen's generator of 512 x (64 + 10) + 512,
+# twice 512 for its BatchNorm, and 64 x 512 + 64
+HELD = {"fedavg": 11_209_994, "fedprox": 22_419_988, "moon": 33_629_982, "fedalign": 11_209_994, "fedgen": 11_282_250,
+        "fedmd": 11_209_994, "fedproto": 11_209_994, "fedhkd": 11_209_994, "fedhkd_star": 11_209_994}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_parameters_held_are_those_of_the_papers_table(scheme):
+    facts = Facts(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
+    assert schemes.get(scheme)(schemes.settings_of(scheme)(), facts).parameters_held(11_209_994) == HELD[scheme]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_loss_gives_a_scalar_for_each_term(data, scheme):
     run = Federation(data, scheme)

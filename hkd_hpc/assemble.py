@@ -210,6 +210,9 @@ def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
 
 
 def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict:
+    if "message" not in tree:
+        raise UsageError(f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
+                         "go on with: a study keeps no more without --keep-state")
     static = job.server.static
     static["changes_json"] = tree.get("changes_json", "[]")
     changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))

@@ -46,6 +46,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument("root", metavar="DIR", help="the study's folder")
     if command == "status":
         parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="SECONDS",
+                            help="again every so many seconds (10) until nothing is running or queued")
     return parser.parse_intermixed_args(arguments[1:])
 
 
@@ -68,6 +70,9 @@ def add_launch(command: argparse.ArgumentParser) -> None:
                          help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
                               "each GPU (without GPUs: on each node)")
     command.add_argument("--exclusive", action="store_true", default=argparse.SUPPRESS, help="whole nodes")
+    command.add_argument("--keep-state", action="store_true", default=argparse.SUPPRESS,
+                         help="also of finished cells: clients' state and models; else a finished cell keeps its global "
+                              "model and metrics alone")
     command.add_argument("--mem-gb", type=float, default=argparse.SUPPRESS, metavar="N")
     command.add_argument("--setup", action="append", default=argparse.SUPPRESS, metavar="LINE",
                          help="shell line before srun, after the site's")
@@ -85,8 +90,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     study = Study(options.root)
     if options.command == "status":
-        states = study.status()
-        report.say(as_json(states) if options.json else watch.table(states))
+        text = as_json if options.json else watch.table
+        clear = "\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else ""
+        watch.repeat(study.status, lambda states: report.say(clear + text(states)), options.watch)
     elif options.command == "table":
         report.say(study.table())
     else:

@@ -70,5 +70,20 @@ def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
             answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
         if answer.returncode:
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}")
+            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}"
+                         + mend(words))
     return found
+
+
+SMALLER = ("fewer --ranks, --cpus-per-task or --gpus-per-node, more --nodes, or another --partition; "
+           "sinfo -o '%P %D %c %m %G %l' says what there is")
+MENDS = {"account": "another --account", "qos": "another --qos",
+         "time limit": "a shorter --time-min, or another --partition",
+         "emory": "a smaller --mem-gb", "node count": f"fewer --nodes, or as many ranks as nodes; {SMALLER}",
+         "node configuration": SMALLER, "processors": SMALLER, "gres": "another --gpus-per-node, or another --partition",
+         "partition": "another --partition; sinfo says which there are"}
+
+
+def mend(words: str) -> str:
+    """Which option ends this refusal of sbatch."""
+    return next((f"; mended by {what}" for part, what in MENDS.items() if part in words or part in words.lower()), "")

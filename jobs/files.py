@@ -8,16 +8,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text
 from jobs.sweep import Cell
 
 JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a cell is worked on, and while a study is launched
+STATUS_BYTES = 4096
+ROOM_BYTES = 1 << 18  # with less than that no checkpoint can be written
 
 
 @dataclass
@@ -43,7 +47,13 @@ class Status:
     error: str = ""
 
     def write(self, folder: Path) -> None:
-        replace_text(folder / "status.json", json.dumps(asdict(self), indent=1))
+        """Raises RunError. The file has always the same size, so that on a full disk it can still be written in place."""
+        text = json.dumps(asdict(self), indent=1).ljust(STATUS_BYTES)
+        try:
+            replace_text(folder / "status.json", text)
+        except RunError:
+            if not _overwrite(folder / "status.json", text.encode()):
+                raise
 
     @classmethod
     def read(cls, folder: Path) -> Status | None:
@@ -52,6 +62,24 @@ class Status:
             return cls(**json.loads((folder / "status.json").read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return None
+
+
+def _overwrite(path: Path, content: bytes) -> bool:
+    """Write into a file of that very size; whether it could be."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            return os.fstat(file.fileno()).st_size == len(content) == file.write(content)
+    except OSError:
+        return False
+
+
+def no_room(folder: Path) -> str:
+    """A line where the disk of a folder is full, else nothing. A quota is not seen."""
+    try:
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return "" if free_bytes >= ROOM_BYTES else f"no room is left in {folder}; make some, then launch again"
 
 
 @dataclass
@@ -72,6 +100,15 @@ class Launch:
 def read_launches(root: Path) -> list[Launch]:
     """All launches of a study, oldest first."""
     return [Launch(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted((root / "launches").glob("*.json"))]
+
+
+def keeps_state(root: Path, launch: str) -> bool:
+    """Whether finished cells of this launch keep everything; not where nothing is known of it."""
+    try:
+        record = json.loads((root / "launches" / f"{launch}.json").read_text(encoding="utf-8"))
+        return bool(record["options"]["keep_state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def write_cells(root: Path, cells: Iterable[Cell]) -> None:

@@ -3,21 +3,25 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hkd_hpc import report
 from hkd_hpc.errors import UsageError
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import watch
 from jobs.checks import Problems, check
 from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
-from jobs.files import LAUNCH_LOCK, Launch, read_cells, read_launches, write_cells
-from jobs.options import Options, as_options, cores_of
+from jobs.files import LAUNCH_LOCK, Launch, Status, read_cells, read_launches, write_cells
+from jobs.forecast import Forecast, forecast
+from jobs.forecast import lines as forecast_lines
+from jobs.options import Options, as_options, check_options, cores_of
 from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Cell, Sweep
+from jobs.task import end, keep_final_weights
 
 
 def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
@@ -56,19 +60,62 @@ def top_up(study: Study, states: list[watch.CellState], queue: watch.Queue, say)
 
 def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str], say) -> Study:
     """The end of `launch`, `resubmit` and `top_up`: check, record, submit."""
-    problems = problems + check(cells, executor, root, options)
-    if problems:
-        raise Problems(problems)
+    look = examine(cells, executor, root, options, problems)
+    if look.problems:
+        raise Problems(look.problems)
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
     with RunLock(root, 0.0, name=LAUNCH_LOCK):
+        if look.outlook:
+            look.outlook.remember()
         write_cells(root, {cell.id: cell for cell in [*read_cells(root), *cells]}.values())
         states, todo = to_start(root, cells)
         say(f"{watch.counts(states)}; {len(todo)} to start")
+        if not options.keep_state:
+            tidy_up(root, cells, states)
         if todo:
             record = Launch(f"{len(read_launches(root)) + 1:04d}", executor, asdict(options))
             SUBMIT[executor](root, todo, options, record, say)
     return Study(root)
+
+
+@dataclass
+class Look:
+    """What a launch finds before it does anything: how the cells stand, which are to start, their forecast (if there are
+    any, with options that can be meant), and a line for each reason to refuse."""
+
+    states: list[watch.CellState]
+    todo: list[Cell]
+    outlook: Forecast | None
+    problems: list[str]
+
+
+def examine(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str]) -> Look:
+    problems = problems + check(cells, executor, root, options)
+    states, todo = to_start(root, cells)
+    if not todo or executor not in SUBMIT or not options_fit(options, executor):
+        return Look(states, todo, None, problems)
+    rounds = {state.name: state.round for state in states}
+    study = {cell.name: cell for cell in [*read_cells(root), *cells]}.values()
+    outlook = forecast(root, todo, [rounds[cell.name] for cell in todo], list(study), executor, options,
+                       at_a_time(executor, options, len(todo)))
+    return Look(states, todo, outlook, [*problems, *outlook.problems])
+
+
+def options_fit(options: Options, executor: str) -> bool:
+    try:
+        check_options(options, executor)
+    except UsageError:
+        return False
+    return True
+
+
+def at_a_time(executor: str, options: Options, cells: int) -> int:
+    """How many cells run together, at most."""
+    jobs = min(options.array_parallelism, options.max_queued or sys.maxsize)
+    if options.pack:
+        jobs = min(jobs, options.allocations) * options.nodes * options.workers_per_node()
+    return min({"slurm": jobs, "local": options.parallel or fitting_cells()}.get(executor, 1), cells)
 
 
 def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list[Cell]]:
@@ -77,14 +124,25 @@ def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list
     return states, [cell for cell, state in zip(cells, states) if state.state not in ("complete", *watch.BUSY)]
 
 
+def tidy_up(root: Path, cells: list[Cell], states: list[watch.CellState]) -> None:
+    """What is left to do for complete cells whose job died between the last round and its own end."""
+    for cell, state in zip(cells, states):
+        folder = RunFolder(root / cell.name)
+        status = Status.read(folder.path) if state.state == "complete" else None
+        if status and status.state != "complete":
+            keep_final_weights(folder)
+            end(status, folder, 0, "")
+
+
 def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options) -> str:
-    """What `launch` would do, and a line for each reason why it would refuse. Nothing is written or submitted."""
+    """What `launch` would do and what that costs, and a line for each reason why it would refuse. Nothing is written or
+    submitted."""
     root = Path(os.path.abspath(root))
     cells, problems = sweep.cells()
-    problems = problems + check(cells, executor, root, options)
-    states, todo = to_start(root, cells)
+    look = examine(cells, executor, root, options, problems)
+    todo = look.todo
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
-    lines = [f"{axes}: {watch.counts(states)}; {len(todo)} to start"]
+    lines = [f"{axes}: {watch.counts(look.states)}; {len(todo)} to start"]
     if executor == "slurm":
         each = (f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
                 "requeues")
@@ -94,6 +152,5 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
                   for ranks, batch in jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize)]
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
-    elif executor == "local":
-        lines.append(f"{min(options.parallel or fitting_cells(), len(todo))} at a time on this machine")
-    return "\n".join([*lines, *(f"would be refused: {problem}" for problem in problems)])
+    lines += forecast_lines(look.outlook) if look.outlook else []
+    return "\n".join([*lines, *(f"would be refused: {problem}" for problem in look.problems)])

@@ -16,11 +16,11 @@ from pathlib import Path
 from hkd_hpc import report
 from hkd_hpc.comm.devices import DEVICE_OFFSET
 from hkd_hpc.comm.world import guess_rank, outside_of_jobs
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_held
-from jobs.files import JOB_LOCK, Status
+from jobs.files import JOB_LOCK, Status, no_room
 from jobs.sweep import Cell
 from jobs.task import FAILED, go_on, has_failed, job_id, start
 
@@ -65,28 +65,31 @@ class Pool:
         """Passes over the cells until one finds nothing to do; STOPPED or above 128 when a signal ended it, else 0."""
         first = begin % len(self.cells)
         cells, found = self.cells[first:] + self.cells[:first], True
+        given_up: set[str] = set()  # here: on a full disk not even their failure can be written down
         while found:
             found = False
             for cell in cells:
                 if stop.asked:
                     return STOPPED
-                if not self._is_free(cell):
+                if cell.name in given_up or not self._is_free(cell):
                     continue
                 code = self._start(cell, place)
                 if code == STOPPED or code > 128:  # a signal ended it: the other cells are for the next start
                     return code
                 found = True
+                if code:
+                    given_up.add(cell.name)
         return 0
 
     def _start(self, cell: Cell, place: int) -> int:
-        """The cell's exit code; 0 for one that another process was quicker to take."""
+        """The cell's exit code; 0 for one that another process was quicker to take; FAILED where nothing can be written."""
         job = job_id()  # said by variables that are hidden below
         try:
             with world_of_its_own(place, self.devices, set_devices=self.place is not None):
                 return start(cell, self.root, self.launch, job, wait_s=0.0)
-        except UsageError as error:
+        except (UsageError, RunError) as error:
             report.say(f"{cell.name}: {error}")
-            return 0
+            return FAILED if isinstance(error, RunError) or no_room(self.root) else 0
 
     def _is_free(self, cell: Cell) -> bool:
         """Whether nobody has it and it is neither complete nor failed."""

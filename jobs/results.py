@@ -45,8 +45,8 @@ def _costs(cells: list[Cell], root: Path) -> list[str]:
     seconds = [table["clients"]["train_s"].ravel() for table in metrics]
     mean_s = np.nanmean(np.concatenate(seconds)) if seconds else np.nan
     needed = any(schemes.get(cell.settings["scheme.name"]).needs_public for cell in cells)
-    return [", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–", "–" if np.isnan(mean_s) else f"{mean_s:.2f}",
-            "yes" if needed else "no"]
+    return [", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–",
+            "–" if np.isnan(mean_s) else f"{mean_s:.2f}", "yes" if needed else "no"]
 
 
 def _metrics(path: Path) -> dict | None:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from hkd_hpc import report, train
 from hkd_hpc.comm.world import guess_rank
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.stop import SIGNALS, STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from jobs.files import JOB_LOCK, Status
+from jobs.files import JOB_LOCK, Status, keeps_state, no_room
 from jobs.sweep import Cell
 
 BEAT_S = 10.0
@@ -59,13 +59,14 @@ class Task:
     def _rank_0(self) -> int:
         try:
             return start(self.cell, self.root, self.launch, job_id(), LOCK_WAIT_S)
-        except UsageError as error:
+        except (UsageError, RunError) as error:
             report.say(f"{self.cell.name}: {error}")
             return FAILED
 
 
 def start(cell: Cell, root: Path, launch: str, job: str, wait_s: float) -> int:
-    """Train the cell, or go on with it, as its rank 0: the exit code. UsageError when another job has it after wait_s."""
+    """Train the cell, or go on with it, as its rank 0: the exit code. UsageError when another job has it after wait_s;
+    RunError when not even a status can be written."""
     folder = RunFolder(root / cell.name, warn=report.warn)
     folder.create()
     with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):
@@ -94,6 +95,8 @@ def _start(cell: Cell, root: Path, folder: RunFolder, status: Status) -> int:
                 code = exit_code_of(cell, root)
         if code == STOPPED:
             report.say("stopped after its round, saved; the job asks to be requeued")
+        if code == 0 and not keeps_state(root, status.launch):
+            keep_final_weights(folder)
     end(status, folder, code, error_in(folder.path / "log.txt", log_begin, code))
     return code
 
@@ -146,6 +149,16 @@ def end(status: Status, folder: RunFolder, code: int, error: str) -> None:
     status.state = "complete" if code == 0 else "stopped" if code == STOPPED or code > 128 else "failed"
     status.error, status.heartbeat = error, time.time()
     status.write(folder.path)
+
+
+def keep_final_weights(folder: RunFolder) -> None:
+    """Of a complete run keep metrics and global model alone; where that is impossible, all that is there."""
+    try:
+        with RunLock(folder.path, LOCK_WAIT_S):
+            folder.clean()
+            folder.keep_final_weights()
+    except (UsageError, RunError) as error:
+        report.warn(f"the run is complete, but its checkpoints stay as they were: {error}")
 
 
 @contextlib.contextmanager
@@ -205,7 +218,10 @@ def output_to(path: Path) -> Iterator[int]:
 
 def error_in(log: Path, begin: int, code: int) -> str:
     """The line that says what went wrong, from this start's part of the log; empty where nothing did."""
-    return last_words(log, begin) or f"exit code {code}" if code not in (0, STOPPED) else ""
+    if code in (0, STOPPED):
+        return ""
+    words = last_words(log, begin)
+    return words if words.startswith("hkd_hpc: ") else no_room(log.parent) or words or f"exit code {code}"
 
 
 def last_words(log: Path, begin: int = 0) -> str:

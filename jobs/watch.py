@@ -1,6 +1,7 @@
 """What state each cell is in: from its own files first, from SLURM's queue only where these leave it open."""
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from hkd_hpc import report
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_alive, is_held, is_visible
-from jobs.files import JOB_LOCK, Launch, Status
+from jobs.files import JOB_LOCK, Launch, Status, no_room
 from jobs.sweep import Cell
 from jobs.task import last_words
 
@@ -100,9 +101,10 @@ def _state(folder: RunFolder, status: Status | None, launch: Launch | None, jobs
     if launch is not None and _is_waiting(launch, jobs, queue):
         return "queued", ""
     if status is None:
-        return ("missing", "") if launch is None else ("lost", f"job {jobs[-1]} ended before it began with this cell")
+        words = [f"job {jobs[-1]} ended before it began with this cell", no_room(folder.path.parent)] if jobs else []
+        return ("missing", "") if launch is None else ("lost", "; ".join(filter(None, words)))
     if status.state == "running":
-        return "lost", last_words(folder.path / "log.txt")
+        return "lost", no_room(folder.path) or last_words(folder.path / "log.txt")
     return status.state, status.error
 
 
@@ -147,6 +149,17 @@ def wait(look: Callable[[], list[CellState]], say: Callable[[str], None], poll_s
         if not any(state.state in BUSY for state in states):
             return states
         time.sleep(poll_s)
+
+
+def repeat(look: Callable[[], list[CellState]], show: Callable[[list[CellState]], None], every_s: float | None) -> None:
+    """Show the states once, or every so many seconds until no cell is running or queued any more."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            states = look()
+            show(states)
+            if every_s is None or not any(state.state in BUSY for state in states):
+                return
+            time.sleep(max(every_s, 0.1))
 
 
 def is_safe_to_signal(process: dict) -> bool:

@@ -16,8 +16,10 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch, watch
 from jobs.__main__ import main
+from jobs.checks import check
 from jobs.files import JOB_LOCK, Status, read_launches
 from jobs.launcher import resubmit, top_up
+from jobs.options import Options
 from jobs.pool import Pool
 from jobs.task import Task, begin
 
@@ -224,6 +226,14 @@ def test_more_cells_than_an_array_may_have(slurm, data, tmp_path):
     queued = slurm.run("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i").stdout.split()
     assert sorted(queued) == sorted(read_launches(study.root)[0].jobs) == sorted(study.cancel())
     assert states(Study(study.root)) == ["cancelled"] * 37
+
+
+def test_what_slurm_refuses_is_told_with_the_option_that_mends_it(slurm, data, tmp_path):
+    cells, _ = sweep_of(data, scheme=["fedavg"]).cells()
+    for options, mend in ((Options(ranks=1000), "fewer --ranks"), (Options(partition="none"), "another --partition"),
+                          (Options(gpus_per_node=9), "--gpus-per-node")):
+        [line] = check(cells, "slurm", tmp_path, options)
+        assert line.startswith("SLURM refuses a job of ") and "; mended by " in line and mend in line, line
 
 
 # ---- SLURM's programs, played by scripts: limits and refusals

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.tree import load_tree
+from hkd_hpc.store.tree import load_tree, save_tree
 
 
 @pytest.fixture
@@ -152,3 +153,55 @@ def create_as_ordinary_user(parent) -> int:
     except UsageError as refused:
         return 42 if str(refused).startswith("--out a: Permission denied (a/.probe.") else 43
     return 44
+
+
+# ---- a finished run keeps its final weights
+
+STATE = {"client_states": {"0": {"previous": np.arange(6, dtype=np.float32)}},
+         "message": {"counters": np.zeros(1, np.int64)}, "server": {}, "partition": {"sha256": "ab"},
+         "rounds": {"round": np.array([1, 2])}}
+
+
+def final(round):
+    return {"config_json": "{}", "versions_json": "{}", "image_shape": np.array([3, 32, 32]), "round": round,
+            "global": {"w": np.full(3, round, np.float32)}, "global_names": np.array(["w"])}
+
+
+def finished(folder):
+    for round in (1, 2):
+        folder.save_checkpoint(round, {**final(round), **STATE})
+    save_tree(folder.metrics_path, {"rounds": {"round": np.array([1, 2])}, "summary": {"x": 1.0}})
+
+
+def test_a_finished_run_keeps_the_last_model_alone(folder):
+    finished(folder)
+    for _ in range(2):  # again: nothing changes
+        assert folder.keep_final_weights() and rounds(folder) == [2]
+        round, tree = folder.newest_good_checkpoint()
+        assert round == tree["round"] == 2 and set(tree) == set(final(2)) and tree["global"]["w"].tolist() == [2, 2, 2]
+    assert os.listdir(folder.checkpoint_folder) == ["round_0002.h5"]
+
+
+def test_a_run_that_is_not_complete_keeps_everything(folder, warnings):
+    finished(folder)
+    save_tree(folder.metrics_path, {"rounds": {"round": np.array([1, 2])}})
+    assert not folder.keep_final_weights()
+    finished(folder)
+    damage(folder.checkpoint_path(2))  # the last model is lost; the state of round 1 can still give it
+    assert not folder.keep_final_weights() and rounds(folder) == [2, 1]
+    assert set(load_tree(folder.checkpoint_path(1))) == {*final(1), *STATE}
+
+
+@pytest.mark.parametrize("step", ["hkd_hpc.store.tree._write_seal", "hkd_hpc.store.tree._verify",
+                                  "hkd_hpc.store.atomic.os.replace", "hkd_hpc.store.folder.RunFolder._remove"])
+def test_killed_in_the_middle_the_last_round_is_there_and_the_same_again_ends_it(folder, monkeypatch, step):
+    finished(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            folder.keep_final_weights()
+    round, tree = folder.newest_good_checkpoint()
+    assert round == 2 and tree["global"]["w"].tolist() == [2, 2, 2]
+    assert ("client_states" in tree) is not step.endswith("_remove")
+    folder.clean()
+    assert folder.keep_final_weights() and os.listdir(folder.checkpoint_folder) == ["round_0002.h5"]

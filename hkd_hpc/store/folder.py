@@ -14,6 +14,7 @@ from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
 TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
+FINAL_PARTS = ("config_json", "global", "global_names", "image_shape", "round", "versions_json")  # of a checkpoint
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -117,6 +118,27 @@ class RunFolder:
         save_tree(path, tree, attributes)
         self._prune(path)
         return path
+
+    def keep_final_weights(self) -> bool:
+        """Of a complete run keep the last round's global model alone: what only resuming needs goes, and so do the
+        older checkpoints. Whether that is so now; a run that is not complete, or whose last checkpoint is damaged,
+        stays as it is.
+
+        Only for the holder of the run's lock. Killed anywhere, the folder has a whole checkpoint of the last round, and
+        the same again ends it. Raises RunError where the system refuses.
+        """
+        last, newest = list(self.rounds().get("round", ()))[-1:], self.newest_good_path()
+        if not self.summary() or newest is None or [newest[0]] != last:
+            return False
+        with open_tree(newest[1]) as file:
+            parts = {name: file.load(name) for name in FINAL_PARTS if name in file.names()}
+            is_small = len(parts) == len(file.names())
+        if not is_small:
+            save_tree(newest[1], parts)
+        for _, path in self.checkpoints():
+            if path != newest[1]:
+                self._remove(path)
+        return True
 
     def clean(self) -> None:
         """Remove the temporary files that dead processes left. Only for the holder of the run's lock."""

@@ -106,7 +106,19 @@ class RunLock:
         seen = _look(self.path)
         if seen and seen.content == self._content:
             with contextlib.suppress(OSError):
-                _remove(self.path, seen, self._stale_s)
+                self._remove_own(seen)
+
+    def _remove_own(self, seen: Seen) -> None:
+        """On a full disk a claim cannot be written; then the lock itself, whose holder lives, is linked as the claim."""
+        try:
+            _remove(self.path, seen, self._stale_s)
+        except OSError:
+            claim = _claim_path(self.path, seen)
+            os.link(self.path, claim)
+            now = _look(claim)
+            if now and now.content == self._content:
+                self.path.unlink()
+            claim.unlink()
 
     def _wait_for_lock(self, wait_s: float) -> None:
         start_s = time.monotonic()
@@ -210,7 +222,7 @@ def _look(path: Path) -> Seen | None:
 
 def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
     """Remove the lock that was seen and no other; False if someone else is about to do it."""
-    claim = path.with_name(f".{path.name}.{seen.mark}")
+    claim = _claim_path(path, seen)
     if not _create(claim, _own_content()):
         _remove_dead_claim(claim, stale_s)
         return False
@@ -221,6 +233,10 @@ def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
     finally:
         claim.unlink(missing_ok=True)
     return True
+
+
+def _claim_path(path: Path, seen: Seen) -> Path:
+    return path.with_name(f".{path.name}.{seen.mark}")
 
 
 def _remove_dead_claim(claim: Path, stale_s: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import report
+from hkd_hpc import report, versions
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -82,7 +82,7 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
 @dataclass
 class Look:
     """What a launch finds before it does anything: how the cells stand, which are to start, their forecast (if there are
-    any, with options that can be meant), and a line for each reason to refuse."""
+    any, with options that can be meant, and torch to try them), and a line for each reason to refuse."""
 
     states: list[watch.CellState]
     todo: list[Cell]
@@ -93,7 +93,7 @@ class Look:
 def examine(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str]) -> Look:
     problems = problems + check(cells, executor, root, options)
     states, todo = to_start(root, cells)
-    if not todo or executor not in SUBMIT or not options_fit(options, executor):
+    if not todo or executor not in SUBMIT or not options_fit(options, executor) or not versions.installed("torch"):
         return Look(states, todo, None, problems)
     rounds = {state.name: state.round for state in states}
     study = {cell.name: cell for cell in [*read_cells(root), *cells]}.values()

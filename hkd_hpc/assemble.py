@@ -19,6 +19,7 @@ from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
+from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
 from hkd_hpc.stop import StopRequest, name_of
@@ -66,6 +67,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     flat = FlatModel(net, comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
+    owed.check_declarations(scheme)
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
     bench = Workbench(flat, scheme, config)
     comm.watch_steps(lambda: bench.steps)

@@ -9,11 +9,11 @@ import torch
 
 from hkd_hpc import evaluate, rng
 from hkd_hpc.config import Config
-from hkd_hpc.errors import RunError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.images import normalise
 from hkd_hpc.models import has_batch_norm
 from hkd_hpc.optimizer import Adam, clip_gradient
+from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Scheme
 
 
@@ -110,7 +110,8 @@ class Workbench:
         correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
         val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
         report = self.scheme.report(client)
-        self._check_state(client)
+        owed.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
+        owed.check_client_state(self.scheme, client.state, (OWN_MODEL, OWN_STATISTICS))
         self._keep_own(client)
         client.cache = {}
         return Trained(terms, correct, val_correct, trained_s - start_s, time.perf_counter() - trained_s, report)
@@ -135,13 +136,6 @@ class Workbench:
         kept = self.flat.statistic_floats if self.config.train.batchnorm == "local" else 0
         return (self.flat.payload_floats - kept) * self.scheme.shares_weights
 
-    def _check_state(self, client: Client) -> None:
-        """What is not declared would be in no checkpoint: a resumed run would be another one."""
-        unknown = set(client.state) - set(self.scheme.client_state_shapes()) - {OWN_MODEL, OWN_STATISTICS}
-        if unknown:
-            raise RunError(f"scheme {self.config.scheme.name} keeps {', '.join(sorted(unknown))} in client.state, which its "
-                           "client_state_shapes() does not declare")
-
     def _keep_own(self, client: Client) -> None:
         values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
         client.state.update({name: values[name].clone() for name in self.own_shapes()})
@@ -164,12 +158,7 @@ class Workbench:
         """One optimiser step; returns the loss terms, still on the device."""
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
         self.flat.grad_P.zero_()
-        terms = self.scheme.loss(client, batch)
-        if not isinstance(terms, dict) or terms.keys() != set(self.scheme.terms):
-            given = ", ".join(map(str, terms)) if isinstance(terms, dict) else type(terms).__name__
-            raise RunError(f"scheme {self.config.scheme.name}: loss() must return a dict with one scalar for each of its terms "
-                           f"({', '.join(self.scheme.terms)}), not {given}")
-        values = [terms[name] for name in self.scheme.terms]
+        values = owed.loss_terms(self.scheme, self.scheme.loss(client, batch))
         sum(values).backward()
         self.scheme.adjust_gradient(client)
         if self.config.train.clip_norm:

@@ -13,9 +13,10 @@ from typing import Any
 
 from hkd_hpc import presets, schemes
 from hkd_hpc.errors import LocalUsageError, UsageError
-from hkd_hpc.settings import allowed_text, build, setting, unknown
+from hkd_hpc.settings import allowed_text, build, setting, shown, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
+CONFIG_BYTES = 1 << 20  # the largest file of settings
 DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
 
 
@@ -32,8 +33,8 @@ class DataSettings:
     fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
     public_fraction: float | None = setting(None, "share of the training split set aside as a public set, for every scheme; "
                                                   "none: as many images as a client trains on, where they fit", low=0, high=1)
-    val_fraction: float = setting(0.0, "share of each client's training images held out for validation, stratified by class; "
-                                       "below 1", low=0, high=1)
+    val_fraction: float = setting(0.0, "share of each client's training images held out for validation, stratified by class",
+                                  low=0, below=1)
     partition: str = setting("dirichlet", "how it is dealt; shards: each client a few classes; natural: by the client "
                                           "ids in the file; heuristic: as the code released with FedHKD does, with "
                                           "unequal sizes and repeated images, for comparison only",
@@ -183,7 +184,7 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
         if not dot or section not in by_section:
             raise UsageError(unknown(key, all_keys(values.get("scheme.name", schemes.DEFAULT))))
         by_section[section][name] = value
-    scheme_class = schemes.settings_of(str(by_section["scheme"].get("name", schemes.DEFAULT)))
+    scheme_class = schemes.settings_of(str_or_shown(by_section["scheme"].get("name", schemes.DEFAULT)))
     known = {field.name for field in dataclasses.fields(scheme_class)}
     scheme_values = {k: v for k, v in by_section["scheme"].items() if k in known or f"scheme.{k}" not in soft}
     config = Config(build("scheme", scheme_class, scheme_values),
@@ -199,9 +200,14 @@ def from_json(text: str) -> Config:
                         for key, value in keys.items()})
 
 
+def str_or_shown(value: Any) -> str:
+    """A text as it is; what a TOML file has in its place, as messages show it."""
+    return value if isinstance(value, str) else shown(value)
+
+
 def all_keys(scheme_name: Any) -> list[str]:
     """Every key that can be set, for messages."""
-    known = scheme_name if scheme_name in {**schemes.REGISTRY, **schemes.CONTROLS} else schemes.DEFAULT
+    known = scheme_name if str_or_shown(scheme_name) in {**schemes.REGISTRY, **schemes.CONTROLS} else schemes.DEFAULT
     classes = {"scheme": schemes.settings_of(known), **SECTIONS}
     return [f"{section}.{field.name}" for section, cls in classes.items() for field in dataclasses.fields(cls)]
 
@@ -209,7 +215,7 @@ def all_keys(scheme_name: Any) -> list[str]:
 def split_override(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"{text}: not understood; settings are given as section.key=value, for example fed.rounds=5")
+        raise UsageError(f"{shown(text)}: not understood; settings are given as section.key=value, for example fed.rounds=5")
     return key, value
 
 
@@ -229,12 +235,21 @@ def load_toml(path: str, option: str) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(small_file(path, option).decode())
     except OSError as error:
         raise LocalUsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits
         raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
+
+
+def small_file(path: str, option: str) -> bytes:
+    """The content of a file of settings. A device or a pipe might never end: LocalUsageError. Raises OSError."""
+    if "\0" in path or not path:
+        raise UsageError(f"{option} {path}: is not a name of a file")
+    if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path) or os.stat(path).st_size > CONFIG_BYTES:
+        raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes")
+    with open(path, "rb") as file:
+        return file.read(CONFIG_BYTES)
 
 
 def check_together(config: Config) -> None:
@@ -253,8 +268,6 @@ def check_together(config: Config) -> None:
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
         raise UsageError(f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
                          f"{1 - data.fraction:.4g} fits")
-    if data.val_fraction == 1:
-        raise UsageError("data.val_fraction=1: leaves nothing to train on; allowed is 0 <= data.val_fraction < 1")
     if model.name not in MODELS and ":" not in model.name:
         raise UsageError(f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, "
                          "or module:Class")
@@ -302,10 +315,10 @@ def as_values(config: Config) -> dict[str, Any]:
             for key, value in keys.items()}
 
 
-def help_text(scheme: str | None = None) -> str:
+def help_text(scheme: Any = None) -> str:
     """All settings, of this scheme too, with defaults and what is allowed, for --help. UsageError: no such scheme."""
     lines = []
-    for section, cls in {"scheme": schemes.settings_of(scheme or schemes.DEFAULT), **SECTIONS}.items():
+    for section, cls in {"scheme": schemes.settings_of(str_or_shown(scheme or schemes.DEFAULT)), **SECTIONS}.items():
         lines += [f"{section}: {(cls.__doc__ or '').strip().splitlines()[0]}"]
         lines += [f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
                   for f in dataclasses.fields(cls)]

@@ -25,10 +25,16 @@ def warn(text: str) -> None:
 def _write(stream, text: str) -> None:
     """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not printed."""
     try:
-        print(text, file=stream, flush=True)
+        print(printable(text, stream), file=stream, flush=True)
     except OSError:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def printable(text: str, stream) -> str:
+    """What the stream's encoding lacks (a name of a file that is not UTF-8) becomes an escape."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class Clock:

@@ -14,6 +14,7 @@ from hkd_hpc.errors import RunError
 from hkd_hpc.flat import weights_sha256
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
+from hkd_hpc.schemes import owed
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
 from hkd_hpc.worker import counter_size, unpack_counters
@@ -89,13 +90,17 @@ class Server:
         server = self.scheme_server
         server.round, server.client_ids = round, good["client"].tolist()
         message = np.zeros(1, self.message_type)
-        payload.fill(message[0], self.bench.scheme.combine(server, payload.tensors_of(good)))
+        scheme = self.bench.scheme
+        combined = scheme.combine(server, payload.tensors_of(good))
+        owed.check_tensors(scheme, "combine", combined, scheme.message_shapes())
+        owed.check_server_state(scheme, server.state)
+        payload.fill(message[0], combined)
         tensors = payload.tensors_of(message[0])
         bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
         if bad:
             raise RunError(f"the message that scheme {self.config.scheme.name} combined has NaN or infinity in {', '.join(bad)}, "
                            "although all reports were finite; see its combine()")
-        self.warning = self.bench.scheme.warning(tensors)
+        self.warning = scheme.warning(tensors)
         if self.warning:
             report.warn(f"round {round}: {self.warning}")
         message[0]["counters"] = good["counters"].max(0) if len(good) else 0

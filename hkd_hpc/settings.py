@@ -14,9 +14,12 @@ from typing import Any
 from hkd_hpc.errors import UsageError
 
 
-def setting(default, help: str, *, low=None, above=None, high=None, choices=None):
-    """A dataclass field with its documentation and its allowed range: low <= v <= high, or above < v."""
-    allowed = {"help": help, "low": low, "above": above, "high": high, "choices": choices}
+KINDS = ("int", "float", "bool", "str")
+
+
+def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None):
+    """A dataclass field with its documentation and its allowed range: low <= v <= high, or above < v, or v < below."""
+    allowed = {"help": help, "low": low, "above": above, "high": high, "below": below, "choices": choices}
     return dataclasses.field(default=default, metadata=allowed)
 
 
@@ -28,7 +31,8 @@ def allowed_text(field: dataclasses.Field) -> str:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
-    bounds = [f"{sign} {meta[name]}" for name, sign in (("low", ">="), ("above", ">"), ("high", "<="))
+    signs = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
+    bounds = [f"{sign} {meta[name]}" for name, sign in signs
               if meta.get(name) is not None]
     text = " ".join([words, " and ".join(bounds)]).strip()
     return text + " or none" if type_text(field).endswith("| None") else text
@@ -39,6 +43,11 @@ def type_text(field: dataclasses.Field) -> str:
     return field.type.__name__ if isinstance(field.type, type) else str(field.type)
 
 
+def is_setting(field: dataclasses.Field) -> bool:
+    """Whether a field was made with `setting` and has one of the types that can be read."""
+    return "help" in field.metadata and type_text(field).replace(" | None", "") in KINDS
+
+
 def check(key: str, field: dataclasses.Field, value: Any) -> Any:
     """The value in its declared type, or UsageError naming key, value and what is allowed."""
     try:
@@ -47,7 +56,16 @@ def check(key: str, field: dataclasses.Field, value: Any) -> Any:
             raise ValueError
         return result
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{key}={value}: not allowed; {key} must be {allowed_text(field)}") from None
+        raise UsageError(f"{key}={shown(value)}: not allowed; {key} must be {allowed_text(field)}") from None
+
+
+def shown(value: Any) -> str:
+    """A value for a message: cut where it is long. Python does not print whole numbers of more than 4,300 digits."""
+    try:
+        text = str(value)
+    except ValueError:
+        return "(a number of thousands of digits)"
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 def _convert(kind: str, value: Any) -> Any:
@@ -99,7 +117,8 @@ def _in_range(meta, value) -> bool:
     return ((not meta.get("choices") or value in meta["choices"])
             and (meta.get("low") is None or value >= meta["low"])
             and (meta.get("above") is None or value > meta["above"])
-            and (meta.get("high") is None or value <= meta["high"]))
+            and (meta.get("high") is None or value <= meta["high"])
+            and (meta.get("below") is None or value < meta["below"]))
 
 
 def build(section: str, cls: type, values: dict[str, Any]):
@@ -113,6 +132,6 @@ def build(section: str, cls: type, values: dict[str, Any]):
 
 def unknown(word: str, known) -> str:
     """'x: no such setting; did you mean y? (known: ...)'"""
-    near = difflib.get_close_matches(word, known, 1)
+    near = difflib.get_close_matches(word[:100], known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{word}: no such setting; {hint}known: {', '.join(known)}"
+    return f"{shown(word)}: no such setting; {hint}known: {', '.join(known)}"

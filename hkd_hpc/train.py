@@ -21,6 +21,7 @@ from hkd_hpc import __version__, config as config_module, environment, presets, 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.config import CommSettings, Config
+from hkd_hpc.effects import without_effect
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
 from hkd_hpc.stop import STOPPED, StopRequest
@@ -99,12 +100,20 @@ def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | 
 
 def look_first(request: Request) -> None:
     """Rank 0: whether a run could begin here, before anything is made for it. Raises UsageError."""
+    try:
+        look_at_folder(request)
+    except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
+        raise UsageError(f"--out {request.out}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from None
+    if not request.resume:
+        check_machine(request.config)
+
+
+def look_at_folder(request: Request) -> None:
+    """Raises UsageError for a file or a run in the way, OSError and ValueError where nobody can look."""
     if request.out and request.out.exists() and not request.out.is_dir():
         raise UsageError(f"--out {request.out}: is a file; name a folder, or one that is new")
     if request.out and not request.resume:
         refuse_a_run(RunFolder(request.out))
-    if not request.resume:
-        check_machine(request.config)
 
 
 def check_machine(config: Config) -> None:
@@ -200,8 +209,10 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
     """
     try:
         stored = config_module.from_json(text)
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"--resume: {folder.config_path} is damaged ({error})") from None
+    except UsageError as error:
+        raise UsageError(f"--resume: {folder.config_path} does not fit hkd_hpc {__version__}: {error}") from None
     if request.allow_change:
         return config_module.changed(stored, request.asked, request.soft)
     different = config_module.difference(stored, request.asked, request.soft)
@@ -242,6 +253,8 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
         if text is None:
             return True
         config = config_module.from_json(text)
+        for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
+            report.warn(line)
         os.environ.update(torch_environment(config.run.threads))
         comm = world.connect(config.run.device, config.comm.backend)
         from hkd_hpc import assemble  # imports torch

@@ -134,6 +134,8 @@ def test_every_number_setting_has_a_range_and_keeps_it(key):
     for value in outside:
         assert refusal(f"{key}={value!r}").startswith(f"{key}={value!r}: not allowed")
         assert f"{'>=' if low is not None else '>'} {low if low is not None else above}" in refusal(f"{key}={value!r}")
+    if field.metadata["below"] is not None:
+        assert f"< {field.metadata['below']}" in refusal(f"{key}={field.metadata['below']!r}")
     for value in [low if low is not None else above + step] + ([high] if high is not None else []):
         assert check(key, field, value) == value == check(key, field, repr(value))
     assert field.default is None or check(key, field, field.default) == field.default
@@ -248,7 +250,7 @@ def test_toml_files_that_cannot_be_read(tmp_path):
     (["data.name=file"], "data.path=P"), (["data.path=x.npz"], "only data.name=file reads it"),
     (["data.partition=natural"], "data.partition=natural"), (["data.public_fraction=0.2"], "at most 0.1 fits"),
     (["data.name=folder"], "data.path=DIR"), (["data.image_size=32"], "only data.name=folder resizes"),
-    (["data.val_fraction=1"], "0 <= data.val_fraction < 1"),
+    (["data.val_fraction=1"], "data.val_fraction must be a number >= 0 and < 1"),
     (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, or module:Class"),
     (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl")])
 def test_settings_that_do_not_go_together(overrides, part):

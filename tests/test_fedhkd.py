@@ -404,8 +404,8 @@ def test_empty_knowledge_is_told():
     message = scheme.combine(SERVER, REPORTS)
     assert scheme.warning(message) == ""
     assert scheme.warning({"count_C": torch.zeros(3)}) == (
-        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty "
-        "and the next round is FedAvg's")
+        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty, "
+        "and training with it is FedAvg's")
 
 
 @pytest.mark.parametrize("classes, latent, shared, up, down", [

@@ -78,7 +78,7 @@ def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
     if hint.launcher == "slurm":
         names += ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"]
     key = "/".join([str(os.getuid()), str(hint.size)] + [f"{name}={env.get(name, '')}" for name in names])
-    digest = hashlib.sha256(key.encode()).digest()
+    digest = hashlib.sha256(os.fsencode(key)).digest()
     ports = tuple(LOWEST_PORT + int.from_bytes(digest[i:i + 4], "big") % PORTS for i in range(len(digest) - 3))[:TRIES]
     if env.get("MASTER_PORT") and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         ports = (_port(env),)
@@ -196,14 +196,14 @@ def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
         if is_alias and hint.local_size != hint.size:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
             return own_address([])
         return address
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no name of a host at all
         raise UsageError(f"the host of rank 0, {name!r}, has no address here: set MASTER_ADDR to an address "
                          f"of it that every rank can reach") from None
 
 
 def _port(env: Mapping[str, str]) -> int:
     text = env["MASTER_PORT"]
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
         raise UsageError(f"MASTER_PORT={text!r} is not a port; allowed: 1 to 65535")
     return int(text)
 

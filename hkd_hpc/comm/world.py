@@ -23,6 +23,7 @@ LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "T
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
          "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
+LONGEST_NUMBER = 18  # digits
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -59,7 +60,7 @@ def check_world(mpi_size: int, hint: Hint) -> None:
 
 def guess_rank(env: Mapping[str, str]) -> int:
     """The rank for messages when the variables cannot be trusted: 0 only where no launcher says otherwise."""
-    return max((int(env[name]) for name in RANK_NAMES if env.get(name, "").isdigit()), default=0)
+    return max((int(env[name]) for name in RANK_NAMES if _is_number(env.get(name, ""))), default=0)
 
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
@@ -160,23 +161,31 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
+    if not _is_number(text):
         raise UsageError(f"{name}={text!r} is not a whole number >= 0")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Digits, and not so many that nobody can have meant a rank, a size or an id."""
+    return text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
 
 
 def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
     """Tasks of this step on this node, from a list such as `4(x2),3`."""
     if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES")) == "1":
         return size
-    counts: list[int] = []
+    node = _number(env, "SLURM_NODEID")
+    if node is None:
+        return None
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = part.rstrip(")").partition("(x")
-        if not count.isdigit():
+        if not (_is_number(count) and _is_number(times or "1")):
             return None
-        counts += [int(count)] * int(times or 1)
-    node = _number(env, "SLURM_NODEID")
-    return counts[node] if node is not None and node < len(counts) else None
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    return None
 
 
 def _place(hint: Hint) -> tuple[int, int]:

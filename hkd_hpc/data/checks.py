@@ -1,12 +1,31 @@
 """From raw arrays to what models take: images (N,3,H,W) uint8 of at least 32 x 32, labels 0..C-1; else UsageError."""
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 
 from hkd_hpc.errors import UsageError
 
 SMALLEST_SIDE_PX = 32
 _SHAPES = "(N,H,W), (N,H,W,1), (N,H,W,3), (N,1,H,W) or (N,3,H,W)"
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of the share of it that this job may use."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return machine
+
+
+def check_room(where: object, needed_bytes: int) -> None:
+    """UsageError if arrays of this size do not fit into memory: a small file can unpack to, or only promise, any size."""
+    if needed_bytes > memory_bytes():
+        raise UsageError(f"{where}: its arrays need {needed_bytes / 1e9:,.1f} GB, and this machine has "
+                         f"{memory_bytes() / 1e9:,.1f} GB of memory; store fewer or smaller images")
 
 
 def _check_pixels(raw: np.ndarray, where: str) -> None:
@@ -41,6 +60,7 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     if (channels, full_height, full_width) == (3, height, width):
         return np.ascontiguousarray(pixels)
     top, left = (full_height - height) // 2, (full_width - width) // 2
+    check_room(where, count * 3 * full_height * full_width)
     images = np.zeros((count, 3, full_height, full_width), np.uint8)
     images[:, :, top:top + height, left:left + width] = pixels
     return images

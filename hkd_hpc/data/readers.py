@@ -1,6 +1,7 @@
 """Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own .npz and .h5; see also `checks`."""
 from __future__ import annotations
 
+import math
 import pickle
 import zipfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Callable
 
 import numpy as np
 
+from hkd_hpc.data.checks import check_room
 from hkd_hpc.errors import UsageError
 
 REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -125,24 +127,47 @@ def npz_keys(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return [name[: -len(".npy")] for name in archive.namelist() if name.endswith(".npy")]
-    except (OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged directory can raise anything
         raise broken(path, error) from error
 
 
 def _read_npz(path: Path) -> Arrays:
     keys = npz_keys(path)
     check_keys(path, keys)
+    wanted = [key for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys]
+    with zipfile.ZipFile(path) as archive:
+        stored_bytes = {key: archive.getinfo(f"{key}.npy").file_size for key in wanted}
+        check_room(path, sum(stored_bytes.values()))
+        for key in wanted:
+            _check_npy_head(archive, path, key, stored_bytes[key])
     with np.load(path, allow_pickle=False) as archive:
-        return {key: archive[key] for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+        return {key: archive[key] for key in wanted}
+
+
+def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes: int) -> None:
+    """UsageError unless the array that a member announces has the size of what is stored: NumPy makes room for it first."""
+    with archive.open(f"{key}.npy") as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            raise UsageError(f"{path}: key {key}: is no plain array; save it with numpy.savez")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        announced_bytes = member.tell() + math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and announced_bytes != stored_bytes:
+        raise broken(path, f"key {key}: {stored_bytes} bytes are there, {announced_bytes} are announced")
 
 
 def _read_h5(path: Path) -> Arrays:
     import h5py
 
     with h5py.File(path, "r") as file:
-        keys = [key for key in file if isinstance(file.get(key), h5py.Dataset)]
+        own = [key for key in file if isinstance(file.get(key, getlink=True), h5py.HardLink)]
+        keys = [key for key in own if isinstance(file.get(key), h5py.Dataset)]
         check_keys(path, keys)
-        return {key: np.asarray(file[key][()]) for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+        found = {key: file[key] for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+        elsewhere = [key for key, array in found.items() if array.external or array.is_virtual]
+        if elsewhere:
+            raise UsageError(f"{path}: key {elsewhere[0]}: lies in other files; store the array itself")
+        check_room(path, sum(array.size * array.dtype.itemsize for array in found.values() if array.shape is not None))
+        return {key: np.asarray(array[()]) for key, array in found.items()}
 
 
 def read_file(path: Path) -> Arrays:

@@ -40,6 +40,14 @@ def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) ->
     """
     if name not in NAMES:
         raise UsageError(f"data.name={name!r}: allowed are {', '.join(NAMES)}")
+    where = f"data.path={path}" if name in ("file", "folder") else f"data.dir={dir}"
+    try:
+        _check_present(name, dir, path)
+    except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
+        raise UsageError(f"{where}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
     if name == "file":
         _check_own_file(path)
     elif name == "folder":

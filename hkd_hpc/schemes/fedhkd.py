@@ -122,7 +122,7 @@ class FedHKD(Scheme):
             return ""
         s = self.settings
         return (f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so "
-                "the hyper-knowledge is empty and the next round is FedAvg's")
+                "the hyper-knowledge is empty, and training with it is FedAvg's")
 
     def report_floats(self, report):
         return int((report["count_C"] > 0).sum()) * (self.facts.latent + self.facts.classes + 1)

@@ -1,0 +1,85 @@
+"""What the methods of a scheme owe to the rest: a mistake in one's own scheme is one line that names scheme and method."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hkd_hpc.errors import RunError
+
+DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
+
+
+def check_declarations(scheme) -> None:
+    """RunError unless `terms` are names, and each declaration is a dict from names to shapes."""
+    name = scheme.settings.name
+    if not isinstance(scheme.terms, (tuple, list)) or not scheme.terms or not all(isinstance(t, str) for t in scheme.terms):
+        raise RunError(f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), not {scheme.terms!r}")
+    for method in DECLARATIONS:
+        shapes = getattr(scheme, method)()
+        if not isinstance(shapes, dict) or not all(isinstance(n, str) and _is_shape(s) for n, s in shapes.items()):
+            raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as {{'count_C': (10,)}}, "
+                           f"not {str(shapes)[:200]}")
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, (tuple, list)) and all(isinstance(size, int) and size >= 0 for size in shape)
+
+
+def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
+    """The values of what loss() returned, in the order of `scheme.terms`. RunError unless each is one number."""
+    owed = f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms ({', '.join(scheme.terms)})"
+    if not isinstance(terms, dict) or terms.keys() != set(scheme.terms):
+        raise RunError(f"{owed}, not {', '.join(map(str, terms)) if isinstance(terms, dict) else _kind(terms)}")
+    for term, value in terms.items():
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            raise RunError(f"{owed}, but {term} is {_kind(value)}")
+    values = [terms[term] for term in scheme.terms]
+    if not any(value.requires_grad for value in values):
+        raise RunError(f"{owed}, but none of them depends on the weights")
+    return values
+
+
+def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """RunError unless report() or combine() returned the tensors that the scheme declares, each of its shape."""
+    owed = f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors ({', '.join(shapes) or 'none'})"
+    if not isinstance(tensors, dict) or tensors.keys() != set(shapes):
+        raise RunError(f"{owed}, not {', '.join(map(str, tensors)) or 'an empty dict' if isinstance(tensors, dict) else _kind(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != tuple(shapes[name]):
+            raise RunError(f"{owed}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
+
+
+def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:
+    """RunError unless a client keeps nothing but declared tensors of their shapes, and the program's own `kept`.
+
+    What is not declared would be in no checkpoint: a resumed run would be another one.
+    """
+    name, shapes = scheme.settings.name, scheme.client_state_shapes()
+    unknown = set(state) - set(shapes) - set(kept)
+    if unknown:
+        raise RunError(f"scheme {name} keeps {', '.join(sorted(map(str, unknown)))} in client.state, which its "
+                       "client_state_shapes() does not declare")
+    for key, shape in shapes.items():
+        if key in state and not (isinstance(state[key], torch.Tensor) and tuple(state[key].shape) == tuple(shape)):
+            raise RunError(f"scheme {name}: client.state[{key!r}] is {_kind(state[key])}; client_state_shapes() declares {tuple(shape)}")
+
+
+def check_server_state(scheme, state: Any) -> None:
+    """RunError unless combine() keeps a dict of tensors that a checkpoint can hold."""
+    owed = f"scheme {scheme.settings.name}: combine() may keep tensors alone in server.state"
+    if not isinstance(state, dict):
+        raise RunError(f"{owed}, a dict; it is {_kind(state)}")
+    for key, value in state.items():
+        if not isinstance(key, str) or not key or "/" in key:
+            raise RunError(f"{owed}, by names without a slash; {key!r} is none")
+        if not isinstance(value, torch.Tensor) or value.is_complex() or value.dtype == torch.bfloat16:
+            raise RunError(f"{owed}; server.state[{key!r}] is {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    """'None', 'a list', 'a torch.float32 tensor of shape (16,)'"""
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -27,6 +27,9 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
 
+NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to go on
+
+
 # --- a run
 
 def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: StopRequest) -> bool:
@@ -206,6 +209,9 @@ def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
         checkpoint = folder.newest_good_checkpoint() if request.resume else None
         if checkpoint:
             states = restore(job, *checkpoint, request.allow_change)
+        elif folder.checkpoints():  # to begin anew would write over what may still be saved
+            raise UsageError(f"--resume {folder.path}: no checkpoint is good, the warnings say why; `python -m tools.check "
+                             "RUN --repair OUT.h5` saves the rows; without the folder checkpoints/ the run begins anew")
         else:
             folder.write_config(job.server.static["config_json"])
     spread(job, states)
@@ -215,6 +221,10 @@ def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict
     if "message" not in tree:
         raise UsageError(f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
                          "go on with: a study keeps no more without --keep-state")
+    absent = [name for name in NEEDED if name not in tree]
+    if absent:
+        raise UsageError(f"--resume: the checkpoint of round {round} has no {', '.join(absent)}: the weights can be exported, but "
+                         "the run cannot go on from it")
     static = job.server.static
     static["changes_json"] = tree.get("changes_json", "[]")
     changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))

@@ -8,7 +8,6 @@ Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S
 """
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,15 +112,6 @@ class FlatModel:
         self.values_V.copy_(values_V)
         for own, given in zip(self.counters, counters):
             own.copy_(given)
-
-
-def weights_sha256(arrays: dict[str, np.ndarray]) -> str:
-    """64 hex digits over names, dtypes, shapes and bytes (little-endian, C order) in the order of the state dict."""
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _tensors(net: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import torch
 from hkd_hpc import evaluate, payload, report, rng
 from hkd_hpc.client import Workbench
 from hkd_hpc.errors import RunError
-from hkd_hpc.flat import weights_sha256
+from hkd_hpc.digest import weights_sha256
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
 from hkd_hpc.schemes import owed

@@ -11,7 +11,8 @@ from torch import nn
 from hkd_hpc import config, payload
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.errors import UsageError
-from hkd_hpc.flat import FlatModel, weights_sha256
+from hkd_hpc.digest import weights_sha256
+from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
 from hkd_hpc.server import Images, Server
 from hkd_hpc.worker import report_type, unpack_counters

@@ -89,7 +89,12 @@ def make_partition(
 
 def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
     train, val, test = (tuple(map(_sorted, parts)) for parts in (train, val, test))
-    named = {"train": train, "test": test, "public": (_sorted(public),)}
+    return Partition(train, test, test_split, _sorted(public), classes, partition_sha256(train, val, test, _sorted(public)), val)
+
+
+def partition_sha256(train, val, test, public: np.ndarray) -> str:
+    """64 hex digits over the sorted indices of all clients and of the public set."""
+    named = {"train": train, "test": test, "public": (public,)}
     if any(map(len, val)):  # else the hash is that of the same partition before there were validation sets
         named["val"] = val
     digest = hashlib.sha256()
@@ -97,7 +102,7 @@ def _partition(train, val, test, test_split: str, public: np.ndarray, classes: i
         digest.update(f"{name} {[len(array) for array in arrays]}".encode())
         for array in arrays:
             digest.update(array.astype("<i8").tobytes())
-    return Partition(train, test, test_split, _sorted(public), classes, digest.hexdigest(), val)
+    return digest.hexdigest()
 
 
 def _sorted(index: np.ndarray) -> np.ndarray:

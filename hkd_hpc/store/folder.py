@@ -143,7 +143,7 @@ class RunFolder:
     def clean(self) -> None:
         """Remove the temporary files that dead processes left. Only for the holder of the run's lock."""
         for folder in (self.path, self.checkpoint_folder):
-            for path in _temporary_files(folder):
+            for path in temporary_files(folder):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
@@ -177,6 +177,7 @@ def _try_to_write(folder: Path) -> None:
     probe.unlink()
 
 
-def _temporary_files(folder: Path) -> Iterator[Path]:
+def temporary_files(folder: Path) -> Iterator[Path]:
+    """What a process that died while it wrote there has left."""
     if folder.is_dir():
         yield from (path for path in list(folder.iterdir()) if TEMPORARY_NAME.fullmatch(path.name))

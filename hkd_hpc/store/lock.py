@@ -169,6 +169,12 @@ def is_held(folder: str | Path, name: str = LOCK_NAME) -> bool:
     return time.time() - seen.mtime_ns / 1e9 < SILENT_S
 
 
+def describe_lock(folder: str | Path, name: str = LOCK_NAME) -> str | None:
+    """Who made the lock, in words, None if there is none; `is_held` says whether the holder lives."""
+    seen = _look(Path(folder) / name)
+    return None if seen is None else _describe(seen)
+
+
 class _Watch:
     """Tells whether the holder of a lock is dead, from looks at the file over time."""
 

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -317,9 +318,13 @@ def _check_seal(path: Path, raw: Any) -> None:
     if not sealed:
         is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES:])
         raise BadFile(path, "it was not written to its end, or not by hkd_hpc" if is_hdf5 else "it is not an HDF5 file")
-    size_bytes, digest = _digest(raw)
+    size_bytes = os.fstat(raw.fileno()).st_size - SEAL_BYTES
     if size_bytes < int(sealed[1]):
         raise BadFile(path, f"it is truncated: {size_bytes} of {int(sealed[1])} bytes are there")
+    if size_bytes > int(sealed[1]):  # told before it is read: it may be huge
+        raise BadFile(path, f"it is damaged: its bytes do not match its checksum: {size_bytes} are there, "
+                            f"{int(sealed[1])} were written")
+    size_bytes, digest = _digest(raw)
     if head[:SEAL_BYTES] != _seal(size_bytes, digest):
         raise BadFile(path, "it is damaged: its bytes do not match its checksum")
 

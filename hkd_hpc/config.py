@@ -244,7 +244,7 @@ def load_toml(path: str, option: str) -> dict[str, Any]:
 
 def small_file(path: str, option: str) -> bytes:
     """The content of a file of settings. A device or a pipe might never end: LocalUsageError. Raises OSError."""
-    if "\0" in path or not path:
+    if not os.fspath(path) or "\0" in os.fspath(path):
         raise UsageError(f"{option} {path}: is not a name of a file")
     if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path) or os.stat(path).st_size > CONFIG_BYTES:
         raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes")

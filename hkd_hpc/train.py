@@ -79,8 +79,8 @@ def parse(arguments: list[str]) -> Request | str:
         return f"hkd_hpc {__version__}"
     asked, soft = config_module.collect(options.preset, options.config, options.settings)
     config = config_module.from_values(asked, soft, whole=not options.resume)
-    if options.out == "":
-        raise UsageError("--out: is empty; name a folder")
+    if options.out is not None and (not options.out or "\0" in options.out):
+        raise UsageError(f"--out {options.out}: is {'no name of a folder' if options.out else 'empty'}; name a folder")
     if options.resume and not options.out:
         raise UsageError("--resume: say which run to resume with --out DIR")
     if options.allow_change and not options.resume:

@@ -43,13 +43,16 @@ TOML = {
 
 
 @pytest.mark.parametrize("name", TOML)
-@pytest.mark.parametrize("more", [[], ["--help"]])
-def test_toml_files(tmp_path, name, more):
+def test_toml_files(tmp_path, name):
     content, words = TOML[name]
     (tmp_path / "s.toml").write_bytes(content.encode(errors="surrogateescape"))
-    text = problem_of("--config", str(tmp_path / "s.toml"), *more) if not more or "scheme" not in words and "fed." not in words \
-        and "foo" not in words else words
-    assert words in text and len(text) < 1500
+    assert words in problem_of("--config", str(tmp_path / "s.toml"))
+
+
+@pytest.mark.parametrize("value", ["[1]", "0x" + "f" * 5000])
+def test_help_about_a_scheme_that_is_no_text(tmp_path, value):
+    (tmp_path / "s.toml").write_text(f"[scheme]\nname = {value}")
+    assert "no such scheme" in problem_of("--help", "--config", str(tmp_path / "s.toml"))
 
 
 def test_what_would_never_end_is_not_read(tmp_path):
@@ -59,27 +62,23 @@ def test_what_would_never_end_is_not_read(tmp_path):
     assert "--config" in problem_of("--config", "a\0b")
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "a_file/x", "\udc80/\0"])
-@pytest.mark.parametrize("option", ["--out", "data.path="])
-def test_names_that_cannot_be_files(tmp_path, monkeypatch, name, option):
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--out", LONG], "cannot be looked at (File name too long)"), (["--out", "a\0b"], "is no name of a folder"), (["--out", ""], "is empty"),
+    (["data.name=file", f"data.path={LONG}.npz"], "cannot be looked at (File name too long)"),
+    (["data.name=folder", f"data.path={LONG}"], "cannot be looked at (File name too long)"),
+    (["data.name=cifar10", f"data.dir={LONG}"], "cannot be looked at (File name too long)"),
+    (["data.name=file", "data.path=a\0b.npz"], "data.path=a\\x00b.npz: not allowed")])
+def test_names_that_cannot_be_files(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    Path("a_file").touch()
-    if option == "--out":
-        request = train.parse(["--out", name])
-        if name == "a_file/x":
-            return  # the folder is made later: tests/test_store_folder.py
-    else:
-        understood, problem = train.understand(["data.name=file", f"data.path={name}.npz"])
-        if problem:
-            assert "data.path" in str(problem) and isinstance(problem, UsageError)
-            return
-        request = understood
-    if "\udc80" in name and option == "--out":
-        with pytest.raises(UsageError, match="--out"):
+    request, problem = train.understand(arguments)
+    if request:
+        with pytest.raises(UsageError) as caught:
             train.look_first(request)
-        return
-    with pytest.raises(UsageError, match="--out|data.path"):
-        train.look_first(request)
+        problem = caught.value
+    assert isinstance(problem, UsageError) and words in str(problem)
 
 
 def test_val_fraction_says_what_is_allowed():
@@ -245,7 +244,8 @@ def test_on_three_ranks(tmp_path, name):
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [2, 2, 2], output
     lines = toy.our_lines([output])
-    assert len(set(lines)) == 1 and words in lines[0] and "Traceback" not in output, output
+    assert all(words in line for line in lines) and "Traceback" not in output, output
+    assert len(lines) == 1 or env and len(lines) <= 3  # ranks that cannot meet may each say it
     assert not (tmp_path / "run").exists()
 
 

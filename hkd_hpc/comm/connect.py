@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
-from hkd_hpc.comm.devices import DEVICE_OFFSET, Plan, choose_backend, cuda_identity, describe, pick_device, visible_devices
+from hkd_hpc.comm.devices import Plan, choose_backend, cuda_identity, describe, device_offset, pick_device, visible_devices
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
 from hkd_hpc.errors import UsageError
@@ -25,12 +25,9 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
     """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
-    offset = os.environ.get(DEVICE_OFFSET, "0")
-    if not (offset.isascii() and offset.isdigit() and len(offset) <= 9):
-        raise UsageError(f"{DEVICE_OFFSET}={offset!r} is not a whole number >= 0")
     import torch
 
-    index = pick_device(world.local_rank + int(offset), visible_devices(requested))
+    index = pick_device(world.local_rank + device_offset(os.environ), visible_devices(requested))
     plan, cores = agree_on_plan(world, members, index, mpi is not None, backend)
     if requested == "cuda" and world.rank == 0:
         _say_what_is_absent(plan)

@@ -1,7 +1,7 @@
 """Which device each rank computes on, and what carries the sum of the weights. Pure functions, but for two."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
@@ -23,6 +23,14 @@ class Plan:
 def pick_device(local_rank: int, visible: int) -> int | None:
     """Index of this rank's device among the `visible` ones, None for the CPU. The launcher may have renumbered them."""
     return local_rank % visible if visible else None
+
+
+def device_offset(env: Mapping[str, str]) -> int:
+    """Where this process begins to count a machine's GPUs. UsageError for garbage."""
+    text = env.get(DEVICE_OFFSET, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise UsageError(f"{DEVICE_OFFSET}={text!r} is not a whole number >= 0")
+    return int(text)
 
 
 def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: bool, nccl_available: bool = True) -> Plan:

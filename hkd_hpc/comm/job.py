@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hkd_hpc.comm.control import RESUME_ADVICE, Alone, Control, Failure, Terminated
+from hkd_hpc.comm.devices import device_offset
 from hkd_hpc.comm.rendezvous import (LOCALHOST, Address, AlreadyTold, Member, accept_all, derived_address, join, listen,
                                      machine_name, own_address, random_address)
 from hkd_hpc.comm.star import Hub, Spoke
@@ -58,6 +59,7 @@ class World:
         Ends the process (SystemExit 2 or 1, with one line) if the world cannot be opened.
         """
         try:
+            device_offset(env)
             hint = read_hint(env)
             hint = without_mpi(hint, env) if backend == "gloo" else hint
             if hint.size == 1:

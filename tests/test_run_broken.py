@@ -1,0 +1,196 @@
+"""Folders and files that break under a run or between two: one line, nothing good is lost, --resume gives the same rows."""
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+
+import h5py
+import pytest
+
+import toy
+from hkd_hpc.store import tree as store
+from hkd_hpc.store.tree import load_tree, save_tree
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz", 120, 40)
+
+
+def arguments(data, *more):
+    return toy.settings(data, "scheme.name=moon", "fed.rounds=4", "fed.clients=2", *more)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    toy.train_ok(1, *arguments(data), "--out", folder)
+    return folder
+
+
+def break_at(round, phase, action):
+    return lambda rank: rank == 0 and toy.on_place(round, phase, action)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, data):
+    """The same run, killed in round 4: rounds 2 and 3 have checkpoints, metrics.h5 has two or three rows."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    toy.train(1, *arguments(data), "--out", folder, patch=break_at(4, "weights", lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    assert sorted(path.name for path in (folder / "checkpoints").glob("*.h5")) == ["round_0002.h5", "round_0003.h5"]
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def failed(results, code=1):
+    """The one line that the whole job ended with."""
+    output = "".join(result.output for result in results)
+    assert [result.exit_code for result in results] == [code] * len(results), output
+    lines = toy.our_lines([output])
+    assert len(lines) == 1 and "Traceback" not in output, output
+    return lines[0]
+
+
+# ---- while it runs
+
+def refuse_large_files():
+    """From here on the system refuses to write beyond 20 kB of a file, as a quota does: in the middle of a write."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round):
+    folder = tmp_path / "run"
+    line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(round, "saving", refuse_large_files)))
+    assert f"cannot write {folder}/checkpoints/round_000{round}.h5: File too large; no file was left behind" in line
+    assert not [path for path in folder.rglob(".*")], "no temporary file is left"
+    toy.train_ok(1, "--resume", "--out", folder)
+    assert toy.rows(folder) == toy.rows(whole)
+
+
+@contextlib.contextmanager
+def small_disk(place, *options):
+    """A disk of its own at `place`, where mounting is allowed."""
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def mount_again(place, option):
+    subprocess.run(["mount", "-o", f"remount,{option}", place], check=True)
+
+
+def test_a_disk_that_fills_up(tmp_path, data, whole):
+    """Two checkpoints and a third in the making fit, or do not: it ends in one line, and goes on with more room."""
+    disk, folder = tmp_path / "disk", tmp_path / "disk/run"
+    with small_disk(disk, "size=3500k"):
+        line = failed(toy.train(2, *arguments(data), "--out", folder))
+        assert "cannot write" in line and "No space left on device" in line
+        mount_again(disk, "size=100m")
+        toy.train_ok(1, "--resume", "--out", folder)
+        assert toy.rows(folder) == toy.rows(whole)
+
+
+def test_a_disk_that_becomes_read_only(tmp_path, data, whole):
+    disk, folder = tmp_path / "disk", tmp_path / "disk/run"
+    with small_disk(disk, "size=100m"):
+        line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: mount_again(disk, "ro"))))
+        assert "cannot write" in line and "Read-only file system" in line
+        line = failed(toy.train(1, "--resume", "--out", folder), code=2)
+        assert "Read-only file system" in line and "name a folder" in line
+        mount_again(disk, "rw")
+        toy.train_ok(1, "--resume", "--out", folder)
+        assert toy.rows(folder) == toy.rows(whole)
+
+
+def test_a_folder_that_vanishes(tmp_path, data):
+    folder = tmp_path / "run"
+    line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: shutil.rmtree(folder))))
+    assert f"cannot write {folder}/checkpoints/round_0003.h5: No such file or directory; no file was left behind" in line
+
+
+# ---- between two runs: the newest checkpoint is bad, the older one is used
+
+def write_version_2(path):
+    """A whole file of a later format."""
+    before = store.FORMAT_VERSION
+    store.FORMAT_VERSION = 2
+    try:
+        store._write(path, {"round": 3}, {})
+    finally:
+        store.FORMAT_VERSION = before
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def grow(path):
+    with open(path, "r+b") as file:
+        file.truncate(1 << 40)
+
+
+BAD = {"a flipped bit": (flip, "damaged"), "text": (lambda path: path.write_text("no file of ours"), "it is not an HDF5 file"),
+       "plain HDF5": (lambda path: h5py.File(path, "w").close(), "not by hkd_hpc"), "huge": (grow, "damaged"),
+       "another version": (write_version_2, "its format is 2; this version of hkd_hpc reads 1"),
+       "empty": (lambda path: path.write_bytes(b""), "it is not an HDF5 file")}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_checkpoint_is_named_and_the_older_one_used(run, whole, kind):
+    damage, words = BAD[kind]
+    damage(run / "checkpoints/round_0003.h5")
+    output = toy.train_ok(1, "--resume", "--out", run)[0]
+    warning = next(line for line in output.splitlines() if "warning: checkpoint passed over" in line)
+    assert f"{run}/checkpoints/round_0003.h5: " in warning and words in warning and "resuming after round 2" in output
+    assert toy.rows(run) == toy.rows(whole)
+
+
+def test_no_good_checkpoint_is_no_reason_to_begin_anew(run):
+    """What is left may still be saved: nothing is written over."""
+    for path in (run / "checkpoints").iterdir():
+        flip(path)
+    before = toy.file_hashes(run)
+    results = toy.train(2, "--resume", "--out", run)
+    line = failed(results, code=2)
+    assert "no checkpoint is good" in line and "tools.check" in line
+    before.pop("run.lock", None)
+    assert toy.file_hashes(run) == before
+
+
+@pytest.mark.parametrize("kind", ["a flipped bit", "another version", "empty"])
+def test_bad_metrics_are_written_anew(run, whole, kind):
+    BAD[kind][0](run / "metrics.h5")
+    toy.train_ok(1, "--resume", "--out", run)
+    assert toy.rows(run) == toy.rows(whole)
+
+
+def test_a_checkpoint_of_weights_alone_cannot_be_gone_on_from(run):
+    for path in (run / "checkpoints").iterdir():
+        tree = load_tree(path)
+        save_tree(path, {name: tree[name] for name in tree if name not in ("client_states", "server")})
+    line = failed(toy.train(1, "--resume", "--out", run), code=2)
+    assert "the checkpoint of round 3 has no server, client_states" in line
+
+
+@pytest.mark.parametrize("text, words", [("{", "is damaged"), ('{"fed": {"cleints": 2}}', "does not fit hkd_hpc"), ("[" * 100_000, "is damaged")])
+def test_settings_of_another_version_or_of_nobody(run, text, words):
+    (run / "config.json").write_text(text)
+    line = failed(toy.train(2, "--resume", "--out", run), code=2)
+    assert f"{run}/config.json" in line and words in line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,7 +247,8 @@ def small_file(path: str, option: str) -> bytes:
     """The content of a file of settings. A device or a pipe might never end: LocalUsageError. Raises OSError."""
     if not os.fspath(path) or "\0" in os.fspath(path):
         raise UsageError(f"{option} {path}: is not a name of a file")
-    if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path) or os.stat(path).st_size > CONFIG_BYTES:
+    found = os.stat(path)
+    if found.st_size > CONFIG_BYTES or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes")
     with open(path, "rb") as file:
         return file.read(CONFIG_BYTES)

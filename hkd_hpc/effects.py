@@ -10,7 +10,8 @@ from hkd_hpc.config import MODELS, Config, as_values
 def without_effect(config: Config, given: Iterable[str]) -> list[str]:
     """One line for each of the keys in `given` that changes nothing: "data.beta=0.1 has no effect with ..."."""
     values, given = as_values(config), set(given)
-    return [f"{key}={values[key]} has no effect with {reason}" for key, reason in _idle(config) if key in given & set(values)]
+    return [f"{key}={values[key]} has no effect with {reason}"
+            for key, reason in _idle(config) if key in given & set(values)]
 
 
 def _idle(config: Config) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,8 @@ def check_config(folder: RunFolder) -> tuple[Config | None, Found]:
     except (UsageError, RunError) as error:
         return None, Found(name, str(error), True)
     fed = config.fed
-    return config, Found(name, f"ok: {config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds")
+    told = f"{config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds"
+    return config, Found(name, f"ok: {told}")
 
 
 def check_metrics(folder: RunFolder, config: Config | None) -> Found:
@@ -141,8 +142,9 @@ def whole_rows(history: History) -> int:
     columns = [*history.rounds.values(), *history.clients.values()]
     whole = min(map(len, columns), default=0)
     rounds, hashes = history.rounds.get("round", []), history.rounds.get("weights_sha256", [])
-    good = (round == row + 1 and bool(SHA256.fullmatch(str(sha))) for row, (round, sha) in enumerate(zip(rounds[:whole], hashes)))
-    return next((row for row, is_good in enumerate(good) if not is_good), min(whole, len(rounds), len(hashes)))
+    good = [round == row and bool(SHA256.fullmatch(str(sha)))
+            for row, (round, sha) in enumerate(zip(rounds[:whole], hashes), start=1)]
+    return [*good, False].index(False)
 
 
 def history_of(file: TreeFile) -> History:
@@ -171,7 +173,8 @@ def check_partition(file: TreeFile) -> None:
         return
     part = file.load("partition")
     try:
-        train, val, test = (np.split(part[f"{kind}_index"], part[f"{kind}_offset"][1:-1]) for kind in ("train", "val", "test"))
+        train, val, test = (np.split(part[f"{kind}_index"], part[f"{kind}_offset"][1:-1])
+                            for kind in ("train", "val", "test"))
         found = partition_sha256(train, val, test, part["public_index"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Wrong(f"its partition cannot be read ({error})") from None
@@ -193,7 +196,9 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
     """What config.json has since been given that a checkpoint was written without."""
     stored = settings_of(file)
     changes = config_module.changes(stored, config) if stored and config else {}
-    return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it" if changes else ""
+    if not changes:
+        return ""
+    return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
 
 
 def check_same_partition(folder: RunFolder, file: TreeFile) -> None:
@@ -208,9 +213,11 @@ def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
     tensors = file.load("global")
     names = file.load("global_names").tolist()
     if set(names) != set(tensors):
-        raise Wrong(f"its global weights are not those that it names ({', '.join(sorted(set(names) ^ set(tensors)))[:200]})")
+        other = ", ".join(sorted(set(names) ^ set(tensors)))[:200]
+        raise Wrong(f"its global weights are not those that it names ({other})")
     found = weights_sha256({name: np.asarray(tensors[name]) for name in names})
-    rows = {"its own row": row_sha(history_of(file), round), "metrics.h5": row_sha(history_in(folder.metrics_path), round)}
+    rows = {"its own row": row_sha(history_of(file), round),
+            "metrics.h5": row_sha(history_in(folder.metrics_path), round)}
     for where, sha in rows.items():
         if sha and sha != found:
             raise Wrong(f"its weights have hash {found[:16]}, {where} says {sha[:16]} for round {round}")
@@ -251,7 +258,8 @@ def check_versions(folder: RunFolder) -> Iterator[Found]:
         written = json.loads(text) if text else {}
     except (ValueError, TypeError):
         written = {}
-    other = [f"{name} {written[name]} (here {here})" for name, here in versions.found().items() if written.get(name, here) != here]
+    other = [f"{name} {written[name]} (here {here})" for name, here in versions.found().items()
+             if written.get(name, here) != here]
     if other:
         yield Found("versions", f"written with {', '.join(other)}")
 
@@ -273,7 +281,8 @@ def repair(folder: RunFolder, out: Path) -> str:
     """Write the rows that can be saved to `out`; what was done, in words. UsageError, RunError if nothing can be."""
     if out.exists() or out.suffix != ".h5":
         raise UsageError(f"--repair {out}: name a new file that ends in .h5; nothing is written over")
-    sources = [path for path in (folder.metrics_path, *(path for _, path in folder.checkpoints())) if len(saved_rows(path))]
+    files = (folder.metrics_path, *(path for _, path in folder.checkpoints()))
+    sources = [path for path in files if len(saved_rows(path))]
     if not sources:
         raise RunError(f"{folder.path}: neither metrics.h5 nor a checkpoint holds a row that can be saved")
     history, used = saved_rows(sources[0]), [sources[0]]
@@ -321,9 +330,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m tools.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m tools.check", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--repair", type=Path, metavar="OUT.h5", help="write the rows that can be saved to this new file")
+    parser.add_argument("--repair", type=Path, metavar="OUT.h5",
+                        help="write the rows that can be saved to this new file")
     return parser.parse_args(arguments)
 
 

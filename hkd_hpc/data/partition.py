@@ -89,7 +89,8 @@ def make_partition(
 
 def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
     train, val, test = (tuple(map(_sorted, parts)) for parts in (train, val, test))
-    return Partition(train, test, test_split, _sorted(public), classes, partition_sha256(train, val, test, _sorted(public)), val)
+    public = _sorted(public)
+    return Partition(train, test, test_split, public, classes, partition_sha256(train, val, test, public), val)
 
 
 def partition_sha256(train, val, test, public: np.ndarray) -> str:

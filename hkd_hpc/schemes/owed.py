@@ -1,4 +1,4 @@
-"""What the methods of a scheme owe to the rest: a mistake in one's own scheme is one line that names scheme and method."""
+"""What the methods of a scheme owe: a mistake in one's own scheme is one line that names scheme and method."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,13 +14,15 @@ DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
 def check_declarations(scheme) -> None:
     """RunError unless `terms` are names, and each declaration is a dict from names to shapes."""
     name = scheme.settings.name
-    if not isinstance(scheme.terms, (tuple, list)) or not scheme.terms or not all(isinstance(t, str) for t in scheme.terms):
-        raise RunError(f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), not {scheme.terms!r}")
+    terms = scheme.terms
+    if not isinstance(terms, (tuple, list)) or not terms or not all(isinstance(term, str) for term in terms):
+        raise RunError(f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), "
+                       f"not {terms!r}")
     for method in DECLARATIONS:
         shapes = getattr(scheme, method)()
         if not isinstance(shapes, dict) or not all(isinstance(n, str) and _is_shape(s) for n, s in shapes.items()):
-            raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as {{'count_C': (10,)}}, "
-                           f"not {str(shapes)[:200]}")
+            raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as "
+                           f"{{'count_C': (10,)}}, not {str(shapes)[:200]}")
 
 
 def _is_shape(shape: Any) -> bool:
@@ -29,7 +31,8 @@ def _is_shape(shape: Any) -> bool:
 
 def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
     """The values of what loss() returned, in the order of `scheme.terms`. RunError unless each is one number."""
-    owed = f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms ({', '.join(scheme.terms)})"
+    owed = (f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms "
+            f"({', '.join(scheme.terms)})")
     if not isinstance(terms, dict) or terms.keys() != set(scheme.terms):
         raise RunError(f"{owed}, not {', '.join(map(str, terms)) if isinstance(terms, dict) else _kind(terms)}")
     for term, value in terms.items():
@@ -43,9 +46,12 @@ def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
 
 def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """RunError unless report() or combine() returned the tensors that the scheme declares, each of its shape."""
-    owed = f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors ({', '.join(shapes) or 'none'})"
-    if not isinstance(tensors, dict) or tensors.keys() != set(shapes):
-        raise RunError(f"{owed}, not {', '.join(map(str, tensors)) or 'an empty dict' if isinstance(tensors, dict) else _kind(tensors)}")
+    owed = (f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors "
+            f"({', '.join(shapes) or 'none'})")
+    if not isinstance(tensors, dict):
+        raise RunError(f"{owed}, not {_kind(tensors)}")
+    if tensors.keys() != set(shapes):
+        raise RunError(f"{owed}, not {', '.join(map(str, tensors)) or 'an empty dict'}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != tuple(shapes[name]):
             raise RunError(f"{owed}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
@@ -63,7 +69,8 @@ def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> 
                        "client_state_shapes() does not declare")
     for key, shape in shapes.items():
         if key in state and not (isinstance(state[key], torch.Tensor) and tuple(state[key].shape) == tuple(shape)):
-            raise RunError(f"scheme {name}: client.state[{key!r}] is {_kind(state[key])}; client_state_shapes() declares {tuple(shape)}")
+            raise RunError(f"scheme {name}: client.state[{key!r}] is {_kind(state[key])}; client_state_shapes() "
+                           f"declares {tuple(shape)}")
 
 
 def check_server_state(scheme, state: Any) -> None:

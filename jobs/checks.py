@@ -32,7 +32,8 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
     tests += [check_slurm] * (executor == "slurm")
     tests += [lambda files=files: check_present(*files)
               for files in dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)]
-    tests += [lambda name=name: versions.check(name) for name in dict.fromkeys(config.model.name for config in configs)]
+    if not options.python:  # else that Python's packages count, not this one's
+        tests += [lambda name=name: versions.check(name) for name in dict.fromkeys(config.model.name for config in configs)]
     problems: dict[str, None] = {}
     for test in tests:
         try:
@@ -61,7 +62,8 @@ def check_slurm() -> None:
 def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
     """What sbatch says against a job of each size; nothing is submitted."""
     found = []
-    for ranks in sorted({options.ranks_of(cell) for cell in cells}):
+    packed = [options.nodes * options.workers_per_node()] if options.pack else []
+    for ranks in packed or sorted({options.ranks_of(cell) for cell in cells}):
         try:
             text = slurm_executor(root, options, ranks)._executor._make_submission_file_text("true", "")
         except (NameError, ValueError, TypeError, AssertionError) as error:

@@ -153,7 +153,8 @@ def test_the_holder_beats(tmp_path):
 def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
     lost = []
     with RunLock(tmp_path, beat_s=0.05, on_lost=lost.append):
-        (tmp_path / "run.lock").write_bytes(content_of(host="elsewhere", pid=7))
+        (tmp_path / "new").write_bytes(content_of(host="elsewhere", pid=7))
+        (tmp_path / "new").replace(tmp_path / "run.lock")  # at once: an empty lock would be another's too
         wait_until(lambda: lost)
         time.sleep(0.2)
     assert len(lost) == 1

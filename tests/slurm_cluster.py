@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import FOREIGN, free_port
+from tools.forked_ranks import FOREIGN, free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sinfo", "srun", "sbatch", "scontrol", "setpriv")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")

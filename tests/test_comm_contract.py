@@ -9,7 +9,7 @@ import pytest
 import torch
 from comm_contract import refuses, sum_
 from comm_launch import mpirun
-from ranks import run_rank_values, run_ranks
+from tools.forked_ranks import run_rank_values, run_ranks
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.base import HostStaging

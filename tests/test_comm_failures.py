@@ -12,7 +12,7 @@ import pytest
 import torch
 from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
 from comm_contract import sum_
-from ranks import free_port, run_ranks
+from tools.forked_ranks import free_port, run_ranks
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.doctor import Patient, report

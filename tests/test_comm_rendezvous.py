@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from ranks import free_port, run_rank_values
+from tools.forked_ranks import free_port, run_rank_values
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.rendezvous import Address, Member, accept_all, derived_address, first_host, join, listen

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from comm_launch import session_folder
-from ranks import Result, run_ranks
+from tools.forked_ranks import Result, run_ranks
 
 SMALL = ("fed.clients=3", "fed.rounds=2", "train.epochs=1", "train.batch_size=16", "model.latent=8", "data.fraction=1")
 TIMES = ("seconds/", "wire_bytes/")  # columns that depend on the layout or the hour

@@ -1,4 +1,4 @@
-"""A world of real processes for tests: forked from this one, so that torch is imported once."""
+"""A world of real processes, forked from this one so that torch is imported once: for the tests and tools.torture."""
 from __future__ import annotations
 
 import os
@@ -16,6 +16,9 @@ FOREIGN = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_",
            "MASTER_")
 
 
+Watch = Callable[[dict[int, int]], None]
+
+
 class Result(NamedTuple):
     """How one rank ended: exit code (None if a signal ended it), signal (None if it exited), all that it printed."""
     exit_code: int | None
@@ -30,6 +33,17 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: fl
     A rank exits with 0, with its SystemExit's code, or with 1 after a traceback. When time is up all are killed, and
     AssertionError shows what they had printed.
     """
+    late, results = watch_ranks(size, function, *args, timeout_s=timeout_s, env=env)
+    assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n" + "\n---\n".join(r.output for r in results)
+    return results
+
+
+def watch_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60,
+                env: dict[str, str] | None = None, watch: Watch = lambda running: None) -> tuple[list[int], list[Result]]:
+    """As run_ranks, but ranks that have to be killed when time is up are returned first instead of raised.
+
+    `watch` gets {rank: pid} of those that still run, every 10 ms, and may send them signals.
+    """
     import torch  # noqa: F401  (here, so that no rank has to)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -37,11 +51,9 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: fl
         world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "LOCAL_WORLD_SIZE": str(size), **(env or {})}
         pids = [_fork(rank, paths[rank], world, function, args) for rank in range(size)]
-        ended = _wait(pids, timeout_s)
+        late, statuses = _wait(pids, timeout_s, watch)
         outputs = [path.read_text(errors="replace") for path in paths]
-    late = [rank for rank, pid in enumerate(pids) if pid not in ended]
-    assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n" + "\n---\n".join(outputs)
-    return [_result(ended[pid], output) for pid, output in zip(pids, outputs)]
+    return late, [_result(status, output) for status, output in zip(statuses, outputs)]
 
 
 def run_rank_values(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
@@ -95,20 +107,23 @@ def _become_rank(rank: int, path: Path, world: dict[str, str]) -> None:
     torch.set_num_threads(1)
 
 
-def _wait(pids: list[int], timeout_s: float) -> dict[int, int]:
-    """The wait status of each process that ended; kills the others when time is up."""
-    ended: dict[int, int] = {}
+def _wait(pids: list[int], timeout_s: float, watch: Watch) -> tuple[list[int], list[int]]:
+    """(ranks that were killed when time was up, the wait status of each rank)."""
+    statuses: dict[int, int] = {}
     deadline_s = time.monotonic() + timeout_s
-    while len(ended) < len(pids) and time.monotonic() < deadline_s:
-        for pid in pids:
-            done, status = (0, 0) if pid in ended else os.waitpid(pid, os.WNOHANG)
+    running = dict(enumerate(pids))
+    while running and time.monotonic() < deadline_s:
+        for rank, pid in list(running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                ended[pid] = status
+                statuses[rank] = status
+                del running[rank]
+        watch(running)
         time.sleep(0.01)
-    for pid in set(pids) - set(ended):
+    for rank, pid in running.items():
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return ended
+        statuses[rank] = os.waitpid(pid, 0)[1]
+    return list(running), [statuses[rank] for rank in range(len(pids))]
 
 
 def _result(status: int, output: str) -> Result:

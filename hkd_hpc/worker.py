@@ -1,12 +1,14 @@
 """The client side of a rank: trains the clients that live here, adds their weights up, fills in their reports."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from hkd_hpc import evaluate, payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN_MODEL, Client, Trained, Workbench
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
@@ -108,7 +110,9 @@ class Worker:
             self.comm.at(round, "fine-tuning", client.id)
             row[:2] = client.id, 0
             if bench.can_train(client):
-                row[1:] = len(client.y_test), bench.run(client, weights_V, counters, {}, round, epochs).test_correct
+                own = {name: client.state[name] for name in (OWN_MODEL, OWN_STATISTICS) if name in client.state}
+                plain = replace(client, state=own)  # without what the scheme remembers of it
+                row[1:] = len(client.y_test), bench.run(plain, weights_V, counters, {}, round, epochs).test_correct
         return rows
 
 

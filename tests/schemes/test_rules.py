@@ -165,11 +165,14 @@ def test_nobody_tested_has_no_spread():
 # ---- fine-tuning
 
 
-def test_fine_tuning_is_plain_training_from_the_final_global_model(data):
-    """Two epochs with the client's batches of the round after the last, whatever the scheme's own loss."""
-    run = Federation(data, "fedprox", "scheme.mu=3", "fed.finetune_epochs=2")
+@pytest.mark.parametrize("scheme", [("fedprox", "scheme.mu=3"), ("moon", "scheme.mu=3")])
+def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme):
+    """Two epochs with the client's batches of the round after the last, whatever the scheme's own loss and memory."""
+    run = Federation(data, *scheme, "fed.finetune_epochs=2")
     run.play(2)
+    remembered = copy.deepcopy(run.clients[2].state)
     rows = run.job.worker.finetune(run.job.weights_V, run.job.counters, 3)
+    assert all(torch.equal(tensor, remembered[name]) for name, tensor in run.clients[2].state.items())
     own = copy.deepcopy(run.net)  # the last client's model is still in the module
     run.load()
     client = run.clients[2]

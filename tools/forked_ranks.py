@@ -34,12 +34,14 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: fl
     AssertionError shows what they had printed.
     """
     late, results = watch_ranks(size, function, *args, timeout_s=timeout_s, env=env)
-    assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n" + "\n---\n".join(r.output for r in results)
+    outputs = "\n---\n".join(result.output for result in results)
+    assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n{outputs}"
     return results
 
 
 def watch_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60,
-                env: dict[str, str] | None = None, watch: Watch = lambda running: None) -> tuple[list[int], list[Result]]:
+                env: dict[str, str] | None = None,
+                watch: Watch = lambda running: None) -> tuple[list[int], list[Result]]:
     """As run_ranks, but ranks that have to be killed when time is up are returned first instead of raised.
 
     `watch` gets {rank: pid} of those that still run, every 10 ms, and may send them signals.

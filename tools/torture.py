@@ -7,9 +7,9 @@ every attempt: did it end by itself (comm.timeout_s + 20 s), are all files whole
 are the rows and weights so far the quiet run's, and was it told in one line what happened?
 
 A fault counts when it struck. hung: the job had to be killed. lost: a round trained again, missing or doubled, a file
-that cannot be read, or success of a run that is not complete. wrong: other weights or rows. untold: not one line of ours,
-or a traceback. A verdict on an attempt counts for all faults of that attempt. Ranks are forked, all on this host, and
-talk without MPI. `--self-test` breaks the program on purpose, and must notice.
+that cannot be read, or success of a run that is not complete. wrong: other weights or rows. untold: not one line of
+ours, or a traceback. A verdict on an attempt counts for all faults of that attempt. Ranks are forked, all on this host,
+and talk without MPI. `--self-test` breaks the program on purpose, and must notice.
 Exit codes: 0 nothing hung, lost or wrong (or: every broken build was noticed), 1 something was, 2 wrong arguments.
 """
 from __future__ import annotations
@@ -33,17 +33,20 @@ from hkd_hpc import schemes
 from hkd_hpc.tables import markdown
 from tools.bench_table import header
 from tools.forked_ranks import watch_ranks
-from tools.torture_check import HUNG, LOST, UNTOLD, WRONG, Attempt, Expected, Known, Verdict, judge, judge_litter, judge_nan, summary
-from tools.torture_faults import (FILE_KINDS, FULL, KILL_ALL, KINDS, NAN, REMOVED, SECOND, SLEEP, STOP, Fault, Notes, filler,
-                                  hurt_files, install, install_nan, note_progress)
+from tools.torture_check import (HUNG, LOST, UNTOLD, WRONG, Attempt, Expected, Known, Verdict, judge, judge_litter,
+                                 judge_nan, summary)
+from tools.torture_faults import (FILE_KINDS, FULL, KILL_ALL, KINDS, NAN, REMOVED, SECOND, SLEEP, STOP, Fault, Notes,
+                                  filler, hurt_files, install, install_nan, note_progress)
 from tools.torture_jobs import SMALL, Job, Step, draw_job, save_data
 
 ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
+NO_FAULT = "no fault at all"
 TIMEOUT_S, SHORT_TIMEOUT_S = 30.0, 3.0  # comm.timeout_s; short where a rank will give no sign of life
 DEADLINE_S = 20.0  # beyond comm.timeout_s
 SMALL_DISK = "48m"
 
 Breakage = Callable[[int], None]  # makes the program of this process wrong; gets the rank
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
     arguments = ["--resume", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
                  f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=15"]
-    rest = (arguments, notes, job, fault, folder, site.breakage)
-    late, results = watch_ranks(ranks, run_rank, *rest, timeout_s=timeout_s + DEADLINE_S, watch=watcher(fault, notes, arguments))
+    late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage,
+                                timeout_s=timeout_s + DEADLINE_S, watch=watcher(fault, notes, arguments))
     return Attempt(late, results, notes)
 
 
@@ -128,7 +131,8 @@ def watcher(fault: Fault | None, notes: Notes, arguments: list[str]) -> Callable
                 os.kill(pid, signal.SIGKILL)
         if fault.kind == SECOND and not notes.has("second job ended"):
             _, (second,) = watch_ranks(1, second_rank, arguments, timeout_s=40)
-            notes.add("second job refused" if second.exit_code == 2 and "in use by" in second.output else "second job let in")
+            if second.exit_code != 2 or "in use by another run" not in second.output:
+                notes.add("second job let in")
             notes.add("second job ended")
 
     return watch
@@ -142,18 +146,24 @@ def second_rank(rank: int, arguments: list[str]) -> None:
     sys.exit(train.main(arguments))
 
 
-def quiet_run(site: Site, job: Job, folder: Path) -> Expected:
+def quiet_run(site: Site, job: Job, folder: Path) -> Expected | Verdict:
+    """What one process makes of the job's settings, or what is wrong although nothing befell it."""
     attempt = run_attempt(site, job, folder, 1, None)
     if attempt.late or not attempt.succeeded:
-        raise RuntimeError(f"job {job.number}: its quiet run failed, so there is nothing to compare with:\n{attempt.output}")
+        return Verdict(HUNG if attempt.late else LOST, f"its quiet run failed\n{attempt.output}")
     return Expected.of(folder)
 
 
-def run_job(site: Site, job: Job, tally: Tally, say: Callable[[str], None]) -> None:
+def run_job(site: Site, job: Job, tally: Tally, say: Say) -> None:
     """All steps of a job, until it is complete or something is wrong; what befell it goes into the tally."""
     home = Path(tempfile.mkdtemp(prefix=f"job{job.number}-", dir=site.root))
+    tally.jobs += 1
+    tally.schemes.add(job.scheme)
     expected = quiet_run(site, job, home / "quiet")
-    folder, known, nan_struck, blamed = home / "run", Known(), False, ["no fault"]
+    if isinstance(expected, Verdict):
+        book(tally, [NO_FAULT], [expected], job, Step(1, None), say)
+        return
+    folder, known, nan_struck, blamed = home / "run", Known(), False, [NO_FAULT]
     for step in job.steps:
         struck = [step.hurt] if step.hurt and hurt(step, folder, known) else []
         attempt = run_attempt(site, job, folder, step.ranks, step.fault)
@@ -173,8 +183,6 @@ def run_job(site: Site, job: Job, tally: Tally, say: Callable[[str], None]) -> N
     if nan_struck:
         found = judge_nan(job, folder) if complete else []
         book(tally, [NAN], found, job, step, say)
-    tally.jobs += 1
-    tally.schemes.add(job.scheme)
     shutil.rmtree(home)
 
 
@@ -189,19 +197,19 @@ def hurt(step: Step, folder: Path, known: Known) -> bool:
     return True
 
 
-def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: Step, say: Callable[[str], None]) -> None:
+def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: Step, say: Say) -> None:
     for kind in kinds:
         tally.verdicts[kind].append(found)
     for verdict in found:
-        say(f"job {job.number} ({' '.join(job.settings)}), {step.ranks} ranks, {' and '.join(kinds)} [{step.fault}]: "
-            f"{verdict.what}: {verdict.why}")
+        say(f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
+            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.torture --seed {job.seed} --only {job.number}")
 
 
 # ---- many jobs ----
 
 @contextlib.contextmanager
 def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None = None) -> Iterator[Site]:
-    """A temporary place with the data; runs lie on a small disk of their own, where mounting is allowed, else no disk is filled."""
+    """A temporary place with the data. Runs lie on a small disk of their own; without leave to mount none is filled."""
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         root = Path(name, "runs")
         root.mkdir()
@@ -209,13 +217,15 @@ def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None =
         command = [str(mount), "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(root)]
         mounted = bool(mount) and subprocess.run(command, capture_output=True).returncode == 0
         try:
-            yield Site(root, save_data(Path(name, "data.npz")), tuple(kind for kind in kinds if kind != FULL or mounted), breakage)
+            possible = tuple(kind for kind in kinds if kind != FULL or mounted)
+            yield Site(root, save_data(Path(name, "data.npz")), possible, breakage)
         finally:
             if mounted:
                 subprocess.run(["umount", str(root)], check=True)
 
 
-def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Callable[[str], None]) -> Tally:
+def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
+    """The jobs of these numbers, none begun once until(tally)."""
     tally = Tally()
     for number in numbers:
         if until(tally):
@@ -228,7 +238,7 @@ def load_all() -> None:
     """Once, so that no forked rank has to."""
     import torch
 
-    from hkd_hpc import assemble  # noqa: F401
+    from hkd_hpc import assemble, train  # noqa: F401
 
     torch.set_num_threads(1)
     for name in schemes.REGISTRY:
@@ -236,9 +246,11 @@ def load_all() -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.torture", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m tools.torture", allow_abbrev=False,
+                                     description="Small jobs, broken at random, resumed, and compared with quiet runs.")
     parser.add_argument("--minutes", type=float, default=5.0, help="start no new job after so long (default 5)")
-    parser.add_argument("--faults", type=int, default=sys.maxsize, metavar="N", help="start no new job after so many faults")
+    parser.add_argument("--faults", type=int, default=sys.maxsize, metavar="N",
+                        help="start no new job after so many faults")
     parser.add_argument("--seed", type=int, default=0, help="what is drawn (default 0)")
     parser.add_argument("--only", type=int, metavar="N", help="job N of the seed alone")
     parser.add_argument("--self-test", action="store_true", help="break the program on purpose: is it noticed?")
@@ -259,9 +271,8 @@ def main(arguments: list[str] | None = None) -> int:
     end_s = time.monotonic() + 60 * options.minutes
     until = lambda tally: time.monotonic() > end_s or tally.faults >= options.faults  # noqa: E731
     numbers = itertools.count() if options.only is None else iter([options.only])
-    retell = lambda text: say(f"{text}\n  again: python -m tools.torture --seed {options.seed} --only {text.split()[1]}")  # noqa: E731
     with working_site() as site:
-        tally = torture(site, options.seed, numbers, until, retell)
+        tally = torture(site, options.seed, numbers, until, say)
     say(f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
         f"{len(tally.verdicts)} kinds\n\n{tally.table()}")
     return int(tally.failed)

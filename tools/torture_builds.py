@@ -1,11 +1,10 @@
-"""The self-test of tools.torture: programs that are broken on purpose, each of which must be noticed; a whole one must not."""
+"""The self-test of tools.torture: programs broken on purpose, each of which must be noticed, and a whole one."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import NamedTuple
 
-from tools.torture import Breakage, torture, working_site
+from tools.torture import Breakage, Say, torture, working_site
 from tools.torture_faults import NAN
 
 FEW_FAULTS = 6
@@ -52,17 +51,18 @@ BUILDS = (
     Build("nothing broken", (*WRITES, "SIGTERM", NAN), None))
 
 
-def self_test(say: Callable[[str], None]) -> int:
+def self_test(say: Say) -> int:
     """0 if each broken build was noticed, and the whole one had nothing to notice."""
     right = [notices(build, say) == bool(build.breakage) for build in BUILDS]
     return 0 if all(right) else 1
 
 
-def notices(build: Build, say: Callable[[str], None]) -> bool:
+def notices(build: Build, say: Say) -> bool:
     """Whether torture finds something wrong with it, within FEW_FAULTS faults."""
     found: list[str] = []
     with working_site(build.kinds, build.breakage) as site:
-        tally = torture(site, 0, itertools.count(), lambda tally: tally.failed or tally.faults >= FEW_FAULTS, found.append)
+        enough = lambda tally: tally.failed or tally.faults >= FEW_FAULTS  # noqa: E731
+        tally = torture(site, 0, itertools.count(), enough, found.append)
     verdict = "noticed" if tally.failed else "not noticed"
     say(f"{build.name}: {verdict} ({tally.faults} faults)" + "".join(f"\n  {text.splitlines()[0]}" for text in found))
     return tally.failed

@@ -1,7 +1,8 @@
-"""What must hold in the folder of a run after each attempt of tools.torture, against a quiet run of the same settings."""
+"""What must hold in the folder of a run after each attempt of tools.torture, against a quiet run."""
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from hkd_hpc.flat import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 from tools.forked_ranks import Result
-from tools.torture_faults import EXIT_0, KILL_ALL, KINDS, USR1, Fault, Notes
+from tools.torture_faults import EXIT_0, KILL_ALL, KINDS, REMOVED, USR1, Fault, Notes
 from tools.torture_jobs import Job
 
 HUNG, LOST, WRONG, UNTOLD = "hung", "lost", "wrong", "untold"
@@ -48,7 +49,7 @@ class Attempt:
 
 @dataclass
 class Known:
-    """What is known of a run's files: `saved` rounds, which must not be trained again, and files that were spoilt here."""
+    """Of a run's files: `saved`, the last round that must not be trained again, and what was spoilt here."""
 
     saved: int = 0
     spoilt: dict[Path, str] = field(default_factory=dict)
@@ -67,16 +68,17 @@ def digest(path: Path) -> str:
 
 
 def columns(folder: Path) -> dict[str, np.ndarray]:
-    """All columns of rounds and clients that depend neither on time nor on layout, first axis rounds. Raises BadFile."""
+    """The columns of rounds and clients that do not depend on time or layout, first axis rounds. Raises BadFile."""
     tree = load_tree(RunFolder(folder).metrics_path, only=("rounds", "clients"))
-    found = {f"{group}/{name}": np.asarray(value) for group in ("rounds", "clients") for name, value in flat(tree[group])}
-    return {name: value for name, value in found.items() if is_result(name)}
+    return {name: np.asarray(value) for name, value in flat(tree) if is_result(name)}
 
 
 def flat(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
     """("a/b", value) of all values."""
-    pairs = ((f"{prefix}{name}", value) for name, value in tree.items())
-    return [pair for name, value in pairs for pair in (flat(value, f"{name}/") if isinstance(value, dict) else [(name, value)])]
+    found: list[tuple[str, object]] = []
+    for name, value in tree.items():
+        found += flat(value, f"{prefix}{name}/") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return found
 
 
 def is_result(name: str) -> bool:
@@ -113,13 +115,15 @@ def same(one: object, other: object) -> bool:
 
 # ---- after an attempt ----
 
-def judge(job: Job, fault: Fault | None, attempt: Attempt, folder: Path, known: Known, expected: Expected) -> list[Verdict]:
+def judge(job: Job, fault: Fault | None, attempt: Attempt, folder: Path, known: Known,
+          expected: Expected) -> list[Verdict]:
     """All that is wrong after an attempt; `known` is brought up to date."""
     if attempt.late:
         return [Verdict(HUNG, f"ranks {attempt.late} had to be killed")]
     complete = bool(summary(folder))
     struck = fault if attempt.notes.has("struck") else None
-    found = [*judge_training(attempt, known), *judge_end(struck, attempt, complete), *judge_rows(folder, known, expected, complete)]
+    found = judge_training(attempt, known) + judge_end(struck, attempt, complete)
+    found += judge_rows(folder, known, expected, complete)
     known.saved = max([known.saved, *saved_rounds(job, struck, attempt)])
     found += judge_checkpoints(folder, known, expected)
     if struck and KINDS[struck.kind].ends and not complete:
@@ -135,7 +139,7 @@ def judge_training(attempt: Attempt, known: Known) -> list[Verdict]:
 def saved_rounds(job: Job, struck: Fault | None, attempt: Attempt) -> list[int]:
     """Rounds whose checkpoint must be there: those that rank 0 has left behind, where one was due."""
     past = [round for round, in attempt.notes.numbers("saved")]
-    if struck and struck.kind == "checkpoint folder removed":
+    if struck and struck.kind == REMOVED:
         return []
     stopped = [past[-1]] if past and struck and struck.kind == USR1 and attempt.results[0].exit_code == STOPPED else []
     return [round for round in past if round % job.checkpoint_every == 0 or round == job.rounds] + stopped
@@ -198,7 +202,8 @@ def judge_words(struck: Fault, attempt: Attempt) -> list[Verdict]:
     if struck.kind == USR1:
         told = f"stopped by {USR1} after round" in output and attempt.results[0].exit_code == STOPPED
         return [] if told else [Verdict(UNTOLD, f"exit code {attempt.results[0].exit_code} after {USR1}\n{output}")]
-    lines = [line for line in output.splitlines() if line.startswith("hkd_hpc: ") and not line.startswith("hkd_hpc: warning:")]
+    lines = [line for line in output.splitlines() if line.startswith("hkd_hpc: ")]
+    lines = [line for line in lines if not line.startswith("hkd_hpc: warning:")]
     silent = struck.kind == KILL_ALL or (len(attempt.results) == 1 and not kind.told_alone)
     if len(lines) != 1 and not silent:
         return [Verdict(UNTOLD, f"{len(lines)} lines of ours\n{output}")]
@@ -212,11 +217,12 @@ def judge_nan(job: Job, folder: Path) -> list[Verdict]:
     """The client counted with weight 0 in that round, and the row says so."""
     client, round = job.nan
     status = columns(folder)["clients/status"][round - 1, client]
-    return [] if status == REFUSED else [Verdict(WRONG, f"client {client} has status {status} in round {round}, not {REFUSED}")]
+    why = f"client {client} has status {status:g} in round {round}, not {REFUSED}"
+    return [] if status == REFUSED else [Verdict(WRONG, why)]
 
 
 def judge_litter(folder: Path) -> list[Verdict]:
     """Nothing is left but the run."""
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    other = [name for name in left if name not in ("config.json", "metrics.h5") and not name.startswith("checkpoints/round_")]
+    other = [name for name in left if not re.fullmatch(r"config\.json|metrics\.h5|checkpoints/round_\d+\.h5", name)]
     return [Verdict(WRONG, f"left behind: {', '.join(other)}")] if other else []

@@ -50,8 +50,9 @@ class Kind:
     weight: float = 1.0
 
 
-KILL_ALL, STOP, SLEEP, FULL, EXIT_0 = "SIGKILL, all ranks", "SIGSTOP", "sleep beyond the time-out", "disk full", "os._exit(0)"
-USR1, SECOND, REMOVED, NAN = "SIGUSR1", "a second job on the folder", "checkpoint folder removed", "NaN in a client's weights"
+KILL_ALL, STOP, USR1, EXIT_0 = "SIGKILL, all ranks", "SIGSTOP", "SIGUSR1", "os._exit(0)"
+SLEEP, FULL, SECOND = "sleep beyond the time-out", "disk full", "a second job on the folder"
+REMOVED, NAN = "checkpoint folder removed", "NaN in a client's weights"
 KINDS = {kind.name: kind for kind in (
     Kind("SIGKILL, one rank", delayed=True, told_alone=False, weight=2),
     Kind(KILL_ALL, delayed=True, told_alone=False, weight=2),
@@ -90,13 +91,13 @@ class Fault:
     write: int = 1
 
     def __str__(self) -> str:
-        where = f"write {self.write} of round {self.round}" if KINDS[self.kind].writing else f"{self.phase} of round {self.round}"
-        return f"{self.kind}: rank {self.victim}, {where} + {self.delay_s:.2f} s"
+        where = f"write {self.write}" if KINDS[self.kind].writing else self.phase
+        return f"rank {self.victim}, {where} of round {self.round} or later, + {self.delay_s:.2f} s"
 
 
 @dataclass(frozen=True)
 class Notes:
-    """Where the ranks of one attempt write down what happened: `struck`, `saved` (rounds), `trained` (round, client), `nan`."""
+    """What the ranks write down in an attempt, a file each: struck, saved (round), trained (round, client), nan."""
 
     folder: Path
 
@@ -146,7 +147,8 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
     if kind.writing:
         on_write(kind.writing, fault, strike)
     else:
-        on_status(lambda round, phase: phase == fault.phase and (kind.starting or (round or 0) >= fault.round) and strike())
+        due = lambda round: kind.starting or (round or 0) >= fault.round  # noqa: E731
+        on_status(lambda round, phase: phase == fault.phase and due(round) and strike())
 
 
 def install_nan(client_id: int, round: int, notes: Notes) -> None:
@@ -194,7 +196,10 @@ def on_write(pattern: str, fault: Fault, strike: Callable[[], None]) -> None:
     """Call `strike` at the fault's write to a file whose name has the pattern, or before its rename ("rename ...")."""
     from hkd_hpc.store import tree
 
-    due = lambda name: (found := re.search(pattern, name)) and int((found.groups() or ("9999",))[0]) >= fault.round  # noqa: E731
+    def due(name: str) -> bool:
+        found = re.search(pattern, name)
+        return bool(found) and (not found.groups() or int(found[1]) >= fault.round)
+
     if pattern.startswith("rename "):
         before(os, "replace", lambda source, path: due(f"rename {Path(path).name}") and strike())
         return
@@ -283,13 +288,17 @@ def dead_lock(folder: Path) -> None:
     holder = process_mark(child.pid)
     child.kill()
     child.wait()
-    (folder / LOCK_NAME).write_text(json.dumps({**holder, "user": "torture", "since": "", "job": "", "token": "dead"}))
+    write_lock(folder, holder)
 
 
 def distant_lock(folder: Path) -> None:
     """The lock of another host that gives no sign of life."""
-    (folder / LOCK_NAME).write_text(json.dumps({"host": "elsewhere", "pid": 1, "pid_space": "x", "pid_start": 1, "user": "torture",
-                                                "since": "", "job": "", "token": "distant"}))
+    write_lock(folder, {"host": "elsewhere", "pid": 1, "pid_space": "x", "pid_start": 1})
+
+
+def write_lock(folder: Path, holder: dict) -> None:
+    about = {"user": "torture", "since": "", "job": "", "token": "of nobody"}
+    (folder / LOCK_NAME).write_text(json.dumps(holder | about))
 
 
 def stale_files(folder: Path) -> None:
@@ -298,8 +307,9 @@ def stale_files(folder: Path) -> None:
         (folder / name).write_bytes(b"half a file")
 
 
-LITTER = {"lock of a dead process": dead_lock, "lock of a silent host": distant_lock, "temporary files of a dead process": stale_files}
-FILE_KINDS = {**dict.fromkeys(SPOILING, 1.0), **dict.fromkeys(LITTER, 1.0), "lock of a silent host": 0.3}  # name: weight
+LITTER = {"lock of a dead process": dead_lock, "lock of a silent host": distant_lock,
+          "temporary files of a dead process": stale_files}
+FILE_KINDS = dict.fromkeys((*SPOILING, *LITTER), 1.0) | {"lock of a silent host": 0.3}  # name: weight
 
 
 def hurt_files(name: str, folder: Path, place: float) -> Path | None:

@@ -13,12 +13,13 @@ from tools.torture_faults import CLIENT_PHASES, FILE_KINDS, KINDS, NAN, SERVER_P
 CLASSES, TRAIN_IMAGES, TEST_IMAGES, SIDE = 10, 160, 50, 32
 MOST_RANKS = 4
 LONGEST_DELAY_S = 0.3
-SMALL = ("data.name=file", "data.fraction=.7", "train.epochs=1", "train.batch_size=16", "model.latent=8", "run.device=cpu")
+SMALL = ("data.name=file", "data.fraction=.7", "train.epochs=1", "train.batch_size=16", "model.latent=8",
+         "run.device=cpu")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One attempt: perhaps the files are hurt (`place`: where in the file, 0 to 1), then so many ranks run, perhaps into a fault."""
+    """One attempt: perhaps files are hurt (`place` in them: 0 to 1), then so many ranks run, perhaps into a fault."""
 
     ranks: int
     fault: Fault | None
@@ -33,6 +34,7 @@ class Step:
 class Job:
     """A run and what befalls it. `nan`: (client, round) whose weights become NaN."""
 
+    seed: int
     number: int
     scheme: str
     settings: tuple[str, ...]
@@ -50,12 +52,14 @@ def draw_job(seed: int, number: int, kinds: tuple[str, ...]) -> Job:
     clients, rounds, every, participation = pick(3, 4, 5), pick(3, 4, 5), pick(1, 1, 2), pick(0.6, 0.8, 1.0)
     run_seed = int(random.integers(1000))
     nan = draw_nan(random, clients, participation, run_seed, rounds) if NAN in kinds and random.random() < 0.4 else None
-    settings = (f"scheme.name={scheme}", f"fed.clients={clients}", f"fed.rounds={rounds}", f"fed.participation={participation}",
-                f"run.checkpoint_every={every}", f"run.seed={run_seed}", f"run.evaluate_every={pick(1, 1, 2)}",
-                f"train.batchnorm={pick('average', 'local', 'reestimate')}", f"model.norm={pick('batch', 'batch', 'group')}",
+    settings = (f"scheme.name={scheme}", f"fed.clients={clients}", f"fed.rounds={rounds}",
+                f"fed.participation={participation}", f"run.seed={run_seed}",
+                f"run.checkpoint_every={every}", f"run.evaluate_every={pick(1, 1, 2)}",
+                f"train.batchnorm={pick('average', 'local', 'reestimate')}",
+                f"model.norm={pick('batch', 'batch', 'group')}",
                 f"fed.drop_rate={0 if nan else pick(0, 0, 0.2)}", f"fed.finetune_epochs={pick(0, 0, 1)}",
                 *(("scheme.nu=0.05",) if scheme.startswith("fedhkd") else ()))
-    return Job(number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
+    return Job(seed, number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
 
 
 def draw_nan(random: np.random.Generator, clients: int, participation: float, run_seed: int,

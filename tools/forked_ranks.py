@@ -101,6 +101,7 @@ def _become_rank(rank: int, path: Path, world: dict[str, str]) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ.update({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})

@@ -174,7 +174,7 @@ def run_job(site: Site, job: Job, tally: Tally, say: Say) -> None:
             known.saved = 0
         found = judge(job, step.fault, attempt, folder, known, expected)
         found += [Verdict(WRONG, "a second job was let into the folder")] * attempt.notes.has("second job let in")
-        complete = bool(summary(folder))
+        complete = attempt.succeeded and bool(summary(folder))  # what is killed after its end may leave a lock behind
         found += judge_litter(folder) if complete else []
         blamed = struck or blamed
         book(tally, struck if struck or not found else blamed, found, job, step, say)
@@ -221,7 +221,7 @@ def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None =
             yield Site(root, save_data(Path(name, "data.npz")), possible, breakage)
         finally:
             if mounted:
-                subprocess.run(["umount", str(root)], check=True)
+                subprocess.run(["umount", "--lazy", str(root)], check=True)  # ranks may need a moment to end
 
 
 def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
@@ -263,6 +263,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     say = lambda text: print(text, flush=True)  # noqa: E731
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the small disk goes
     load_all()
     if options.self_test:
         from tools.torture_builds import self_test

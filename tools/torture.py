@@ -115,7 +115,7 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
     notes = Notes(Path(tempfile.mkdtemp(dir=site.data.parent)))
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
     arguments = ["--resume", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
-                 f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=15"]
+                 f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=30"]
     late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage,
                                 timeout_s=timeout_s + DEADLINE_S, watch=watcher(fault, notes, arguments))
     return Attempt(late, results, notes)

@@ -152,7 +152,7 @@ def judge_end(struck: Fault | None, attempt: Attempt, complete: bool) -> list[Ve
     if not complete and 0 in told:
         return [Verdict(LOST, f"exit codes {codes}, but the run is not complete")]
     if not struck and not attempt.succeeded:
-        return [Verdict(LOST, f"exit codes {codes} of a run that nothing struck")]
+        return [Verdict(LOST, f"exit codes {codes} of a run that nothing struck\n{attempt.output}")]
     return []
 
 

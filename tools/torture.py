@@ -263,7 +263,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     say = lambda text: print(text, flush=True)  # noqa: E731
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the small disk goes
     load_all()
     if options.self_test:
         from tools.torture_builds import self_test
@@ -280,4 +279,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the small disk goes
     sys.exit(main())

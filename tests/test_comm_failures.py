@@ -12,7 +12,7 @@ import pytest
 import torch
 from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
 from comm_contract import sum_
-from tools.forked_ranks import free_port, run_ranks
+from tools.forked_ranks import free_port, run_ranks, watch_ranks
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.doctor import Patient, report
@@ -162,6 +162,25 @@ def test_report_of_a_hang_says_that_a_rank_is_stopped():
     """The stopped rank cannot end itself: the harness kills it."""
     with pytest.raises(AssertionError, match=r"(?s)ranks \[2\] still ran.*it is stopped \(SIGSTOP.*it does not answer"):
         run_ranks(4, _stuck_in_user_code, True, timeout_s=9)
+
+
+def _stopped_hub(rank):
+    with World.open(timeout_s=1) as world:
+        comm = world.connect(device="cpu")
+        comm.at(3, "weights")
+        comm.agree()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        comm.agree()
+
+
+def test_of_all_ranks_that_miss_rank_0_one_says_so():
+    """The stopped rank 0 cannot end itself: it is killed when it is the last."""
+    end = lambda running: os.kill(running[0], signal.SIGKILL) if list(running) == [0] else None  # noqa: E731
+    late, results = watch_ranks(4, _stopped_hub, timeout_s=60, watch=end)
+    assert not late and [result.exit_code for result in results[1:]] == [1, 1, 1]
+    assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
+    assert "has not been heard of for 1 s" in messages(results)[0]
 
 
 def test_report_of_a_death_says_where_the_others_are():

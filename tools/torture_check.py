@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkd_hpc.flat import weights_sha256
+from hkd_hpc.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 from tools.forked_ranks import Result

@@ -84,7 +84,7 @@ class Alone:
         return [value]
 
     @contextmanager
-    def transfer(self, what: str) -> Iterator[None]:
+    def transfer(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
         """Nothing travels."""
         yield
 
@@ -114,7 +114,7 @@ class Control:
         self._posts: deque[dict[str, Any]] = deque()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._waits_since_s: float | None = None
-        self._transfer: tuple[str, float] | None = None
+        self._transfer: tuple[str, float, float] | None = None
         self._terminated_s: float | None = None
         self._count_steps: Callable[[], int] = int
         self._finished, self._saving = False, threading.Lock()
@@ -153,9 +153,9 @@ class Control:
         return answer["values"]
 
     @contextmanager
-    def transfer(self, what: str) -> Iterator[None]:
-        """While bytes travel: the control thread ends the job if that takes longer than timeout_s."""
-        self._transfer = (what, self._clock_s)
+    def transfer(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
+        """While bytes travel: the control thread ends the job if that takes longer than timeout_s, and than at_least_s."""
+        self._transfer = (what, self._clock_s, max(self.timeout_s, at_least_s))
         try:
             yield
         finally:
@@ -235,9 +235,9 @@ class Control:
             self._terminated_s = None
             self._fail(Failure(f"{self._here()} was ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 143))
         transfer = self._transfer
-        if transfer and now_s - transfer[1] > self.timeout_s:
+        if transfer and now_s - transfer[1] > transfer[2]:
             self._transfer = None
-            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {self.timeout_s:g} s", 1,
+            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {transfer[2]:g} s", 1,
                                is_hang=True))
         self._tick(now_s)
 

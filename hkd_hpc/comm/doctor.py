@@ -61,6 +61,15 @@ def stack_of_main() -> str:
     return "".join(traceback.format_stack(frame)[-FRAMES:]) if frame else ""
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process of this machine has ended, reaped or not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
+    except OSError:
+        return True
+
+
 def condition_of(pid: int) -> str:
     """What this machine knows of one of its processes: stopped, waiting for a disk, swapped out; else nothing."""
     try:

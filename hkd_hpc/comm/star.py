@@ -218,8 +218,17 @@ class Spoke(Control):
             self._steps, self._steps_s = steps, now_s
             self._links[0].send({"kind": "steps", "steps": steps})
         if self._failure and now_s > self._failure[1]:
-            speak(f"hkd_hpc: {self._failure[0].text}")
+            if not self._is_told():
+                speak(f"hkd_hpc: {self._failure[0].text}")
             leave(self._failure[0].code)
+        self._check_hub(now_s)
+
+    def _is_told(self) -> bool:
+        """Whether a lower rank of this machine, which speaks first, has ended: all of them fail for one reason."""
+        here = self.members[self.rank].machine
+        return any(doctor.is_gone(member.pid) for member in self.members[1:self.rank] if member.machine == here)
+
+    def _check_hub(self, now_s: float) -> None:
         waits_since_s = self._waits_since_s
         if waits_since_s is not None and now_s - max(waits_since_s, self._heard_s) > self.timeout_s + 3 * HEARTBEAT_S:
             self._waits_since_s = None

@@ -21,6 +21,7 @@ from hkd_hpc.comm.base import Comm, HostStaging, LinkError
 from hkd_hpc.comm.control import Alone, Control
 from hkd_hpc.comm.rendezvous import LOCALHOST, interface_of
 
+OPEN_S = 60.0  # many ranks that share few cores need seconds to connect
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
@@ -32,9 +33,10 @@ def open_groups(control: Control | Alone, rank: int, size: int, address: str, on
     """
     _choose_interface(address)
     timeout = datetime.timedelta(seconds=control.timeout_s + EXTRA_S)
-    store = _open_store(control, rank, address, timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    group = dist.new_group(list(range(1, size)), backend="nccl" if on_devices else "gloo", timeout=timeout)
+    with control.transfer("the opening of torch's groups", at_least_s=OPEN_S):
+        store = _open_store(control, rank, address, timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        group = dist.new_group(list(range(1, size)), backend="nccl" if on_devices else "gloo", timeout=timeout)
     return group if rank else None
 
 

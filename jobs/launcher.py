@@ -11,12 +11,11 @@ from hkd_hpc import report, versions
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from jobs import watch
+from jobs import verdict, watch
 from jobs.checks import Problems, check
 from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
 from jobs.files import LAUNCH_LOCK, Launch, Status, read_cells, read_launches, write_cells
 from jobs.forecast import Forecast, forecast
-from jobs.forecast import lines as forecast_lines
 from jobs.options import Options, as_options, check_options, cores_of
 from jobs.site import Site
 from jobs.study import Study
@@ -152,5 +151,5 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
                   for ranks, batch in jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize)]
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
-    lines += forecast_lines(look.outlook) if look.outlook else []
+    lines += verdict.lines(look.outlook) if look.outlook else []
     return "\n".join([*lines, *(f"would be refused: {problem}" for problem in look.problems)])

@@ -13,9 +13,9 @@ import pytest
 import toy
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import save_tree
-from jobs import Sweep, forecast, launch, probe
+from jobs import Sweep, forecast, launch, probe, verdict, work
 from jobs.__main__ import main
-from jobs.forecast import DataFacts, Work
+from jobs.work import DataFacts, Work
 from jobs.options import Options
 
 GPU = Options(gpus_per_node=1, time_min=240, array_parallelism=4)
@@ -70,37 +70,37 @@ def data(tmp_path_factory):
 # ---- the work of a round
 
 
-def work(*overrides):
+def work_of(*overrides):
     [cell] = paper(scheme=[overrides[0]], settings=dict(text.split("=") for text in overrides[1:]))
-    return Work(cell.config(), forecast.facts_of(cell.config()))
+    return Work(cell.config(), work.facts_of(cell.config()))
 
 
 def test_the_busiest_worker_trains_its_clients_images_as_often_as_there_are_epochs():
     # 10 % of 50,000 over 10 clients: 500, of which 125 for the local test
-    found = work("fedavg")
+    found = work_of("fedavg")
     assert (found.images, found.tests, found.cohort) == (375, 125, 10)
     assert [found.trained(workers) for workers in (1, 10, 4)] == [18_750, 1_875, 3 * 1_875]
-    assert [forecast.workers_of(*given) for given in ((1, 0), (11, 0), (11, 4), (11, 16), (1, 1))] == [1, 10, 4, 10, 1]
+    assert [work.workers_of(*given) for given in ((1, 0), (11, 0), (11, 4), (11, 16), (1, 1))] == [1, 10, 4, 10, 1]
     assert found.tested(1, ranks=1) == 10 * 125 + 10_000 and found.tested(10, ranks=11) == 125
 
 
 def test_sampling_validation_and_pooled_data_change_the_work():
-    assert work("fedavg", "fed.participation=0.25").cohort == 3  # 2.5, rounded half up
-    assert work("fedavg", "data.val_fraction=0.2").images == 300
-    pooled = work("central")
+    assert work_of("fedavg", "fed.participation=0.25").cohort == 3  # 2.5, rounded half up
+    assert work_of("fedavg", "data.val_fraction=0.2").images == 300
+    pooled = work_of("central")
     assert (pooled.clients, pooled.images, pooled.trained(1)) == (1, 3_750, 18_750)
 
 
 def test_facts_come_from_the_heads_of_the_files(data, tmp_path):
-    assert forecast.data_facts("file", str(data), None) == DataFacts(300, 100, 10, (3, 32, 32))
+    assert work.data_facts("file", str(data), None) == DataFacts(300, 100, 10, (3, 32, 32))
     with h5py.File(tmp_path / "grey.h5", "w") as file:
         for split, count in (("train", 12), ("test", 5)):
             file[f"x_{split}"], file[f"y_{split}"] = np.zeros((count, 28, 40), np.uint8), np.arange(count) % 4
-    assert forecast.data_facts("file", str(tmp_path / "grey.h5"), None) == DataFacts(12, 5, 4, (3, 32, 40))
+    assert work.data_facts("file", str(tmp_path / "grey.h5"), None) == DataFacts(12, 5, 4, (3, 32, 40))
     with h5py.File(toy.PROJECT / "hkd_hpc/data/fmnist.h5") as file:
-        fmnist = forecast.OFFICIAL["fmnist"]
+        fmnist = work.OFFICIAL["fmnist"]
         assert (len(file["y_train"]), len(file["y_test"])) == (fmnist.train, fmnist.test)
-    assert forecast.data_facts("file", str(tmp_path / "none.npz"), None) is None
+    assert work.data_facts("file", str(tmp_path / "none.npz"), None) is None
 
 
 # ---- bytes
@@ -108,7 +108,7 @@ def test_facts_come_from_the_heads_of_the_files(data, tmp_path):
 
 def test_bytes_are_those_of_the_real_model_and_scheme(data):
     [cell] = toy_sweep(data, scheme=["moon"]).cells()[0]
-    found = Work(cell.config(), forecast.facts_of(cell.config()))
+    found = Work(cell.config(), work.facts_of(cell.config()))
     kind = {"a": {**forecast._describe(cell, found)}}
     sizes = probe.answer({"threads": 1, "device": "cpu", "timed": False, "kinds": kind})["kinds"]["a"]
     # 27 * 32 + 288 * 64 + 576 * 128, BatchNorm 2 * 224, 129 * 8, 9 * 10; beside them 448 running statistics, 3 counters.
@@ -271,7 +271,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_its_line(data, tmp_path, m
 
 def test_many_cells_are_grouped_and_few_are_listed(data, root):
     out = forecast_of(root, toy_sweep(data, scheme=["fedavg", "moon"], seed=range(3)).cells()[0], "debug", Options())
-    few, many = forecast.lines(out), forecast.lines(out, most=5)
+    few, many = verdict.lines(out), verdict.lines(out, most=5)
     assert few[0].split()[:4] == ["cell", "ranks", "cells", "round"] and len(many) == len(few) - 4
     assert [line.split()[:5] for line in many[1:3]] == [["fedavg", "file", "3", "1", "3"], ["moon", "file", "3", "1", "3"]]
     assert "a quota cannot be seen from here" in few[7] and few[8].startswith("seconds of 6 cells: from FedAvg steps")

@@ -115,8 +115,9 @@ def test_a_job_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
         main = train.main
         train.main = lambda arguments: main(arguments) or (os.getppid() and rank == 1 and signal.pause())
 
-    monkeypatch.setattr(torture, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(torture, "DEADLINE_S", 14.0)
+    monkeypatch.setattr(torture, "TIMEOUT_S", 10.0)
+    monkeypatch.setattr(torture, "DEADLINE_S", 5.0)
+    monkeypatch.setattr(torture, "LONGEST_S", 60.0)
     told = []
     with torture.working_site(("SIGUSR1",), hang_at_the_end) as site:
         tally = torture.torture(site, 0, iter(range(5)), lambda tally: tally.failed, told.append)

@@ -42,7 +42,7 @@ from tools.torture_jobs import SMALL, Job, Step, draw_job, save_data
 ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
 NO_FAULT = "no fault at all"
 TIMEOUT_S, SHORT_TIMEOUT_S = 30.0, 3.0  # comm.timeout_s; short where a rank will give no sign of life
-DEADLINE_S = 20.0  # beyond comm.timeout_s
+DEADLINE_S, LONGEST_S = 20.0, 180.0  # beyond comm.timeout_s, from the fault on; of an attempt that nothing strikes
 SMALL_DISK = "48m"
 
 Breakage = Callable[[int], None]  # makes the program of this process wrong; gets the rank
@@ -116,16 +116,26 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
     arguments = ["--resume", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
                  f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=30"]
-    late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage,
-                                timeout_s=timeout_s + DEADLINE_S, watch=watcher(fault, notes, arguments))
-    return Attempt(late, results, notes)
+    hung: list[int] = []
+    late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage, timeout_s=LONGEST_S,
+                                watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung))
+    return Attempt(late or hung, results, notes)
 
 
-def watcher(fault: Fault | None, notes: Notes, arguments: list[str]) -> Callable[[dict[int, int]], None]:
-    """What the batch system, or another user, does from outside."""
+def watcher(fault: Fault | None, notes: Notes, arguments: list[str], limit_s: float,
+            hung: list[int]) -> Callable[[dict[int, int]], None]:
+    """What the batch system, or another user, does from outside; after limit_s what still runs is killed and `hung`."""
+    struck_s = 0.0
+
     def watch(running: dict[int, int]) -> None:
+        nonlocal struck_s
         if not fault or not notes.has("struck"):
             return
+        struck_s = struck_s or time.monotonic()
+        if time.monotonic() - struck_s > limit_s and not hung:
+            hung.extend(running)
+            for pid in running.values():
+                os.kill(pid, signal.SIGKILL)
         if fault.kind == KILL_ALL or (fault.kind == STOP and list(running) == [fault.victim]):
             for pid in running.values():
                 os.kill(pid, signal.SIGKILL)

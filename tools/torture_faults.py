@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import LOCK_NAME, process_mark
+from hkd_hpc.store.tree import BadFile, open_tree
 
 START_PHASES = ("import of torch", "set-up", "start")  # of no round
 SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "finale")
@@ -248,8 +249,17 @@ def wait_for(notes: Notes, name: str) -> None:
 # ---- faults of files, between two attempts ----
 
 def newest(folder: Path) -> Path | None:
-    checkpoints = RunFolder(folder).checkpoints()
-    return checkpoints[0][1] if checkpoints else None
+    """The newest checkpoint, if an older one is good: with none a run is refused, and begins anew only by hand."""
+    newest, *older = [path for _, path in RunFolder(folder).checkpoints()] or [None]
+    return newest if any(map(is_good, older)) else None
+
+
+def is_good(path: Path) -> bool:
+    try:
+        with open_tree(path):
+            return True
+    except BadFile:
+        return False
 
 
 def metrics(folder: Path) -> Path | None:

@@ -138,15 +138,17 @@ def counts(states: list[CellState]) -> str:
     return f"{len(states)} cells: " + ", ".join(f"{count} {state}" for state, count in found.items() if count)
 
 
-def wait(look: Callable[[], list[CellState]], say: Callable[[str], None], poll_s: float = 2.0) -> list[CellState]:
-    """The states once no cell is running or queued any more; says the counts when they change."""
+def wait(look: Callable[[], list[CellState]], say: Callable[[str], None], poll_s: float = 2.0,
+         more: Callable[[list[CellState]], bool] = lambda states: False) -> list[CellState]:
+    """The states once no cell is running or queued any more, and there are no `more` to come; says the counts when they
+    change."""
     said = ""
     while True:
         states = look()
         if counts(states) != said:
             said = counts(states)
             say(said)
-        if not any(state.state in BUSY for state in states):
+        if not any(state.state in BUSY for state in states) and not more(states):
             return states
         time.sleep(poll_s)
 

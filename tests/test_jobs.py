@@ -313,6 +313,20 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     assert states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2  # what was tried is for resubmit, not for this
 
 
+def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "QUEUE_S", 0.0)
+    (fake / "queued").write_text("900\n")  # a job of another study: there is no room
+    study, said = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", max_queued=1), []
+
+    def say(text):
+        said.append(text)
+        (fake / "queued").write_text("")  # whatever is queued has ended
+
+    assert not study.wait(say)
+    assert said == ["1 cells: 1 missing", "1 cells: 1 missing; 1 to start", "submitted job 1: 1 cells of 1 rank(s)",
+                    "1 cells: 1 lost"]
+
+
 def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     sweep = Sweep(scheme=["fedavg"], seed=range(9))
     study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2)

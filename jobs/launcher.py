@@ -142,7 +142,7 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     todo = look.todo
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
     lines = [f"{axes}: {watch.counts(look.states)}; {len(todo)} to start"]
-    if executor == "slurm":
+    if executor == "slurm" and options_fit(options, executor):
         each = (f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
                 "requeues")
         what = "cells at a time, one process each" if options.pack else "rank(s)"

@@ -18,7 +18,7 @@ from jobs import Study, Sweep, launch, watch
 from jobs.__main__ import main
 from jobs.checks import check
 from jobs.files import JOB_LOCK, Status, read_launches
-from jobs.launcher import resubmit, top_up
+from jobs.launcher import plan, resubmit, top_up
 from jobs.options import Options
 from jobs.pool import Pool
 from jobs.task import Task, begin
@@ -346,6 +346,7 @@ def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
 def test_packing_that_cannot_be_meant_is_refused(fake, tmp_path, options, text):
     with pytest.raises(UsageError, match=text):
         launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", **options)
+    assert text in plan(Sweep(scheme=["fedavg"]), "slurm", tmp_path / "root", Options(**options))
     assert not (tmp_path / "root").exists()
 
 

@@ -45,10 +45,16 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
     return list(problems)
 
 
-def check_root(root: Path) -> None:
+def check_no_file(root: Path) -> Path:
+    """The folder that the root is or would be made in; UsageError for a file."""
     place = next(path for path in (root, *root.parents) if path.exists())
     if not place.is_dir():
         raise UsageError(f"--root {root}: {place} is a file; name a folder")
+    return place
+
+
+def check_root(root: Path) -> None:
+    place = check_no_file(root)
     if not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"--root {root}: {place} cannot be written to; name another folder")
 

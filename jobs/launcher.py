@@ -12,7 +12,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import verdict, watch
-from jobs.checks import Problems, check
+from jobs.checks import Problems, check, check_no_file
 from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
 from jobs.files import LAUNCH_LOCK, Launch, Status, read_cells, read_launches, write_cells
 from jobs.forecast import Forecast, forecast
@@ -31,7 +31,16 @@ def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, si
     or UsageError, before anything is submitted.
     """
     cells, problems = sweep.cells()
-    return launch_cells(cells, executor, Path(os.path.abspath(root)), options_at(site, options), problems, say)
+    return launch_cells(cells, executor, root_at(root), options_at(site, options), problems, say)
+
+
+def root_at(root: str | os.PathLike) -> Path:
+    """The absolute path; UsageError for a file, and for none, as of an unset variable: it would be the current folder."""
+    if not os.fspath(root):
+        raise UsageError("--root: is empty; name a folder")
+    path = Path(os.path.abspath(root))
+    check_no_file(path)
+    return path
 
 
 def options_at(site: str | os.PathLike | None, given: dict[str, Any]) -> Options:
@@ -136,7 +145,7 @@ def tidy_up(root: Path, cells: list[Cell], states: list[watch.CellState]) -> Non
 def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options) -> str:
     """What `launch` would do and what that costs, and a line for each reason why it would refuse. Nothing is written or
     submitted."""
-    root = Path(os.path.abspath(root))
+    root = root_at(root)
     cells, problems = sweep.cells()
     look = examine(cells, executor, root, options, problems)
     todo = look.todo

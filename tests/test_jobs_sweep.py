@@ -131,6 +131,18 @@ def test_a_file_in_the_way_of_the_root(tmp_path):
     assert problem == f"--root {tmp_path}/file/root: {tmp_path}/file is a file; name a folder"
 
 
+@pytest.mark.parametrize("root, part", [("file", "file is a file; name a folder"), ("", "--root: is empty")])
+def test_a_root_that_is_no_folder_is_one_line(tmp_path, monkeypatch, capsys, root, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
+    for more in ([], ["--dry-run"]):
+        code = main(["launch", "spec.toml", "--executor", "debug", "--root", root, *more])
+        said = capsys.readouterr()
+        assert part in said.out + said.err and code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "spec.toml"]
+
+
 def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     study = cells(scheme=["fedavg", "fedmd"], clients=[10, 20], seed=range(3))
     local = {("fedavg", "10"): (0.5, 0.6, 0.7), ("fedmd", "10"): (0.5, 0.5, None), ("fedavg", "20"): (0.25, None, None)}

@@ -118,6 +118,9 @@ def check_options(options: Options, executor: str) -> None:
     for name in ("gpus_per_node", "parallel", "slots", "max_queued", "cores_per_node", "cores_free"):
         if not isinstance(getattr(options, name), int) or getattr(options, name) < 0:
             raise UsageError(f"{name}={getattr(options, name)}: must be a whole number >= 0")
+    for name in ("setup", "srun_args"):
+        if not isinstance(getattr(options, name), (list, tuple)):
+            raise UsageError(f"{name}={getattr(options, name)}: must be a list of texts")
     if options.gres and options.gpus_per_node:
         raise UsageError(f"gres={options.gres}: asks for GPUs as gpus_per_node={options.gpus_per_node} does; leave one away")
     if options.cores_per_node and options.cores_free >= options.cores_per_node:

@@ -119,7 +119,8 @@ def test_the_same_run_twice_is_refused():
 
 
 @pytest.mark.parametrize("options, part", [
-    ({"ranks": "all"}, "ranks=all"), ({"nodes": 0}, "nodes=0"), ({"time_min": 1.5}, "time_min=1.5")])
+    ({"ranks": "all"}, "ranks=all"), ({"nodes": 0}, "nodes=0"), ({"time_min": 1.5}, "time_min=1.5"),
+    ({"setup": "module load x"}, "setup=module load x: must be a list of texts")])
 def test_options_that_cannot_be_meant(tmp_path, options, part):
     [problem] = check(cells(scheme=["fedavg"]), "local", tmp_path, Options(**options))
     assert problem.startswith(part)

@@ -224,8 +224,9 @@ def error_in(log: Path, begin: int, code: int) -> str:
     return words if words.startswith("hkd_hpc: ") else no_room(log.parent) or words or f"exit code {code}"
 
 
-def last_words(log: Path, begin: int = 0) -> str:
-    """The last line of ours that is no warning, else the last line; the part of the log from `begin` on."""
+def last_words(log: Path, begin: int = 0, weak: str = "hkd_hpc: warning:") -> str:
+    """The last line of ours that is no warning, else the last that does not begin with `weak`, else the last; the part of
+    the log from `begin` on."""
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - 65536))
@@ -233,4 +234,4 @@ def last_words(log: Path, begin: int = 0) -> str:
     except OSError:
         return ""
     ours = [line for line in lines if line.startswith("hkd_hpc: ") and not line.startswith("hkd_hpc: warning:")]
-    return (ours or lines or [""])[-1].strip()[:500]
+    return (ours or [line for line in lines if not line.startswith(weak)] or lines or [""])[-1].strip()[:500]

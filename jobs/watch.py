@@ -101,11 +101,18 @@ def _state(folder: RunFolder, status: Status | None, launch: Launch | None, jobs
     if launch is not None and _is_waiting(launch, jobs, queue):
         return "queued", ""
     if status is None:
-        words = [f"job {jobs[-1]} ended before it began with this cell", no_room(folder.path.parent)] if jobs else []
-        return ("missing", "") if launch is None else ("lost", "; ".join(filter(None, words)))
+        return ("missing", "") if launch is None or not jobs else ("lost", _why_not_begun(folder.path.parent, jobs[-1]))
     if status.state == "running":
         return "lost", no_room(folder.path) or last_words(folder.path / "log.txt")
     return status.state, status.error
+
+
+def _why_not_begun(root: Path, job: str) -> str:
+    """A job that never reached a cell: the disk, else what its shell lines or srun said last, and where that stands."""
+    log = root / "submitit" / f"{job}_0_log.err"
+    said = last_words(log, weak="srun: ")
+    why = no_room(root) or (f"{said} ({log})" if said else f"see {log}" if log.exists() else "")
+    return "; ".join(filter(None, [f"job {job} ended before it began with this cell", why]))
 
 
 def _is_waiting(launch: Launch, jobs: list[str], queue: Queue) -> bool:

@@ -357,6 +357,11 @@ def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
     (fake / "squeue").write_text("#!/bin/bash\n")
     [state] = Study(study.root).status()
     assert (state.state, state.error) == ("lost", "job 1 ended before it began with this cell")
+    (study.root / "submitit/1_0_log.err").write_text("bash: line 1: /x/python: No such file or directory\n"
+                                                            "srun: launch/slurm: Terminating\n")
+    [state] = Study(study.root).status()
+    assert state.error == ("job 1 ended before it began with this cell; bash: line 1: /x/python: No such file or "
+                           f"directory ({study.root}/submitit/1_0_log.err)")
 
 
 # ---- a laptop

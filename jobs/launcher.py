@@ -35,7 +35,7 @@ def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, si
 
 
 def root_at(root: str | os.PathLike) -> Path:
-    """The absolute path; UsageError for a file, and for none, as of an unset variable: it would be the current folder."""
+    """The absolute path; UsageError for a file, and for none (an unset variable): that would be the current folder."""
     if not os.fspath(root):
         raise UsageError("--root: is empty; name a folder")
     path = Path(os.path.abspath(root))

@@ -225,8 +225,8 @@ def error_in(log: Path, begin: int, code: int) -> str:
 
 
 def last_words(log: Path, begin: int = 0, weak: str = "hkd_hpc: warning:") -> str:
-    """The last line of ours that is no warning, else the last that does not begin with `weak`, else the last; the part of
-    the log from `begin` on."""
+    """The last line of ours that is no warning, else the last that does not begin with `weak`, else the last; of the
+    log from `begin` on."""
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - 65536))

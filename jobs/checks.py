@@ -68,6 +68,8 @@ def check_slurm() -> None:
 def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
     """What sbatch says against a job of each size; nothing is submitted."""
     found = []
+    if not options.pack and options.nodes > (least := min(map(options.ranks_of, cells), default=options.nodes)):
+        return [f"nodes={options.nodes}: more than the {least} rank(s) of a cell; --ranks N, or fewer --nodes"]
     packed = [options.nodes * options.workers_per_node()] if options.pack else []
     for ranks in packed or sorted({options.ranks_of(cell) for cell in cells}):
         try:
@@ -76,7 +78,7 @@ def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
             return [str(error).splitlines()[0]]
         with environment():
             answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
-        if answer.returncode:
+        if answer.returncode and not (is_about_size(answer.stderr) and all_down(options)):
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
             found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}"
                          + mend(words))
@@ -90,6 +92,22 @@ MENDS = {"account": "another --account", "qos": "another --qos",
          "emory": "a smaller --mem-gb", "node count": f"fewer --nodes, or as many ranks as nodes; {SMALLER}",
          "node configuration": SMALLER, "processors": SMALLER, "gres": "another --gpus-per-node, or another --partition",
          "partition": "another --partition; sinfo says which there are"}
+
+
+def is_about_size(words: str) -> bool:
+    return "node configuration" in words or "node count" in words
+
+
+def all_down(options: Options) -> bool:
+    """Whether no node of the partition is up, as in a maintenance: jobs then wait, whatever sbatch --test-only says."""
+    partition = [f"--partition={options.partition}"] if options.partition else []
+    try:
+        answer = subprocess.run(["sinfo", "--noheader", "--format=%T", *partition], capture_output=True, text=True,
+                                timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    states = answer.stdout.split()
+    return bool(states) and all(state.startswith(("down", "drain", "maint", "fail", "reboot", "power")) for state in states)
 
 
 def mend(words: str) -> str:

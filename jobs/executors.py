@@ -58,9 +58,10 @@ def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch
     """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued leaves room for."""
     batches = list(jobs_to_submit(root, cells, options, record.name, longest_array(), room_in_queue(options, Queue())))
     record.write(root)  # also where there is no room for a job: its options are for the next try
-    for number, (ranks, batch) in enumerate(batches, 1):
+    shares = at_a_time_of(options, [len(batch) for _, batch in batches])
+    for number, ((ranks, batch), share) in enumerate(zip(batches, shares), 1):
         try:
-            jobs = submit_batch(root, batch, options, ranks)
+            jobs = submit_batch(root, batch, replace(options, array_parallelism=share), ranks)
         except UsageError as refusal:
             submitted = len({name for names in record.jobs.values() for name in names})
             raise UsageError(f"sbatch refused array {number} of {len(batches)} ({refusal}); {submitted} of "
@@ -74,6 +75,11 @@ def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch
     if left:
         say(f"{left} cells wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while somebody "
             f"waits (--wait, study.wait()), or by python -m jobs resubmit {root}")
+
+
+def at_a_time_of(options: Options, lengths: list[int]) -> list[int]:
+    """How many jobs of each array run at a time, at least one: array_parallelism is meant for all of them together."""
+    return [max(1, options.array_parallelism * length // sum(lengths)) for length in lengths]
 
 
 def submit_batch(root: Path, batch: list[Job], options: Options, ranks: int) -> list[str]:

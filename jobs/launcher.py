@@ -13,7 +13,7 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import verdict, watch
 from jobs.checks import Problems, check, check_no_file
-from jobs.executors import SUBMIT, fitting_cells, jobs_to_submit, longest_array, room_in_queue
+from jobs.executors import SUBMIT, at_a_time_of, fitting_cells, jobs_to_submit, longest_array, room_in_queue
 from jobs.files import LAUNCH_LOCK, Launch, Status, read_cells, read_launches, write_cells
 from jobs.forecast import Forecast, forecast
 from jobs.options import Options, as_options, check_options, cores_of
@@ -23,13 +23,15 @@ from jobs.sweep import Cell, Sweep
 from jobs.task import end, keep_final_weights
 
 
-def launch(sweep: Sweep, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
+def launch(sweep: Sweep | str | os.PathLike, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
            say=report.say, **options: Any) -> Study:
     """Submit what is not complete, running or queued; `options`: the fields of Options, others go to submitit.
 
-    `site`: a site file, for what is not among the options. Cells of earlier launches stay in the study. Raises Problems
+    `sweep`: or the path of a spec. `site`: a site file, for what is not among the options. Cells of earlier launches stay in the study. Raises Problems
     or UsageError, before anything is submitted.
     """
+    if isinstance(sweep, (str, os.PathLike)):
+        sweep = Sweep.from_toml(sweep)
     cells, problems = sweep.cells()
     return launch_cells(cells, executor, root_at(root), options_at(site, options), problems, say)
 
@@ -106,7 +108,7 @@ def examine(cells: list[Cell], executor: str, root: Path, options: Options, prob
     rounds = {state.name: state.round for state in states}
     study = {cell.name: cell for cell in [*read_cells(root), *cells]}.values()
     outlook = forecast(root, todo, [rounds[cell.name] for cell in todo], list(study), executor, options,
-                       at_a_time(executor, options, len(todo)))
+                       at_a_time(executor, options, root, todo))
     return Look(states, todo, outlook, [*problems, *outlook.problems])
 
 
@@ -118,12 +120,15 @@ def options_fit(options: Options, executor: str) -> bool:
     return True
 
 
-def at_a_time(executor: str, options: Options, cells: int) -> int:
+def at_a_time(executor: str, options: Options, root: Path, cells: list[Cell]) -> int:
     """How many cells run together, at most."""
-    jobs = min(options.array_parallelism, options.max_queued or sys.maxsize)
-    if options.pack:
-        jobs = min(jobs, options.allocations) * options.nodes * options.workers_per_node()
-    return min({"slurm": jobs, "local": options.parallel or fitting_cells()}.get(executor, 1), cells)
+    if executor != "slurm":
+        return min(options.parallel or fitting_cells(), len(cells)) if executor == "local" else 1
+    batches = [batch for _, batch in jobs_to_submit(root, cells, options, "", longest_array(), sys.maxsize)]
+    lengths = [len(batch) for batch in batches]
+    jobs = sum(map(min, lengths, at_a_time_of(options, lengths)))
+    jobs = min(jobs, options.max_queued or sys.maxsize)
+    return min(jobs * (options.nodes * options.workers_per_node() if options.pack else 1), len(cells))
 
 
 def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list[Cell]]:
@@ -155,9 +160,10 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
         each = (f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
                 "requeues")
         what = "cells at a time, one process each" if options.pack else "rank(s)"
-        lines += [f"array of {len(batch)} jobs, {options.array_parallelism} at a time: each {ranks} {what} of "
-                  f"{cores_of(options, ranks)} core(s) {each}"
-                  for ranks, batch in jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize)]
+        batches = list(jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize))
+        shares = at_a_time_of(options, [len(batch) for _, batch in batches])
+        lines += [f"array of {len(batch)} jobs, {min(share, len(batch))} at a time: each {ranks} {what} of "
+                  f"{cores_of(options, ranks)} core(s) {each}" for (ranks, batch), share in zip(batches, shares)]
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
     lines += verdict.lines(look.outlook) if look.outlook else []

@@ -131,12 +131,15 @@ def check_options(options: Options, executor: str) -> None:
         raise UsageError(f"python={options.python}: no command in words of the shell ({error})") from None
     check_pack(options, executor)
     if executor == "slurm" and options.signal_delay_s >= options.time_min * 60:
-        raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes")
+        raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes; "
+                         f"signal_delay_s={options.time_min * 20} leaves enough")
 
 
 def check_pack(options: Options, executor: str) -> None:
     """UsageError for a packed launch that cannot be meant."""
     if not options.pack:
+        if options.slots or options.allocations != 1:
+            raise UsageError("slots and allocations: are for a packed launch, --pack or pack=True")
         return
     if executor != "slurm":
         raise UsageError(f"pack: is for SLURM; with --executor {executor} --parallel says how many cells run at a time")

@@ -20,15 +20,7 @@ from typing import Any
 
 from hkd_hpc import presets as known_presets
 from hkd_hpc import schemes
-from hkd_hpc.config import (
-    Config,
-    absolute_paths,
-    as_values,
-    is_place,
-    read_toml,
-    resolve,
-    split_override,
-)
+from hkd_hpc.config import Config, absolute_paths, as_values, is_place, load_toml, resolve, split_override
 from hkd_hpc.errors import UsageError
 
 SHORT = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed", "beta": "data.beta"}
@@ -93,13 +85,14 @@ class Sweep:
     @classmethod
     def from_toml(cls, path: str | os.PathLike, overrides: Sequence[str] = ()) -> Sweep:
         """The sweep of a spec (see jobs/specs). UsageError for what cannot be meant."""
-        values = read_toml(os.fspath(path))
         parts: dict[str, dict[str, Any]] = {"sweep": {}, "axes": {}, "settings": {}}
-        for key, value in values.items():
-            table, _, name = key.partition(".")
-            if table not in parts or table == "sweep" and name != "presets":
-                raise UsageError(f"{path}: {key}: not known; known: [axes], [settings], sweep.presets")
-            parts[table][name] = value
+        for name, table in load_toml(os.fspath(path), "spec").items():
+            alien = [name] if name not in parts or not isinstance(table, dict) else [
+                f"{name}.{key}" for key in table if name == "sweep" and key != "presets"]
+            if alien:
+                raise UsageError(f"{path}: {alien[0]}: not known; a spec has tables [axes], [settings], [axes.<name>], and "
+                                 "[sweep] with presets")
+            parts[name] = table
         try:
             return cls(presets=parts["sweep"].get("presets", ()), settings=parts["settings"], overrides=overrides,
                        **parts["axes"])

@@ -80,7 +80,9 @@ def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[st
     done, rounds = len(rows.get("round", ())), cell.config().fed.rounds
     state, error = _state(folder, status, launch, jobs, queue)
     last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
-    left_s = float(rows["wall_s"].mean()) * (rounds - done) if done and state == "running" else NAN
+    left_s = NAN
+    if state == "running" and status and done > status.first_round:  # tests and saves, and what else takes time, included
+        left_s = (time.time() - status.began) / (done - status.first_round) * (rounds - done)
     job = status.job if status and state != "queued" else "".join(jobs[-1:])
     node, starts = (status.node, status.starts) if status else ("", 0)
     return CellState(cell.name, state, done, rounds, last["local"], last["global"], node, job, starts, left_s, error)

@@ -60,6 +60,7 @@ job_field() { # what SLURM says about this job, a value without blanks; empty fo
 
 enter_environment() {
     VENV=${VENV-.venv}
+    [[ -z ${SETUP-} || -r $SETUP ]] || fail "SETUP=$SETUP: cannot be read; name a file of shell lines"
     # shellcheck disable=SC1090
     [[ -z ${SETUP-} ]] || source "$SETUP"
     set +eu  # modules do not bear these
@@ -69,6 +70,8 @@ enter_environment() {
         # shellcheck disable=SC1091
         source "$here/stage_env.sh" use "$STAGE"
     elif [[ -n $VENV ]]; then
+        [[ -r $VENV/bin/activate ]] || fail "VENV=$VENV: is no Python environment; make demo makes .venv, VENV= (empty) goes" \
+            "without one"
         # shellcheck disable=SC1091
         source "$VENV/bin/activate"
     fi

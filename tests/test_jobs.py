@@ -327,6 +327,14 @@ def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monke
                     "1 cells: 1 lost"]
 
 
+def test_the_jobs_at_a_time_are_those_of_all_arrays_together(fake, tmp_path):
+    """20 cells and MaxArraySize 10: two arrays share 4; one at least runs of each."""
+    launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "four", array_parallelism=4)
+    launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "one", array_parallelism=1)
+    arrays = [line for n in range(1, 5) for line in (fake / f"script.{n}").read_text().splitlines() if "--array=" in line]
+    assert arrays == ["#SBATCH --array=0-9%2"] * 2 + ["#SBATCH --array=0-9%1"] * 2
+
+
 def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     sweep = Sweep(scheme=["fedavg"], seed=range(9))
     study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2)
@@ -342,6 +350,7 @@ def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     ({"pack": True}, "pack: on nodes without GPU say how many cells at a time by slots=N"),
     ({"pack": True, "slots": 2, "ranks": 3}, "pack: each cell is one process; leave ranks=3 away"),
     ({"pack": True, "slots": 2, "allocations": 0}, "allocations=0: must be a whole number >= 1"),
+    ({"slots": 4}, "slots and allocations: are for a packed launch"),
     ({"max_queued": -1}, "max_queued=-1: must be a whole number >= 0")])
 def test_packing_that_cannot_be_meant_is_refused(fake, tmp_path, options, text):
     with pytest.raises(UsageError, match=text):

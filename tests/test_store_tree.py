@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -381,3 +382,16 @@ def test_importing_the_store_loads_neither_h5py_nor_torch():
     done = run_python("import sys, hkd_hpc.store.tree, hkd_hpc.store.folder, hkd_hpc.store.lock; "
                       "print([name for name in ('h5py', 'torch', 'mpi4py') if name in sys.modules])")
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_an_interrupt_while_a_file_is_written_counts_when_it_is_there(tmp_path):
+    def write(path):
+        path.write_text("one half")
+        signal.raise_signal(signal.SIGINT)
+        path.write_text("the whole")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        atomic.replace_file(tmp_path / "file", write)
+    assert (tmp_path / "file").read_text() == "the whole" and len(list(tmp_path.iterdir())) == 1
+    assert signal.getsignal(signal.SIGINT) is handler

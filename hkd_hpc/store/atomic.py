@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hkd_hpc.errors import RunError
@@ -24,10 +26,11 @@ def replace_file(path: str | Path, write: Callable[[Path], None],
     path = Path(path)
     temporary = temporary_path(path)
     try:
-        write(temporary)
-        _flush(temporary)
-        verify(temporary)
-        os.replace(temporary, path)
+        with interrupts_held():
+            write(temporary)
+            _flush(temporary)
+            verify(temporary)
+            os.replace(temporary, path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {_what_remains(path)}") from error
     finally:
@@ -36,6 +39,22 @@ def replace_file(path: str | Path, write: Callable[[Path], None],
     # Some file systems cannot flush a folder, and the rename has happened: no reason to end a run.
     with contextlib.suppress(OSError):
         _flush(path.parent)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C within it counts at its end: HDF5 calls back into Python where an exception is only printed and lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def replace_text(path: str | Path, text: str) -> None:

@@ -229,8 +229,11 @@ def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict
     static["changes_json"] = tree.get("changes_json", "[]")
     changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))
     if changes and not allow_change:
+        fixed = any(key.startswith(config_module.FIXED) for key in changes)
         raise UsageError(f"--resume: the checkpoint of round {round} was written with other settings than config.json has "
-                         f"({', '.join(changes)}); --allow-change goes on with these")
+                         f"({', '.join(changes)}); " + (
+                             "put back config.json: config_json in the checkpoint is the text" if fixed else
+                             "--allow-change goes on with these"))
     if changes:
         entry = {"after_round": round, **changes}
         static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])

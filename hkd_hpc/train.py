@@ -19,6 +19,7 @@ from typing import Any
 
 from hkd_hpc import __version__, config as config_module, environment, presets, report, versions
 from hkd_hpc.comm import World
+from hkd_hpc.comm.control import leave
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.effects import without_effect
@@ -27,6 +28,7 @@ from hkd_hpc.lazy import torch_environment
 from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
+from hkd_hpc.store.tree import open_tree
 
 RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
 
@@ -183,7 +185,7 @@ def lock_lost(text: str) -> None:
 
 def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     """Rank 0: the settings as JSON, the stored ones on --resume; None when the run is complete already."""
-    text = folder.read_config() if folder and request.resume else None
+    text = stored_text(folder) if folder and request.resume else None
     if text is None and not request.resume:
         return request.config.to_json()
     if text is None:
@@ -200,6 +202,21 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
             return None
     check_machine(config)
     return config.to_json()
+
+
+def stored_text(folder: RunFolder) -> str | None:
+    """The run's settings as JSON, from its newest good checkpoint where config.json is gone; None: there is no run."""
+    text = folder.read_config()
+    if text is not None or not folder.holds_run():
+        return text
+    newest = folder.newest_good_path()
+    if newest is None:
+        raise UsageError(f"--resume {folder.path}: config.json is missing and no checkpoint is good; nothing can be gone on with")
+    with open_tree(newest[1]) as file:
+        text = file.load("config_json")
+    report.warn(f"{folder.config_path} is missing: the settings are those in {newest[1].name}")
+    folder.write_config(text)
+    return text
 
 
 def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
@@ -265,5 +282,15 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
         return assemble.run(config, comm, folder, request, stop)
 
 
+def program() -> int:
+    """main, of a process that ends with it: after a failure no thread of a user's own code may keep it alive."""
+    try:
+        return main()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

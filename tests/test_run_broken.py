@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 
 import h5py
 import pytest
@@ -194,3 +195,46 @@ def test_settings_of_another_version_or_of_nobody(run, text, words):
     (run / "config.json").write_text(text)
     line = failed(toy.train(2, "--resume", "--out", run), code=2)
     assert f"{run}/config.json" in line and words in line
+
+
+def test_lost_settings_come_from_the_checkpoint(run, whole):
+    (run / "config.json").unlink()
+    output = toy.train_ok(1, "--resume", "--out", run)[0]
+    assert "config.json is missing: the settings are those in round_0003.h5" in output and "resuming after round 3" in output
+    assert toy.rows(run) == toy.rows(whole) and (run / "config.json").read_text() == (whole / "config.json").read_text()
+
+
+def test_lost_settings_and_checkpoints_are_no_reason_to_begin_anew(run):
+    (run / "config.json").unlink()
+    for path in (run / "checkpoints").iterdir():
+        flip(path)
+    assert "config.json is missing and no checkpoint is good" in failed(toy.train(2, "--resume", "--out", run), code=2)
+    assert not (run / "config.json").exists()
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, whole):
+    for path in (run / "metrics.h5", run / "checkpoints/round_0003.h5"):
+        path.unlink()
+        os.mkfifo(path)
+    output = toy.train_ok(1, "--resume", "--out", run)[0]
+    assert "round_0003.h5: it is no ordinary file" in output and toy.rows(run) == toy.rows(whole)
+
+
+SCHEME = '''
+import threading, time
+from hkd_hpc.schemes.fedavg import FedAvg
+
+
+class Threaded(FedAvg):
+    def begin(self, client):
+        threading.Thread(target=time.sleep, args=(300,)).start()
+        raise ArithmeticError("a bad number")
+'''
+
+
+def test_a_users_thread_does_not_keep_a_failed_process_alive(tmp_path, data):
+    toy.write_module(tmp_path, "threaded", SCHEME)
+    done = subprocess.run([sys.executable, "-m", "hkd_hpc.train", *arguments(data, "scheme.name=threaded:Threaded"), "--out",
+                           tmp_path / "run"], cwd=toy.PROJECT, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": f"{tmp_path}:{toy.PROJECT}"})
+    assert done.returncode == 1 and "ArithmeticError: a bad number" in done.stderr

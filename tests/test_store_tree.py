@@ -159,7 +159,7 @@ def test_missing_foreign_and_unsealed_files(tmp_path):
             file["a"] = 1
         with pytest.raises(BadFile, match="not written to its end, or not by hkd_hpc"):
             load_tree(path)
-    with pytest.raises(BadFile, match="Is a directory"):
+    with pytest.raises(BadFile, match="no ordinary file"):
         load_tree(tmp_path)
 
 

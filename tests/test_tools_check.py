@@ -89,7 +89,7 @@ DAMAGE = {
     "huge": (grow, "its bytes do not match its checksum: 1099511627264 are there"), "flipped bit": (flip, "damaged: its bytes do not match its checksum"), "cut": (cut, "truncated"),
     "empty": (lambda path: path.write_bytes(b""), "not an HDF5 file"),
     "text": (lambda path: path.write_text("hello\n" * 1000), "not an HDF5 file"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "no ordinary file"),
     "plain HDF5": (lambda path: h5py.File(path, "w").close(), "not by hkd_hpc"),
 }
 
@@ -149,6 +149,13 @@ def test_a_checkpoint_of_another_run(checked, run, tmp_path):
     code, lines, said = checked()
     assert code == 1 and said.count("WRONG") == 1
     assert "its partition is another one" in lines["checkpoints/round_0001.h5"]
+
+
+def test_settings_that_somebody_edited(checked, run):
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    code, lines, _ = checked()
+    assert code == 1 and "WRONG: it was written with another run.seed than config" in lines["checkpoints/round_0004.h5"]
 
 
 @pytest.mark.parametrize("text, words", [

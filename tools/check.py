@@ -198,6 +198,9 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
     changes = config_module.changes(stored, config) if stored and config else {}
     if not changes:
         return ""
+    fixed = [key for key in changes if key.startswith(config_module.FIXED)]
+    if fixed:
+        raise Wrong(f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes")
     return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
 
 

@@ -93,6 +93,8 @@ def open_tree(path: str | Path) -> Iterator[TreeFile]:
     path = Path(path)
     with contextlib.ExitStack() as stack:
         with _bad_file(path):
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise BadFile(path, "it is no ordinary file")
             raw = stack.enter_context(open(path, "rb"))
             _check_seal(path, raw)
             root = stack.enter_context(h5py.File(raw, "r"))

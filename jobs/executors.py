@@ -16,7 +16,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.lock import RunLock, process_mark
 from jobs.files import LAUNCH_LOCK, Launch, read_launches
 from jobs.options import Options, cores_of, setup_lines
-from jobs.pool import Pool
+from jobs.pool import Pool, turned, variables
 from jobs.sweep import Cell
 from jobs.task import Task, output_to
 from jobs.watch import Queue
@@ -39,16 +39,10 @@ CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 @contextlib.contextmanager
 def environment() -> Iterator[None]:
     """Within it the variables are those outside of any job, and this package can be imported by what is started."""
-    before = dict(os.environ)
     project = str(Path(__file__).resolve().parents[1])
-    paths = [project, *filter(None, [before.get("PYTHONPATH")])]
-    try:
-        os.environ.clear()
-        os.environ.update(outside_of_jobs(before), PYTHONPATH=os.pathsep.join(paths))
+    paths = [project, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with variables(outside_of_jobs(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}):
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 Job = tuple[Callable[[], None], list[Cell]]  # what it runs, and the cells that it may have
@@ -117,12 +111,6 @@ def jobs_to_submit(root: Path, cells: list[Cell], options: Options, launch: str,
         same = [cell for cell in cells if options.ranks_of(cell) == ranks]
         for begin in range(0, len(same), longest):
             yield ranks, [(Task(root, cell, launch), [cell]) for cell in same[begin:begin + longest]]
-
-
-def turned(cells: list[Cell], by: int) -> list[Cell]:
-    """The same cells, begun elsewhere, so that not all workers try the same one first."""
-    by %= len(cells)
-    return cells[by:] + cells[:by]
 
 
 def follow(root: Path, cells: list[Cell], launch: str, job: str) -> str:

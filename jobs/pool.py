@@ -63,8 +63,7 @@ class Pool:
 
     def _work(self, stop: StopRequest, begin: int, place: int) -> int:
         """Passes over the cells until one finds nothing to do; STOPPED or above 128 when a signal ended it, else 0."""
-        first = begin % len(self.cells)
-        cells, found = self.cells[first:] + self.cells[:first], True
+        cells, found = turned(self.cells, begin), True
         given_up: set[str] = set()  # here: on a full disk not even their failure can be written down
         while found:
             found = False
@@ -109,6 +108,12 @@ class Pool:
             time.sleep(POLL_S)
 
 
+def turned(cells: list[Cell], by: int) -> list[Cell]:
+    """The same cells, begun elsewhere, so that not all workers try the same one first."""
+    by %= len(cells)
+    return cells[by:] + cells[:by]
+
+
 def _job_of(folder: Path) -> str | None:
     status = Status.read(folder)
     return status and status.job
@@ -117,14 +122,21 @@ def _job_of(folder: Path) -> str | None:
 @contextlib.contextmanager
 def world_of_its_own(place: int, devices: str | None, set_devices: bool) -> Iterator[None]:
     """Within it this process is no rank of its job; of the GPUs it sees, it takes number `place`, modulo their number."""
-    before = dict(os.environ)
-    alone = outside_of_jobs(before) | {DEVICE_OFFSET: str(place)}
+    alone = outside_of_jobs(os.environ) | {DEVICE_OFFSET: str(place)}
     if set_devices:
         alone.pop("CUDA_VISIBLE_DEVICES", None)
         alone |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    with variables(alone):
+        yield
+
+
+@contextlib.contextmanager
+def variables(new: dict[str, str]) -> Iterator[None]:
+    """Within it the process has these environment variables and no others."""
+    before = dict(os.environ)
     try:
         os.environ.clear()
-        os.environ.update(alone)
+        os.environ.update(new)
         yield
     finally:
         os.environ.clear()

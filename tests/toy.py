@@ -1,17 +1,20 @@
 """Helpers of the integration tests: tiny data, runs of `hkd_hpc.train` (forked ranks or mpirun), and their files."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 
 from comm_launch import session_folder
 from tools.forked_ranks import Result, run_ranks
@@ -156,6 +159,19 @@ def start_mpirun(size: int, *arguments: object, env: dict[str, str] | None = Non
     command = [*before, "mpirun", "-n", str(size), sys.executable, "-m", "hkd_hpc.train", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
                             env={**os.environ, **MPI_ENV, "TMPDIR": session_folder(), **(env or {}), "PYTHONPATH": paths})
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A real disk of that size (4m), made and mounted at `place`; a test that needs it is skipped where none may be."""
+    place.mkdir()
+    mount = shutil.which("mount")
+    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 def mpirun(size: int, *arguments: object, timeout_s: float = 90, **options) -> tuple[int, str, str]:

@@ -27,7 +27,7 @@ from hkd_hpc.history import History
 from hkd_hpc.report import printable
 from hkd_hpc.store.folder import RunFolder, temporary_files
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
-from hkd_hpc.store.tree import BadFile, TreeFile, load_tree, open_tree, save_tree
+from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STATIC = ("config_json", "changes_json", "versions_json", "partition", "image_shape", "baselines", "world")
@@ -111,14 +111,6 @@ def fallback(folder: RunFolder, bad: Path) -> str:
     """What --resume does without this checkpoint."""
     good = next((path.name for _, path in folder.checkpoints() if path != bad and is_whole(path)), None)
     return f"--resume goes on from {good}" if good else "no other checkpoint is good, so the run has to begin anew"
-
-
-def is_whole(path: Path) -> bool:
-    try:
-        with open_tree(path):
-            return True
-    except BadFile:
-        return False
 
 
 def reason_of(bad: Exception) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import LOCK_NAME, process_mark
-from hkd_hpc.store.tree import BadFile, open_tree
+from hkd_hpc.store.tree import is_whole
 
 START_PHASES = ("import of torch", "set-up", "start")  # of no round
 SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "finale")
@@ -251,15 +251,7 @@ def wait_for(notes: Notes, name: str) -> None:
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint, if an older one is good: with none a run is refused, and begins anew only by hand."""
     newest, *older = [path for _, path in RunFolder(folder).checkpoints()] or [None]
-    return newest if any(map(is_good, older)) else None
-
-
-def is_good(path: Path) -> bool:
-    try:
-        with open_tree(path):
-            return True
-    except BadFile:
-        return False
+    return newest if any(map(is_whole, older)) else None
 
 
 def metrics(folder: Path) -> Path | None:

@@ -102,6 +102,15 @@ def open_tree(path: str | Path) -> Iterator[TreeFile]:
         yield TreeFile(path, root)
 
 
+def is_whole(path: str | Path) -> bool:
+    """Whether `open_tree` opens it."""
+    try:
+        with open_tree(path):
+            return True
+    except BadFile:
+        return False
+
+
 class TreeFile:
     """An open, checked file. Keys are paths such as "clients/3/weights"; "" is the root."""
 

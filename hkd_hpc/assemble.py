@@ -66,7 +66,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     if scheme_class.pools_data:
         partition = pooled(partition)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
-    net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed)
+    net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed, comm.device)
     flat = FlatModel(net, comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))

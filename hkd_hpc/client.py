@@ -159,7 +159,7 @@ class Workbench:
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
         self.flat.grad_P.zero_()
         values = owed.loss_terms(self.scheme, self.scheme.loss(client, batch))
-        sum(values).backward()
+        self.flat.backward(sum(values))
         self.scheme.adjust_gradient(client)
         if self.config.train.clip_norm:
             clip_gradient(self.flat.grad_P, self.config.train.clip_norm)

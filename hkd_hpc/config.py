@@ -94,6 +94,8 @@ class ModelSettings:
                         choices=("batch", "group"))
     latent_norm: str = setting("none", "batch: BatchNorm without parameters after the feature vector",
                                choices=("none", "batch"))
+    convolution: str = setting("taps", "taps: the built-in networks compute convolutions on small maps as matrix products, "
+                                       "channels last, faster on CPUs; library: all by torch", choices=("taps", "library"))
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class CommSettings:
     start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
 
 
+BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
 SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,
             "run": RunSettings, "comm": CommSettings}
@@ -196,9 +199,9 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
 
 
 def from_json(text: str) -> Config:
-    """The Config that `Config.to_json` wrote."""
-    return from_values({f"{section}.{key}": value for section, keys in json.loads(text).items()
-                        for key, value in keys.items()})
+    """The Config that `Config.to_json` wrote, in this version or an earlier one."""
+    return from_values(BEFORE_IT_WAS_A_SETTING | {f"{section}.{key}": value for section, keys in json.loads(text).items()
+                                                  for key, value in keys.items()})
 
 
 def str_or_shown(value: Any) -> str:

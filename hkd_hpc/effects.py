@@ -41,6 +41,7 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.stem", f"model.name={model.name}"
     if model.name not in MODELS:
         yield "model.latent_norm", f"model.name={model.name}"
+        yield "model.convolution", f"model.name={model.name}"
     if has_no_batchnorm(config):
         yield "train.batchnorm", "model.norm=group, which leaves no BatchNorm"
         yield "scheme.public_batchnorm", "model.norm=group, which leaves no BatchNorm"

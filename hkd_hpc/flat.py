@@ -2,7 +2,11 @@
 
 Layout: every parameter, then every float buffer (BatchNorm's running statistics), each at an offset that is a multiple
 of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters and buffers of the module become views.
-Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged.
+Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged. Each tensor keeps its own
+memory order.
+
+Live are all trainable floats but the taps of a convolution that never meet the image (convolution.py): no image changes
+them and they change no output, so the optimiser leaves them alone.
 
 Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
 """
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hkd_hpc.convolution import TapConv2d
 from hkd_hpc.errors import UsageError
 
 ALIGN = 16
@@ -27,10 +32,16 @@ class Slot:
 
     name: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: str
     offset: int
     trainable: bool
     alias: bool
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of more than one place, from the outermost in memory to the innermost."""
+        return tuple(sorted((axis for axis, size in enumerate(self.shape) if size > 1), key=lambda axis: -self.strides[axis]))
 
     @property
     def size(self) -> int:
@@ -50,8 +61,10 @@ class FlatModel:
         self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
         self.grad_P = torch.zeros(trainable, dtype=torch.float32, device=device)
         self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
+        self.taps = [module for module in net.modules() if isinstance(module, TapConv2d)]
         self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
         self._adopt()
+        self.live_spans = self._live_spans()
 
     def _adopt(self) -> None:
         """Move the module's tensors into the flat buffers: from here on they are views."""
@@ -67,7 +80,31 @@ class FlatModel:
 
     @staticmethod
     def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-        return flat[slot.offset:slot.offset + slot.size].view(slot.shape)
+        return flat[slot.offset:slot.offset + slot.size].as_strided(slot.shape, slot.strides)
+
+    def _live_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in `parameters_P`: what is left between the dead taps."""
+        offsets = {id(tensor): slot.offset for slot, (_, tensor) in zip(self.slots, _tensors(self.net))}
+        dead = sorted((offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
+                      for conv in self.taps for start, stop in conv.dead_spans())
+        starts, stops = [0, *(stop for _, stop in dead)], [*(start for start, _ in dead), len(self.parameters_P)]
+        return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
+
+    def live(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
+        """The live spans of a vector of the trainable floats, as views."""
+        return [vector_P[start:stop] for start, stop in self.live_spans]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss` to `grad_P`."""
+        self._let_taps_add(True)
+        try:
+            loss.backward()
+        finally:
+            self._let_taps_add(False)
+
+    def _let_taps_add(self, adds: bool) -> None:
+        for conv in self.taps:
+            conv.adds_to_grad = adds
 
     @property
     def payload_floats(self) -> int:
@@ -84,8 +121,8 @@ class FlatModel:
         return sum(slot.size for slot in self.slots if slot.trainable and not slot.alias)
 
     def schema(self) -> str:
-        """Names, shapes, dtypes and offsets as text: what all ranks must agree on before the first exchange."""
-        return "\n".join(f"{s.name} {s.shape} {s.dtype} {s.offset}" for s in self.slots)
+        """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first exchange."""
+        return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.slots)
 
     def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
         """A state dict of numpy arrays from a flat vector of this layout and the integer buffers."""
@@ -135,7 +172,7 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     seen: set[int] = set()
     slots = []
     for name, tensor in named:
-        slots.append(Slot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
+        slots.append(Slot(name, tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), str(tensor.dtype).removeprefix("torch."),
                           offsets.get(id(tensor), -1), id(tensor) in parameters, id(tensor) in seen))
         seen.add(id(tensor))
     return slots, trainable, total

@@ -16,6 +16,7 @@ from torch import nn
 
 from hkd_hpc import rng, schemes
 from hkd_hpc.config import ModelSettings
+from hkd_hpc.convolution import prefer_channels_last, reformulate
 from hkd_hpc.errors import UsageError
 
 
@@ -24,11 +25,14 @@ class Net(nn.Module):
 
     def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
         super().__init__()
+        self.channels_last = False  # in memory; see convolution.py
         self.extractor = extractor
         self.latent_norm = nn.BatchNorm1d(latent, affine=False) if latent_norm == "batch" else nn.Identity()
         self.classifier = nn.Linear(latent, classes)
 
     def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.channels_last:
+            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         feature_BD = self.latent_norm(self.extractor(x_BCHW))
         return feature_BD, self.classifier(feature_BD)
 
@@ -39,8 +43,11 @@ class Net(nn.Module):
         return getattr(self.extractor, names[0] if names else "last_stage")
 
 
-def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """The network with the initial weights of this seed; torch's global generator is left as it was.
+def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int,
+          device: torch.device | str = "cpu") -> nn.Module:
+    """The network with the initial weights of this seed, made for `device`; torch's global generator is left as it was.
+
+    The order of the weights in memory, and so in a flat buffer, is the same for every device.
 
     UsageError when a user's own model (`module:Class`, called with (classes, latent)) does not give (feature, logits).
     """
@@ -53,6 +60,11 @@ def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, in
             net = Net(extractor, settings.latent, classes, settings.latent_norm)
     if settings.norm == "group":
         replace_batch_norm(net)
+    if settings.convolution == "taps" and isinstance(net, Net):
+        reformulate(net, image_shape)
+        if torch.device(device).type == "cpu":
+            prefer_channels_last(net)
+            net.channels_last = True
     return net
 
 

@@ -7,20 +7,21 @@ from hkd_hpc.flat import FlatModel
 
 
 class Adam:
-    """torch.optim.Adam with defaults (betas .9 .999, eps 1e-8, no weight decay); state new in every round."""
+    """torch.optim.Adam with defaults (betas .9 .999, eps 1e-8, no weight decay) on the live spans of a model; state new
+    in every round."""
 
     def __init__(self, flat: FlatModel):
-        self.parameters, self.gradients = [flat.parameters_P], [flat.grad_P]
-        self.means = [torch.zeros_like(flat.grad_P)]
-        self.squares = [torch.zeros_like(flat.grad_P)]
-        self.steps = [torch.zeros((), dtype=torch.float32, device=flat.grad_P.device)]
+        self.parameters, self.gradients = flat.live(flat.parameters_P), flat.live(flat.grad_P)
+        self.means = [torch.zeros_like(part) for part in self.gradients]
+        self.squares = [torch.zeros_like(part) for part in self.gradients]
+        self.taken = torch.zeros((), dtype=torch.float32, device=flat.grad_P.device)
+        self.steps = [self.taken] * len(self.parameters)
 
     def reset(self) -> None:
-        for state in (self.means, self.squares, self.steps):
-            state[0].zero_()
+        torch._foreach_zero_([*self.means, *self.squares, self.taken])
 
     def step(self, lr: float) -> None:
-        self.steps[0].add_(1)
+        self.taken.add_(1)
         torch._fused_adam_(self.parameters, self.gradients, self.means, self.squares, [], self.steps, lr=lr, beta1=0.9,
                            beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
 

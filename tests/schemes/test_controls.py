@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from federation import Federation, save_images, settings
+from federation import LIBRARY, Federation, save_images, settings
 from plain import assert_same_model, double, train
 
 import toy
@@ -32,7 +32,7 @@ def loaded(run: Federation, values_V: torch.Tensor) -> torch.nn.Module:
 
 
 def test_local_clients_never_hear_of_each_other(data):
-    run = Federation(data, "local")
+    run = Federation(data, "local", LIBRARY)
     expected = [plain_rounds(run, client, 2) for client in run.clients]
     run.play(2)
     for client, net in zip(run.clients, expected):
@@ -57,7 +57,7 @@ def test_local_client_that_is_not_sampled_keeps_its_model(data):
 
 
 def test_central_trains_on_exactly_the_images_of_the_federation(data):
-    federation, central = Federation(data, "fedavg"), Federation(data, "central")
+    federation, central = Federation(data, "fedavg"), Federation(data, "central", LIBRARY)
     (pool,) = central.clients
     for kind in ("train", "test"):
         assert _images(pool, kind) == sorted(sum((_images(client, kind) for client in federation.clients), []))

@@ -76,6 +76,23 @@ def meet(world: World) -> None:
         print(f"{len(parents)} ranks of {'one job' if len(set(parents)) == 1 else 'several jobs'}", flush=True)
 
 
+def stop_in_mpi(world: World) -> None:
+    """Rank 1 is stopped as it comes to a call of MPI in which the others then wait: the making of a group, or the end."""
+    from hkd_hpc.comm import mpi
+
+    mpi.SPLIT_S = mpi.FINALIZE_S = 1.0
+    owner, name = {"split": (mpi.MpiComm, "__init__"), "finalize": (mpi.MpiWorld, "finish")}[sys.argv[2]]
+    original = getattr(owner, name)
+
+    def stopped(*args: object) -> None:
+        if world.rank == 1:
+            FAILURES["stop"]()
+        original(*args)
+
+    setattr(owner, name, stopped)
+    world.connect(device="cpu")
+
+
 def wait(world: World) -> None:
     """Say which processes we are, and stay."""
     world.control.meet(["all here"])
@@ -96,7 +113,7 @@ FAILURES = {
     "terminate": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)),
 }
 MODES = {function.__name__: function
-         for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, meet, wait)}
+         for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, meet, stop_in_mpi, wait)}
 
 if __name__ == "__main__":
     backend = sys.argv[2] if sys.argv[1] == "contract" else "auto"

@@ -181,6 +181,7 @@ def test_of_all_ranks_that_miss_rank_0_one_says_so():
     assert not late and [result.exit_code for result in results[1:]] == [1, 1, 1]
     assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
     assert "has not been heard of for 1 s" in messages(results)[0]
+    assert "it is stopped (SIGSTOP, or a debugger). What to do:" in messages(results)[0]
 
 
 def test_report_of_a_death_says_where_the_others_are():
@@ -321,6 +322,15 @@ def test_mpirun_with_a_stopped_rank_ends_after_the_time_out():
     result = mpirun(2, "fail", "stop", 1, TEST_TIMEOUT_S="2")
     assert result.returncode != 0
     assert len(ours(result)) == 1 and "rank 1 (" in ours(result)[0] and "within 2 s" in ours(result)[0]
+
+
+@pytest.mark.parametrize("where, text", [
+    ("split", "the making of the client ranks' group by MPI did not end within"),
+    ("finalize", "MPI_Finalize did not end within")])
+def test_mpirun_with_a_rank_stopped_before_mpi_waits_for_it(where, text):
+    result = mpirun(3, "stop_in_mpi", where, TEST_TIMEOUT_S="2")
+    assert result.returncode != 0
+    assert text in ours(result)[0], result.stderr
 
 
 def test_mpirun_with_a_rank_killed_inside_the_sum():

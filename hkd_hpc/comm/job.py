@@ -107,7 +107,7 @@ class World:
             if self._comm is not None:
                 self._comm.close()
             if self._mpi is not None:
-                self._mpi.finish()
+                self._mpi.finish(self.control.timeout_s)
         except Exception as error:
             return error
         return None

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hkd_hpc.comm.base import Comm, HostStaging, LinkError
+from hkd_hpc.comm.watch import EndGuard, ForkedGuard
 from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
 
+SPLIT_S = 60.0    # of a loaded machine, as gloo's groups have
+FINALIZE_S = 60.0 # nothing is lost by then
 CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 
 
@@ -58,9 +61,11 @@ class MpiWorld:
         self.comm.Bcast(data, root=0)
         return data.tobytes().rstrip(b"\0").decode()
 
-    def finish(self) -> None:
-        """MPI_Finalize, in the normal end only: it waits for all ranks."""
+    def finish(self, timeout_s: float = FINALIZE_S) -> None:
+        """MPI_Finalize, in the normal end only: it waits for all ranks, with Python's lock held."""
+        guard = ForkedGuard(EndGuard.begin(self.comm.rank, max(timeout_s, FINALIZE_S)))
         self.MPI.Finalize()
+        guard.release()
 
 
 class MpiComm(Comm):
@@ -69,7 +74,8 @@ class MpiComm(Comm):
     def __init__(self, mpi: MpiWorld, *args: Any) -> None:
         super().__init__(*args)
         self._mpi, self._staging = mpi, HostStaging()
-        self._clients = mpi.comm.Split(min(self.rank, 1), self.rank)
+        with self._control.transfer("the making of the client ranks' group by MPI", at_least_s=SPLIT_S):
+            self._clients = mpi.comm.Split(min(self.rank, 1), self.rank)
 
     def _sum(self, piece: torch.Tensor) -> None:
         with self._errors(), self._staging.host(piece) as host:

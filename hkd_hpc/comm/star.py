@@ -232,8 +232,10 @@ class Spoke(Control):
         waits_since_s = self._waits_since_s
         if waits_since_s is not None and now_s - max(waits_since_s, self._heard_s) > self.timeout_s + 3 * HEARTBEAT_S:
             self._waits_since_s = None
-            text = (f"{self.members[0]} has not been heard of for {self.timeout_s:g} s (comm.timeout_s); "
-                    f"last seen in {self._hub_place}")
+            hub = self.members[0]
+            found = doctor.condition_of(hub.pid) if hub.machine == self.members[self.rank].machine else ""
+            text = (f"{hub} has not been heard of for {self.timeout_s:g} s (comm.timeout_s); last seen in {self._hub_place}"
+                    f"{found and f'; {found}'}. {doctor.ADVICE_HANG}")
             self._answers.put({"kind": "stop", "text": text})
 
 

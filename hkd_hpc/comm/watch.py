@@ -90,10 +90,30 @@ class StartGuard:
         return sorted(rank for rank in ranks if rank is not None)
 
 
-class ForkedGuard:
-    """The guard in a process of its own: MPI_Init blocks with Python's lock held, so that no thread could speak."""
+@dataclass(frozen=True)
+class EndGuard:
+    """Tells that MPI_Finalize waits in vain: for a rank that was stopped, or a host that is gone, after the last meeting."""
+    rank: int
+    timeout_s: float
+    began_s: float
 
-    def __init__(self, guard: StartGuard) -> None:
+    @classmethod
+    def begin(cls, rank: int, timeout_s: float) -> EndGuard:
+        """A guard whose time starts now."""
+        return cls(rank, timeout_s, time.monotonic())
+
+    def problem(self) -> str | None:
+        """One line when the wait is hopeless, else None."""
+        if time.monotonic() - self.began_s - TURN_S * min(self.rank, 10) < self.timeout_s:
+            return None
+        return (f"rank {self.rank}: the work is done and its files are whole, but MPI_Finalize did not end within {self.timeout_s:g} s: "
+                "a rank was stopped, or a node was lost; the job ends here")
+
+
+class ForkedGuard:
+    """The guard in a process of its own: MPI_Init and MPI_Finalize hold Python's lock, so that no thread could speak."""
+
+    def __init__(self, guard: StartGuard | EndGuard) -> None:
         reader, self._writer = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of a library do no harm to this child
@@ -123,7 +143,7 @@ def speak(text: str) -> None:
         pass
 
 
-def _guard_parent(guard: StartGuard, reader: int, parent: int) -> None:
+def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> None:
     """Wait for the release (the pipe closes); at a problem say it once for the host, and kill the parent."""
     problem = None
     while not problem:

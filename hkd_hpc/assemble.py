@@ -213,8 +213,24 @@ def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
             raise UsageError(f"--resume {folder.path}: no checkpoint is good, the warnings say why; `python -m tools.check "
                              "RUN --repair OUT.h5` saves the rows; without the folder checkpoints/ the run begins anew")
         else:
-            folder.write_config(job.server.static["config_json"])
+            begin_anew(job, folder, request)
     spread(job, states)
+
+
+def begin_anew(job: rounds.Job, folder: RunFolder, request) -> None:
+    """Rank 0, no checkpoint is there. Rows that a run without checkpoints has left are made again, to the same bits; with
+    other settings they would be lost, and the record of the changes with them."""
+    text, rows = job.server.static["config_json"], len(folder.rounds().get("round", ())) if request.resume else 0
+    stored = folder.read_config() if rows else None
+    if stored and config_module.changes(*map(config_module.from_json, (stored, text))):
+        raise UsageError(f"--allow-change: {folder.path} has {rows} rows and no checkpoint after which settings could change; "
+                         "start another run")
+    if rows and folder.changes() != "[]":
+        raise UsageError(f"--resume {folder.path}: no checkpoint is left, and its {rows} rows were made with settings that changed "
+                         "on the way: they cannot be made again; start another run")
+    if rows:
+        report.warn(f"no checkpoint is left in {folder.checkpoint_folder}: the run begins anew, and its {rows} rows are made again")
+    folder.write_config(text)
 
 
 def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict:

@@ -298,6 +298,8 @@ def changes(stored: Config, config: Config) -> dict[str, list]:
 
 def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
     """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may not."""
+    if asked.get("scheme.name", stored.scheme.name) != stored.scheme.name:  # whose own settings would be unknown
+        raise UsageError("--allow-change: scheme.name cannot change within a run; start another one")
     config = absolute_paths(from_values({**as_values(stored), **asked}, soft))
     fixed = [key for key in changes(stored, config) if key.startswith(FIXED)]
     if fixed:

@@ -124,6 +124,39 @@ def test_the_older_checkpoint_stands_in_for_a_cut_one(tmp_path, data, whole):
     assert toy.rows(folder) == toy.rows(whole)
 
 
+def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path, data, whole):
+    """As if it were of that round, rounds would be missing."""
+    folder = tmp_path / "run"
+    killed_at(folder, data, 1, (3, "training"), 0)
+    shutil.copy(folder / "checkpoints/round_0002.h5", folder / "checkpoints/round_0003.h5")
+    outputs = resume(folder, 2)
+    assert "round_0003.h5: it is of round 2, not of 3" in outputs[0] and "resuming after round 2" in outputs[0]
+    assert toy.rows(folder) == toy.rows(whole)
+
+
+def test_without_checkpoints_rows_are_made_again_but_not_with_other_settings(tmp_path, data, whole):
+    folder = tmp_path / "run"
+    killed_at(folder, data, 1, (3, "training"), 0)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "run.lock").unlink()
+    before = toy.file_hashes(folder)
+    [result] = toy.train(1, "--resume", "--allow-change", "--out", folder, "train.lr=0.1")
+    assert result.exit_code == 2 and "has 2 rows and no checkpoint after which settings could change" in result.output
+    assert toy.file_hashes(folder) == before
+    [output] = resume(folder, 1)
+    assert "the run begins anew, and its 2 rows are made again" in output
+    assert toy.rows(folder) == toy.rows(whole)
+
+
+def test_without_checkpoints_a_run_whose_settings_changed_cannot_go_on(tmp_path, data):
+    folder = tmp_path / "run"
+    toy.train_ok(1, *arguments(data, "fed.rounds=1"), "--out", folder)
+    toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=2", "train.lr=0.01")
+    shutil.rmtree(folder / "checkpoints")
+    [result] = toy.train(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=3")
+    assert result.exit_code == 2 and "no checkpoint" in result.output and len(toy.rows(folder)["rounds/round"]) == 2
+
+
 def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
     toy.train_ok(2, *arguments(data), "--resume", "--out", tmp_path / "run")
     assert toy.rows(tmp_path / "run") == toy.rows(whole)
@@ -171,6 +204,7 @@ def test_changed_settings_are_allowed_on_request_and_recorded(tmp_path, data, wh
 @pytest.mark.parametrize("given, text", [
     (["--resume", "--allow-change", "data.beta=9"], "--allow-change: data.beta cannot change within a run"),
     (["--resume", "--allow-change", "model.latent=9", "run.seed=3"], "model.latent, run.seed cannot change within a run"),
+    (["--resume", "--allow-change", "scheme.name=fedavg", "fed.rounds=9"], "--allow-change: scheme.name cannot change"),
     (["--resume", "--allow-change", "fed.rounds=3"], "--allow-change: fed.rounds=3, but 4 rounds are done"),
     (["--allow-change"], "--allow-change: is for --resume")])
 def test_changes_that_cannot_be_are_refused(tmp_path, data, whole, given, text):

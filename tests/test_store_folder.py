@@ -122,7 +122,8 @@ def test_a_file_in_the_way_is_a_usage_error(tmp_path, in_the_way):
     (tmp_path / in_the_way).write_text("x")
     with pytest.raises(UsageError) as refused:
         RunFolder(tmp_path / "a" / "b").create()
-    assert str(refused.value) == (f"--out {tmp_path}/a/b: a file is in the way; name a folder, or one that is new")
+    assert str(refused.value) == (f"--out {tmp_path}/a/b: a file is in the way ({tmp_path / in_the_way}); "
+                                  "name a folder, or one that is new")
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error():

@@ -74,6 +74,12 @@ def test_a_living_holder_is_named(tmp_path):
             pass
 
 
+def test_a_lock_that_is_a_link_to_nowhere_is_told_and_not_waited_for(tmp_path):
+    (tmp_path / "run.lock").symlink_to(tmp_path / "none")
+    with pytest.raises(UsageError, match="run.lock: is a link to a file that is not there; remove it"):
+        RunLock(tmp_path).acquire()
+
+
 def test_one_process_cannot_hold_it_twice(tmp_path):
     with RunLock(tmp_path), pytest.raises(UsageError, match=f"process {os.getpid()}"):
         RunLock(tmp_path).acquire(wait_s=0)

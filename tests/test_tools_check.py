@@ -154,6 +154,7 @@ def test_a_checkpoint_of_another_run(checked, run, tmp_path):
 def test_settings_that_somebody_edited(checked, run):
     text = (run / "config.json").read_text()
     (run / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    assert "put back config.json" in checked()[1]["checkpoints/round_0004.h5"]  # not: remove it
     code, lines, _ = checked()
     assert code == 1 and "WRONG: it was written with another run.seed than config" in lines["checkpoints/round_0004.h5"]
 

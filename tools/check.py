@@ -48,7 +48,11 @@ class Found:
 
 
 class Wrong(Exception):
-    """What is wrong with a file that can be read."""
+    """What is wrong with a file that can be read; `advice` where that is not to remove it."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
 
 
 # ---- one look for each kind of file
@@ -104,7 +108,8 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
             check_same_partition(folder, file)
             return Found(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
-        return Found(name, reason_of(bad), True, f"remove it; {fallback(folder, path)}")
+        advice = bad.advice if isinstance(bad, Wrong) else ""
+        return Found(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
 
 
 def fallback(folder: RunFolder, bad: Path) -> str:
@@ -192,7 +197,8 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
         return ""
     fixed = [key for key in changes if key.startswith(config_module.FIXED)]
     if fixed:
-        raise Wrong(f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes")
+        raise Wrong(f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
+                    "put back config.json: config_json in this file is the text")
     return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,9 @@ class RunFolder:
             for folder in (self.path, self.checkpoint_folder):
                 _try_to_write(folder)
         except (FileExistsError, NotADirectoryError):
-            raise UsageError(f"--out {self.path}: a file is in the way; name a folder, or one that is new") from None
+            paths = (self.checkpoint_folder, *self.checkpoint_folder.parents)
+            file = next((path for path in paths if os.path.lexists(path) and not path.is_dir()), self.path)
+            raise UsageError(f"--out {self.path}: a file is in the way ({file}); name a folder, or one that is new") from None
         except OSError as error:
             raise UsageError(f"--out {self.path}: {error.strerror} ({error.filename}); "
                              "name a folder that can be made and written to") from None
@@ -70,6 +73,8 @@ class RunFolder:
     def read_config(self) -> str | None:
         """The stored settings, None if there are none. Raises RunError if they cannot be read."""
         try:
+            if self.config_path.exists() and not self.config_path.is_file():  # a pipe would be waited for
+                raise RunError(f"cannot read {self.config_path}: it is no ordinary file")
             return self.config_path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
@@ -90,6 +95,13 @@ class RunFolder:
         except BadFile:
             return {}
 
+    def changes(self) -> str:
+        """What --allow-change has changed, as JSON, in metrics.h5."""
+        try:
+            return load_tree(self.metrics_path, only=["changes_json"])["changes_json"]
+        except BadFile:
+            return "[]"
+
     def checkpoint_path(self, round: int) -> Path:
         """Where the checkpoint after `round` is or will be."""
         return self.checkpoint_folder / f"round_{round:04d}.h5"
@@ -103,7 +115,7 @@ class RunFolder:
 
     def newest_good_path(self) -> tuple[int, Path] | None:
         """(round, path) of the newest checkpoint that is whole, for `open_tree`; None if there is none."""
-        return next(((round, path) for round, path in self.checkpoints() if self._is_good(path)), None)
+        return next(((round, path) for round, path in self.checkpoints() if self._is_good(path, round)), None)
 
     def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
         """(round, tree) of the newest checkpoint that is whole; damaged ones are passed over with a warning."""
@@ -148,8 +160,9 @@ class RunFolder:
                     path.unlink()
 
     def _prune(self, saved: Path) -> None:
-        others = [path for _, path in self.checkpoints() if path != saved]
-        second = next((path for path in others if self._is_good(path)), None)
+        rounds = {path: round for round, path in self.checkpoints() if path != saved}
+        others = list(rounds)
+        second = next((path for path in others if self._is_good(path, rounds[path])), None)
         if second is None:
             return
         for path in others:
@@ -162,9 +175,13 @@ class RunFolder:
         except OSError as error:
             self.warn(f"cannot remove the old checkpoint {path}: {error.strerror}")
 
-    def _is_good(self, path: Path) -> bool:
+    def _is_good(self, path: Path, round: int) -> bool:
+        """Whether it is whole, and of the round that its name says: one under another name would lose or repeat rounds."""
         try:
-            with open_tree(path):
+            with open_tree(path) as file:
+                found = file.load("round") if "round" in file.names() else round
+                if found != round:
+                    raise BadFile(path, f"it is of round {found}, not of {round}")
                 return True
         except BadFile as bad:
             self.warn(f"checkpoint passed over: {bad}")

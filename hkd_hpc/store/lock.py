@@ -126,6 +126,8 @@ class RunLock:
         told = False
         while not _create(self.path, self._content):
             seen = _look(self.path)
+            if seen is None and self.path.is_symlink():  # to nowhere: it can be neither made nor read, for ever
+                raise UsageError(f"{self.path}: is a link to a file that is not there; remove it")
             if seen is None or (watch.is_dead(seen) and _remove(self.path, seen, self._stale_s)):
                 continue
             waited_s = time.monotonic() - start_s

@@ -54,6 +54,7 @@ REFUSED = {
     "garbage": ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "4"}, ["OMPI_COMM_WORLD_RANK='x'"]),
     "negative": ({"RANK": "-1", "WORLD_SIZE": "2", **MASTER}, ["RANK='-1'"]),
     "rank beyond size": ({"PMI_RANK": "4", "PMI_SIZE": "4"}, ["PMI_RANK=4", "PMI_SIZE=4"]),
+    "world too large": ({"RANK": "0", "WORLD_SIZE": "99999999999", **MASTER}, ["WORLD_SIZE=99999999999", "1000000"]),
     "world of none": ({"RANK": "0", "WORLD_SIZE": "0", **MASTER}, ["WORLD_SIZE=0"]),
     "two mpis": ({**OPEN_MPI, **HYDRA}, ["OMPI_COMM_WORLD_RANK says rank 5 of 11", "PMI_RANK says rank 3 of 4"]),
     "env:// against mpirun": ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "2", **MASTER}, ["rank 5 of 11", "rank 1 of 2"]),

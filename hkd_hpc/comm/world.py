@@ -24,6 +24,7 @@ RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
          "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
 LONGEST_NUMBER = 18  # digits
+MOST_RANKS = 1_000_000
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -151,6 +152,8 @@ def _pair(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, 
         there, absent = (size_name, rank_name) if rank is None else (rank_name, size_name)
         raise UsageError(f"{there} is set, but {absent} not: the launcher's variables are incomplete; "
                          f"set both, or neither")
+    if size > MOST_RANKS:  # garbage: a list of those that are missing would fill the memory
+        raise UsageError(f"{size_name}={size} is more ranks than can be; allowed: up to {MOST_RANKS}")
     if rank >= size:
         raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}: ranks go from 0 to {size - 1}")
     return rank, size

@@ -116,7 +116,8 @@ class FixedPointSum:
         for piece in summed:
             if factor is None:
                 factor, piece = self._factor(float(piece[0])), piece[1:]
-            out_V[start:start + len(piece)].copy_(piece.mul_(factor))  # in place: no temporary tensor
+            piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
+            out_V[start:start + len(piece)].copy_(piece)  # in place: no temporary tensor
             start += len(piece)
 
     def _factor(self, total_weight: float) -> float:

@@ -95,6 +95,12 @@ def test_every_order_and_every_split_over_ranks_gives_the_same_bits():
         assert torch.equal(ranks, reference)
 
 
+def test_zeros_have_no_sign():
+    """The only client's -0, and what is too small to count, are 0: as where a rank without clients adds its zeros."""
+    out, _ = mean(added([(torch.tensor([-0.0, -1e-30, 0.0, -1.0]), 3)], 3), 4)
+    assert out.tolist() == [0, 0, 0, -1] and not torch.signbit(out[:3]).any()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 65537.0, -65537.0])
 def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
     length = CHUNK + 5

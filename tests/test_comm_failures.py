@@ -64,6 +64,27 @@ def test_exception_is_told_once_with_its_traceback(victim):
     assert f"rank {victim} (" in messages(results)[0] and "round 2, phase training, client 5" in messages(results)[0]
 
 
+class Mute(Exception):
+    """An error whose own text fails."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("error, said", [
+    (Mute(), "failed with Mute: (its text cannot be had)"), (ValueError("x" * 10**6), f"ValueError: {'x' * 2000}... (1000000 "),
+    (ValueError("bad \udcff"), "failed with ValueError: bad ?"), (GeneratorExit(), "failed with GeneratorExit")],
+    ids=["no text", "long text", "no UTF-8", "no Exception"])
+def test_error_of_a_users_own_kind_is_told_too(error, said):
+    def throw():
+        raise error
+
+    results = run_ranks(2, _die, throw, 1, "wait", timeout_s=20)
+    assert [result.exit_code for result in results] == [1, 1]
+    assert len(messages(results)) == 1 and "rank 1 (" in messages(results)[0] and said in messages(results)[0]
+    assert "in throw" in "".join(result.output for result in results)
+
+
 def _fail_together(rank, error):
     with World.open(timeout_s=20) as world:
         world.control.meet(["all here"])
@@ -75,7 +96,9 @@ def _fail_together(rank, error):
     (RunError("the disk is full"), 1, "the disk is full"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (SystemExit(0), 1, "left the job with sys.exit(0) before its end"),
-    (SystemExit(7), 7, "left the job with sys.exit(7) before its end")], ids=repr)
+    (SystemExit(7), 7, "left the job with sys.exit(7) before its end"),
+    (SystemExit(256), 1, "left the job with sys.exit(256) before its end"),  # the system would make a 0 of it
+    (SystemExit("bye"), 1, "left the job with sys.exit('bye') before its end")], ids=repr)
 def test_failure_of_all_ranks_is_one_line_and_one_exit_code(error, code, text):
     results = run_ranks(4, _fail_together, error, timeout_s=20)
     assert [result.exit_code for result in results] == [code] * 4

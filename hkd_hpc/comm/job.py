@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hkd_hpc.comm.mpi import MpiWorld
 
 START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
+LONGEST_ERROR = 2000     # characters before the traceback
 OTHERS_WAIT_S = 3.0      # before the world stands, rank 0 speaks first
 
 
@@ -126,10 +127,19 @@ class World:
         if isinstance(error, Terminated):
             return Failure(f"{where}: ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 128 + signal.SIGTERM)
         if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) and error.code else 1
+            code = error.code % 256 or 1 if isinstance(error.code, int) else 1  # the system keeps 8 bits: 256 would be success
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Failure(f"{where}: failed with {type(error).__name__}: {error}\n{text}", 1)
+        return Failure(f"{where}: failed with {type(error).__name__}: {text_of(error)}\n{text}", 1)
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception of a user's own code says: it may be very long, or fail itself."""
+    try:
+        text = str(error)
+    except Exception:
+        return "(its text cannot be had)"
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}... ({len(text)} characters)"
 
 
 def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> NoReturn:

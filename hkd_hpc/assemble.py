@@ -84,7 +84,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     server = make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
-    return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, max(sum(images), 1)), server, rank_of,
+    return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, images), server, rank_of,
                       flat.values_V.detach().clone(), [c.clone() for c in flat.counters], message)
 
 

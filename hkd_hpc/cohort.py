@@ -1,26 +1,35 @@
 """Which clients take part in a round, and on which rank each client lives. Pure functions."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hkd_hpc import rng
 from hkd_hpc.config import FedSettings
 
 
-def draw_cohort(clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """Sorted ids of the sampled clients: max(1, round(participation * clients)) of them, the same for every scheme."""
+def draw_cohort(clients: int, participation: float, seed: int, round: int, able: Sequence[int] = ()) -> list[int]:
+    """Sorted ids of the sampled clients: max(1, round(participation * clients)) of them, the same for every scheme.
+
+    able: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of them.
+    """
     size = max(1, round_half_up(participation * clients))
     if size == clients:
         return list(range(clients))
-    return sorted(rng.stream(seed, "cohort", round).choice(clients, size, replace=False).tolist())
+    random = rng.stream(seed, "cohort", round)
+    drawn = random.choice(clients, size, replace=False).tolist()
+    if len(able) and not set(able) & set(drawn):
+        drawn[0] = int(random.choice(able))
+    return sorted(drawn)
 
 
 def draw_failures(fed: FedSettings, seed: int, round: int, cohort: list[int]) -> tuple[set[int], set[int]]:
-    """(those of the cohort that do not answer, those that are late), the same for every scheme; one at least delivers."""
+    """(those of these clients that do not answer, those that are late), the same for every scheme; one at least delivers."""
     drop_M, late_M = rng.stream(seed, "failures", round).random((2, fed.clients))
     dropped = {client for client in cohort if drop_M[client] < fed.drop_rate}
     late = {client for client in cohort if late_M[client] < fed.straggler_rate} - dropped
-    if len(dropped | (set() if fed.straggler_epochs else late)) == len(cohort):
+    if cohort and len(dropped | (set() if fed.straggler_epochs else late)) == len(cohort):
         spared = max(cohort, key=lambda client: drop_M[client])
         dropped, late = dropped - {spared}, late - {spared}
     return dropped, late

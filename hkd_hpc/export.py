@@ -56,7 +56,7 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
     held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
     if client not in held:
         raise UsageError(f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
-                         "after the last round of a run with run.client_models=true, for the clients that took part; in a study "
+                         "after the last round of a run with run.client_models=true, for the clients that count in it; in a study "
                          "only with --keep-state")
     config = config_module.from_json(tree["config_json"])
     classes = tree["partition"]["train_count"].shape[1]

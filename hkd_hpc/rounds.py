@@ -62,12 +62,12 @@ def run(job: Job) -> bool:
 def one_round(job: Job, round: int) -> None:
     start_s, job.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
     fed, last = job.config.fed, round == job.config.fed.rounds
-    cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round)
+    cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round, job.worker.able)
     message = payload.tensors_of(job.message[0], job.weights_V.device)
     keep = last and job.config.run.client_models
     reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
     gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
-    timed(job, "weights", lambda: average(job, round, cohort))
+    timed(job, "weights", lambda: average(job, round))
     with job.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         timed(job, "knowledge", lambda: send_message(job, round, gathered))
         job.stopping = 0 if last else job.comm.agree(job.stop.asked)
@@ -92,12 +92,12 @@ def timed(job: Job, phase: str, step):
     return result
 
 
-def average(job: Job, round: int, cohort: list[int]) -> None:
+def average(job: Job, round: int) -> None:
     """The one all-reduce; afterwards every rank holds the new global weights."""
     job.comm.at(round, "weights")
     mean_into(job, job.weights_V, job.worker.sum, "weights")
     if job.config.train.batchnorm == "reestimate":
-        job.weights_V = with_statistics_of(job, cohort, "weights")
+        job.weights_V = with_statistics_of(job, job.worker.delivered, "weights")
 
 
 def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
@@ -106,9 +106,9 @@ def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> N
     job.comm.relay(out, kind)
 
 
-def with_statistics_of(job: Job, cohort: list[int], kind: str) -> torch.Tensor:
-    """The global weights (V,), BatchNorm's running statistics measured anew by these clients."""
-    job.worker.measure_statistics(cohort, job.weights_V, job.counters)
+def with_statistics_of(job: Job, clients: list[int], kind: str) -> torch.Tensor:
+    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live here."""
+    job.worker.measure_statistics(clients, job.weights_V, job.counters)
     values_V, parameters = job.weights_V.clone(), len(job.bench.flat.parameters_P)
     mean_into(job, values_V[parameters:], job.worker.statistics_sum, kind)
     return values_V

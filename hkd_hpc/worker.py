@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, payload, quarantine
+from hkd_hpc import evaluate, payload, quarantine, report as log
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
 from hkd_hpc.cohort import draw_failures
@@ -27,8 +27,12 @@ def report_type(scheme, counters: int) -> np.dtype:
 class Worker:
     """The clients of one rank. `places`: the largest number of clients on any rank, so that all ranks send alike."""
 
-    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, total_images: int):
+    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int]):
+        """images_M: training images by client, of all clients."""
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
+        self.able = [client for client, images in enumerate(images_M) if images >= bench.fewest]
+        self.delivered: list[int] = []  # those here whose weights are in the sum
+        total_images = max(sum(images_M), 1)
         self.names = quarantine.names(bench.flat, bench.scheme.report_shapes(), bench.scheme.terms)
         self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
         self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device)
@@ -37,10 +41,11 @@ class Worker:
     def train(self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool) -> np.ndarray:
         """Train the cohort's clients that live here; returns the reports (places,). `keep`: the model is client state."""
         self.sum.clear()
+        self.delivered.clear()
         reports = np.zeros(self.places, self.report_type)
         reports["client"] = -1
         config = self.bench.config
-        dropped, late = draw_failures(config.fed, config.run.seed, round, cohort)
+        dropped, late = draw_failures(config.fed, config.run.seed, round, sorted(set(cohort).intersection(self.able)))
         here = [client for client in self.clients if client.id in set(cohort)]
         for report, client in zip(reports, here):
             self.comm.at(round, "training", client.id)
@@ -50,10 +55,15 @@ class Worker:
                 report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
                 continue
             self.sum.bank()  # the model's memory is about to be used for this client
+            before = dict(client.state)
             trained = self.bench.run(client, weights_V, counters, message, round, epochs)
             if keep:
                 client.state[OWN_MODEL] = self.bench.flat.values_V.detach().cpu().clone()
             self._fill(report, client, trained)
+            if report["status"]:
+                client.state = before  # what spoilt this round must not spoil its next
+            else:
+                self.delivered.append(client.id)
         return reports
 
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
@@ -82,15 +92,18 @@ class Worker:
         """In every average of models (fed.average)."""
         return len(client.y_train) if self.bench.config.fed.average == "images" else 1
 
-    def measure_statistics(self, cohort: list[int], weights_V: torch.Tensor, counters) -> None:
-        """Add BatchNorm's running statistics, measured anew with the global weights by the cohort's clients here."""
+    def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
+        """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
         self.statistics_sum.clear()
         for client in self.clients:
-            if client.id in set(cohort) and self.bench.can_train(client):
+            if client.id in clients and self.bench.can_train(client):
                 self.statistics_sum.bank()
                 self.bench.flat.load(weights_V, counters)
                 evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
-                self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
+                refused = self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
+                if refused:
+                    log.warn(f"client {client.id}: BatchNorm's statistics measured with the global weights have "
+                             f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0")
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
         """(places, 3) int64: client id (-1: unused), test_n, and how many the final global model has right of them."""

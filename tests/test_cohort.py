@@ -27,6 +27,18 @@ def test_pure_function_of_seed_and_round():
     assert draw_cohort(50, 0.1, 1, 1) != rounds[0]
 
 
+def test_somebody_who_can_train_is_always_drawn():
+    """Of 20 clients two have images; where one of two drawn has some, the draw is that of 20 clients with images."""
+    cohorts = [draw_cohort(20, 0.1, 0, round, able=[3, 17]) for round in range(1, 101)]
+    usual = [draw_cohort(20, 0.1, 0, round) for round in range(1, 101)]
+    assert all(len(set(cohort)) == 2 and {3, 17} & set(cohort) for cohort in cohorts)
+    assert [cohort for cohort, other in zip(cohorts, usual) if {3, 17} & set(other)] == [
+        other for other in usual if {3, 17} & set(other)]
+    replaced = [cohort for cohort, other in zip(cohorts, usual) if not {3, 17} & set(other)]
+    assert any(3 in cohort for cohort in replaced) and any(17 in cohort for cohort in replaced)
+    assert all(sorted(cohort) == cohort for cohort in cohorts)
+
+
 def test_everybody_is_drawn_equally_often():
     counts = np.bincount(np.concatenate([draw_cohort(10, 0.3, 0, round) for round in range(2000)]), minlength=10)
     assert counts.sum() == 6000 and abs(counts - 600).max() < 5 * np.sqrt(2000 * 0.3 * 0.7)

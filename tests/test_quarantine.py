@@ -114,6 +114,65 @@ def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_
     assert toy.last_sha(tmp_path / "run") == toy.last_sha(tmp_path / "well")
 
 
+def make_nan(client, round):
+    """All weights and buffers of this client become NaN at the end of its training in one round."""
+    def patch(rank):
+        from hkd_hpc.client import Workbench
+        original = Workbench._epochs
+
+        def epochs(self, who, count):
+            terms = original(self, who, count)
+            if (who.id, who.round) == (client, round):
+                self.flat.values_V.fill_(NAN)
+            return terms
+
+        Workbench._epochs = epochs
+    return patch
+
+
+@pytest.mark.parametrize("settings", [("scheme.name=local",), ("scheme.name=fedproto", "scheme.weights=none"), ("scheme.name=moon",),
+                                      ("scheme.name=fedavg", "train.batchnorm=local")], ids=" ".join)
+def test_what_a_client_keeps_is_not_spoilt_by_a_sick_round(tmp_path, data, settings):
+    """Its own model or statistics are those of the round before, also in the first round, when there are none."""
+    for sick_round in (1, 2):
+        folder = tmp_path / str(sick_round)
+        toy.train_ok(1, *toy.settings(data, *settings, "fed.rounds=3"), "--out", folder, patch=make_nan(1, sick_round))
+        expected = [[OK, REFUSED if round == sick_round else OK, OK] for round in (1, 2, 3)]
+        assert toy.metrics(folder)["clients/status"].tolist() == expected
+        for round in (2, 3):
+            stored = toy.checkpoint(folder, round)
+            assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith(("client_states/", "global/")))
+
+
+@pytest.mark.parametrize("what", ["its weights", "its statistics measured anew"])
+def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
+    """16, 24 and 32 images to train on; in round 2 client 1 is sick. At the end all measure once more."""
+    data, log = toy.save_natural(tmp_path / "data.npz", [16, 24, 32]), tmp_path / "log"
+
+    def patch(rank):
+        from hkd_hpc import evaluate
+        original = evaluate.reestimate_batch_norm
+
+        def measured(net, x_uint8):
+            original(net, x_uint8)
+            log.open("a").write(f"{len(x_uint8)}\n")
+            if what != "its weights" and log.read_text().split() == ["16", "24"]:
+                net.extractor.stage1[1].running_var[0] = INF
+
+        evaluate.reestimate_batch_norm = measured
+        if what == "its weights":
+            make_nan(1, 2)(rank)
+
+    arguments = toy.settings(data, "scheme.name=fedavg", "data.partition=natural", "train.batchnorm=reestimate")
+    output = toy.train_ok(1, *arguments, "--out", tmp_path / "run", patch=patch)[0]
+    second = ["16", "32"] if what == "its weights" else ["16", "24", "32"]
+    assert log.read_text().split() == ["16", "24", "32", *second, "16", "24", "32"]
+    assert ("client 1: BatchNorm's statistics measured with the global weights have" in output) == (what != "its weights")
+    for round in (1, 2):
+        stored = toy.checkpoint(tmp_path / "run", round)
+        assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith("global/"))
+
+
 def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_bench, toy_net, toy_client):
     bench = toy_bench(toy_net(), "fedavg")
     steps, step = [], bench._step

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import toy
+from hkd_hpc.schemes import REGISTRY
 
 
 @pytest.fixture(scope="module")
@@ -243,32 +244,42 @@ def stop_after_start(rank):
 SIZES = (2, 63, 64, 65, 129)
 
 
-@pytest.mark.parametrize("scheme", ["fedavg", "fedhkd"])
-def test_small_clients_with_batch_norm(tmp_path, scheme):
-    """Training images (0, 1, 2, 63, 64, 65, 129) in batches of 64: client 0's only image is in the public set."""
-    data, sizes, seed = small_clients(tmp_path)
+def small(data, seed, *more):
+    return toy.settings(data, "data.partition=natural", "fed.clients=7", "data.fraction=.5", "data.public_fraction=.01",
+                        f"data.partition_seed={seed}", "train.batch_size=64", *more)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """(data, partition seed): training images (0, 1, 2, 63, 64, 65, 129); client 0's only image is in the public set."""
+    data, sizes, seed = small_clients(tmp_path_factory.mktemp("few"))
     assert sizes == [0, 1, *SIZES]
-    outputs = toy.train_ok(
-    4,
-    *
-    toy.settings(
-        data,
-        f"scheme.name={scheme}",
-        "data.partition=natural",
-        "fed.clients=7",
-        "data.fraction=.5",
-        "data.public_fraction=.01",
-        f"data.partition_seed={seed}",
-        "train.batch_size=64"),
-        "--out",
-        tmp_path /
-         "run")
+    return data, seed
+
+
+@pytest.mark.parametrize("ranks, scheme", [(4, "fedhkd"), *((1, name) for name in REGISTRY)])
+def test_small_clients_with_batch_norm(tmp_path, few, ranks, scheme):
+    outputs = toy.train_ok(ranks, *small(*few, f"scheme.name={scheme}"), "--out", tmp_path / "run")
     found = toy.metrics(tmp_path / "run")
     assert found["clients/train_n"].tolist() == [[0, 0, 2, 63, 64, 65, 129]] * 2
     assert found["clients/status"].tolist() == [[2, 2, 0, 0, 0, 0, 0]] * 2
     assert found["rounds/train_n"].tolist() == [323, 323]
     assert np.isfinite(found["rounds/loss/cross_entropy"]).all() and np.isfinite(found["rounds/global_test_loss"]).all()
     assert "[0, 1] have too few images" in outputs[0]
+
+
+@pytest.mark.parametrize("settings", [("fed.participation=.15",), ("fed.drop_rate=.8",),
+                                      ("fed.participation=.3", "fed.straggler_rate=.9", "train.batchnorm=reestimate")],
+                         ids=" ".join)
+def test_a_round_never_has_clients_alone_that_cannot_train(tmp_path, few, settings):
+    """One client a round, or hardly one that answers: without care rounds of clients 0 and 1 alone would be drawn."""
+    for ranks in (1, 3):
+        toy.train_ok(ranks, *small(*few, "fed.rounds=12", *settings), "--out", tmp_path / str(ranks))
+    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
+    found = toy.metrics(tmp_path / "1")
+    assert (found["rounds/train_n"] > 0).all() and np.isfinite(found["rounds/global_test_loss"]).all()
+    status = found["clients/status"][:, :2]
+    assert set(status[~np.isnan(status)]) <= {2}  # NaN: not sampled
 
 
 def small_clients(folder):

@@ -66,7 +66,7 @@ class Round:
         """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
         hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
         self.bench.config = replace(self.bench.config, train=replace(self.bench.config.train, epochs=epochs))
-        worker = Worker(Nobody(), self.bench, hosted, len(hosted), self.images * CLIENTS)
+        worker = Worker(Nobody(), self.bench, hosted, len(hosted), [self.images] * CLIENTS)
         message = known(self.scheme.message_shapes())
         start_s = time.process_time()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)

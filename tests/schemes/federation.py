@@ -68,10 +68,10 @@ class Federation:
 
     def _round(self) -> Round:
         job, round = self.job, self.job.done + 1
-        cohort = draw_cohort(job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round)
+        cohort = draw_cohort(job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round, job.worker.able)
         reports = job.worker.train(round, cohort, job.weights_V, job.counters, self.message, False)
         gathered = rounds.gather_reports(job, round, reports)
-        rounds.average(job, round, cohort)
+        rounds.average(job, round)
         rounds.send_message(job, round, gathered)
         job.done = round
         return Round(cohort, gathered, job.weights_V.clone(), [counter.clone() for counter in job.counters])

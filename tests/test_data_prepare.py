@@ -6,6 +6,8 @@ import hashlib
 import http.server
 import io
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -171,6 +173,49 @@ def test_a_server_that_closes_half_way_leaves_nothing(tmp_path):
         prepare.prepare("toy", toy(address), tmp_path / "data", print)
     assert f"closed after {half} of {len(ARCHIVE)} bytes" in str(caught.value)
     assert sent == [half, half] and content_of(tmp_path / "data") == {}
+
+
+@contextlib.contextmanager
+def answer(content: bytes):
+    """A server that sends this to whatever it is asked, and closes; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def reply():
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as link:
+                        link.recv(1 << 16)
+                        link.sendall(content)
+
+        threading.Thread(target=reply, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/toy.tar.gz"
+
+
+@pytest.mark.parametrize("head, sent, said", [
+    ("HTTP/1.0 200 OK\r\nContent-Length: many", ARCHIVE, None), ("HTTP/1.0 200 OK", ARCHIVE, None),
+    ("HTTP/1.0 200 OK", ARCHIVE[:1000], "md5 is"), ("HTTP/1.0 404 None", b"", "cannot be opened (HTTP Error 404"),
+    ("HTTP/1.0 302 Go\r\nLocation: /toy.tar.gz", b"", "cannot be opened (HTTP Error 302"),
+    ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", b"ffff\r\nabc", "the connection broke"), ("\0", b"", "cannot be opened")])
+def test_whatever_a_server_says(tmp_path, head, sent, said):
+    with answer(head.encode() + b"\r\n\r\n" + sent) as address:
+        if said:
+            with pytest.raises(RunError) as caught:
+                prepare.prepare("toy", toy(address), tmp_path / "data", print)
+            assert said in str(caught.value) and "\n" not in str(caught.value)
+        else:
+            prepare.prepare("toy", toy(address), tmp_path / "data", print)
+    assert content_of(tmp_path / "data") == ({} if said else FILES)
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
+    with serve(b"0" * 10**6, chunk_wait_s=0.2) as (address, _):
+        words = ["prepare", "svhn", "--dir", str(tmp_path / "data"), "--url", os.path.dirname(address)]
+        process = subprocess.Popen([sys.executable, "-m", "hkd_hpc.data", *words], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        assert "downloading" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and errors == "error: interrupted; nothing incomplete was left\n"
+    assert files_below(tmp_path / "data") == {".svhn.lock": b""}
 
 
 def test_no_server(tmp_path):

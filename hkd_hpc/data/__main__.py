@@ -41,12 +41,15 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Run the command line; 0 is done, 1 could not be got, 2 wrong usage."""
+    """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C."""
     try:
         _prepare(_parser().parse_args(words))
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing incomplete was left", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -150,10 +150,11 @@ def _fetch(download: Download, temporary: Path, say: Say) -> Path:
 def _stream(url: str, target: Path, say: Say) -> None:
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT_S)
-    except (OSError, http.client.HTTPException) as error:
-        raise _BadDownload(f"cannot be opened ({error})") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no address at all
+        raise _BadDownload(f"cannot be opened ({' '.join(str(error).split())})") from error
     with response, open(target, "wb") as file:
-        size_bytes = int(response.headers.get("Content-Length") or 0)
+        told = response.headers.get("Content-Length", "")
+        size_bytes = int(told) if told.isascii() and told.isdigit() else 0  # not told: the md5 decides alone
         while piece := _read(response):
             before = file.tell()
             file.write(piece)

@@ -15,6 +15,7 @@ from hkd_hpc import schemes
 from hkd_hpc.cohort import round_half_up
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
+from hkd_hpc.data.readers import open_h5
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import BadFile, load_tree
 from jobs.sweep import Cell
@@ -61,9 +62,7 @@ def _file_facts(path: Path) -> DataFacts:
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape = read(raw)[0]
     else:
-        import h5py
-
-        with h5py.File(path, "r") as file:
+        with open_h5(path) as file:
             y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
     sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
     return DataFacts(len(y_train), len(y_test), int(max(y_train.max(), y_test.max())) + 1,

@@ -1,6 +1,7 @@
 """Reading data: the official layouts, own files, every kind of bad input, and the copy that a node's ranks share."""
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import stat
@@ -15,6 +16,7 @@ import pytest
 from hkd_hpc.data import checks, readers, share, sources
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import RunError, UsageError
+from jobs.work import data_facts
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -333,6 +335,16 @@ def test_what_is_wrong_with_data_path(tmp_path):
     with zipfile.ZipFile(tmp_path / "c.npz", "w"):
         pass
     assert "found: none" in said(tmp_path / "c.npz")
+
+
+def test_no_lock_is_asked_for(tmp_path):
+    """HDF5 locks what it opens by name, which fails where the file system has no locks or somebody holds one."""
+    path = save(tmp_path / "mine.h5", own())
+    for name, file in (("file", path), ("fmnist", sources._BUNDLED)):
+        with open(file, "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert sources.load(name, "", path).classes == {"file": 3, "fmnist": 10}[name]
+            assert data_facts(name, path, None) is not None
 
 
 def test_h5_group_in_place_of_an_array(tmp_path):

@@ -1,16 +1,21 @@
 """Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own .npz and .h5; see also `checks`."""
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hkd_hpc.data.checks import check_room
 from hkd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    import h5py
 
 REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_KEYS = ("client_train", "client_test")
@@ -131,6 +136,15 @@ def npz_keys(path: Path) -> list[str]:
         raise broken(path, error) from error
 
 
+@contextlib.contextmanager
+def open_h5(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file to read, through a Python file: HDF5 then asks for no lock, which not every file system has."""
+    import h5py
+
+    with open(path, "rb") as raw, h5py.File(raw, "r") as file:
+        yield file
+
+
 def _read_npz(path: Path) -> Arrays:
     keys = npz_keys(path)
     check_keys(path, keys)
@@ -158,7 +172,7 @@ def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes
 def _read_h5(path: Path) -> Arrays:
     import h5py
 
-    with h5py.File(path, "r") as file:
+    with open_h5(path) as file:
         own = [key for key in file if isinstance(file.get(key, getlink=True), h5py.HardLink)]
         keys = [key for key in own if isinstance(file.get(key), h5py.Dataset)]
         check_keys(path, keys)

@@ -236,7 +236,7 @@ def begin_anew(job: rounds.Job, folder: RunFolder, request) -> None:
 def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict:
     if "message" not in tree:
         raise UsageError(f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
-                         "go on with: a study keeps no more without --keep-state")
+                         "go on with: a study keeps no more without --keep-state. Remove the folder to have it computed anew")
     absent = [name for name in NEEDED if name not in tree]
     if absent:
         raise UsageError(f"--resume: the checkpoint of round {round} has no {', '.join(absent)}: the weights can be exported, but "

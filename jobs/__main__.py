@@ -15,6 +15,7 @@ from jobs.checks import Problems
 from jobs.executors import SUBMIT
 from jobs.launcher import launch, options_at, plan, resubmit
 from jobs.options import Options
+from jobs.results import damages
 from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Sweep
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
         watch.repeat(study.status, lambda states: report.say(clear + text(states)), options.watch)
     elif options.command == "table":
         report.say(study.table())
+        return 1 if damages(study.root, study.cells) else 0
     else:
         ended = study.cancel()
         report.say(f"asked {len(ended)} job(s) to end" + (f": {' '.join(ended)}" if ended else ""))
@@ -124,7 +126,7 @@ def as_json(states: list[watch.CellState]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done, 1 not all cells are complete or the system failed, 2 wrong input: one line for each problem."""
+    """0 done, 1 not all cells are complete, a table lacks a damaged one or the system failed, 2 wrong input: one line for each problem."""
     try:
         return run(parse(sys.argv[1:] if arguments is None else arguments))
     except (UsageError, RunError) as error:

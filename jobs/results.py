@@ -34,7 +34,13 @@ def table(root: Path, cells: list[Cell]) -> str:
                      for goal in GOALS for labels in heads), "parameters held (M)", "s a client and round", "public data"]
     done = sum(summary is not None for summary in summaries.values())
     return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
-                      f"{done} of {len(cells)} runs are complete", "", markdown(head, rows)])
+                      f"{done} of {len(cells)} runs are complete", "", markdown(head, rows),
+                      *(f"not in the table: {line}" for line in damages(root, cells))])
+
+
+def damages(root: Path, cells: list[Cell]) -> list[str]:
+    """A line for each cell whose metrics.h5 cannot be read."""
+    return list(filter(None, (RunFolder(root / cell.name).damage() for cell in cells)))
 
 
 def _costs(cells: list[Cell], root: Path) -> list[str]:

@@ -106,6 +106,8 @@ def _state(folder: RunFolder, status: Status | None, launch: Launch | None, jobs
         return ("missing", "") if launch is None or not jobs else ("lost", _why_not_begun(folder.path.parent, jobs[-1]))
     if status.state == "running":
         return "lost", no_room(folder.path) or last_words(folder.path / "log.txt")
+    if status.state == "complete":
+        return "lost", folder.damage() or f"{folder.metrics_path} is not there any more"
     return status.state, status.error
 
 

@@ -66,6 +66,24 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
     assert len(list((study.root / "launches").iterdir())) == 1  # nothing was started for it
 
 
+@pytest.mark.parametrize("keep_state, after, words", [
+    (True, "complete", ""), (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder")])
+def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(data, tmp_path, capsys, keep_state, after, words):
+    sweep, root = sweep_of(data, scheme=["fedavg"], seed=[0, 1]), tmp_path / "root"
+    study = launch(sweep, "debug", root=root, keep_state=keep_state)
+    metrics = root / study.cells[0].name / "metrics.h5"
+    os.truncate(metrics, metrics.stat().st_size // 2)
+    spoilt, good = study.status()
+    assert (spoilt.state, good.state) == ("lost", "complete") and f"{metrics}: it is truncated: " in spoilt.error
+    assert main(["table", str(root)]) == 1
+    told = capsys.readouterr().out
+    assert "1 of 2 runs are complete" in told and f"\nnot in the table: {metrics}: it is truncated: " in told
+    launch(sweep, "debug", root=root, keep_state=keep_state)
+    again, _ = study.status()
+    assert again.state == after and words in again.error
+    assert main(["table", str(root)]) == (after != "complete")
+
+
 # ---- a full disk
 
 FILLING = '''

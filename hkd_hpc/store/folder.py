@@ -88,6 +88,14 @@ class RunFolder:
         except BadFile:
             return None
 
+    def damage(self) -> str:
+        """What is wrong with metrics.h5, in one line; empty where it is whole, or not there."""
+        try:
+            with open_tree(self.metrics_path):
+                return ""
+        except BadFile as bad:
+            return str(bad) if self.metrics_path.exists() else ""
+
     def rounds(self) -> dict[str, Any]:
         """The columns of metrics.h5's rounds, empty while there are none."""
         try:

@@ -22,7 +22,7 @@ from hkd_hpc.history import History
 from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
-from hkd_hpc.stop import StopRequest, name_of
+from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
@@ -37,9 +37,10 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: Sto
 
     `request`: what the command line says of going on, `resume` and `allow_change`.
     """
-    set_up_torch(config)
-    job = build(config, comm, folder)
-    start(job, folder, request)
+    with handlers_kept():
+        set_up_torch(config)
+        job = build(config, comm, folder)
+        start(job, folder, request)
     job.stop = stop
     if comm.rank == 0:
         report.say(plan.headline(config, comm, job))

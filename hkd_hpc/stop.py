@@ -36,6 +36,19 @@ class StopRequest:
         self.asked = number
 
 
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """After it the signals of a job mean what they meant before: libraries and a user's own code take some for themselves."""
+    numbers = (*SIGNALS, signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # not from Python: nothing of ours
+                signal.signal(number, handler)
+
+
 def name_of(number: int) -> str:
     """SIGUSR1"""
     return signal.Signals(number).name

@@ -25,7 +25,7 @@ from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.effects import without_effect
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
-from hkd_hpc.stop import STOPPED, StopRequest
+from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import open_tree
@@ -273,8 +273,9 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
         for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
             report.warn(line)
         os.environ.update(torch_environment(config.run.threads))
-        comm = world.connect(config.run.device, config.comm.backend)
-        from hkd_hpc import assemble  # imports torch
+        with handlers_kept():
+            comm = world.connect(config.run.device, config.comm.backend)
+            from hkd_hpc import assemble  # imports torch
 
         if request.dry_run:
             assemble.show_plan(config, comm)

@@ -81,6 +81,30 @@ def _at_the_start(rank):
         toy.on_place(None, "start", lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 
+DEAF = '''
+import ctypes, signal
+from hkd_hpc.schemes.fedavg import FedAvg
+
+
+class Deaf(FedAvg):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            ctypes.CDLL(None).signal(number, ctypes.c_void_p(1))  # ignored, as by a library in C: Python does not know
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+'''
+
+
+@pytest.mark.parametrize("number, code, ranks", [
+    (signal.SIGUSR1, 75, 2), (signal.SIGUSR2, 75, 1), (signal.SIGTERM, 143, 1), (signal.SIGTERM, 143, 2)])
+def test_signals_count_whatever_a_library_made_of_them(arguments, tmp_path, monkeypatch, number, code, ranks):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toy.write_module(tmp_path, "deaf", DEAF)
+    results = toy.train(ranks, *arguments, "scheme.name=deaf:Deaf", "--out", tmp_path / "run",
+                        patch=send_in_round_three(number, ranks - 1))
+    assert [result.exit_code for result in results] == [code] * ranks, results
+
+
 def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight, tmp_path):
     job = toy.start_mpirun(3, *arguments, "fed.rounds=500", "--out", tmp_path / "run")
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import config as config_module, models, payload, plan, report, rounds, schemes, versions
-from hkd_hpc.client import Client, Workbench
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
@@ -71,7 +71,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     flat = FlatModel(net, comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
-    owed.check_declarations(scheme)
+    owed.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
     bench = Workbench(flat, scheme, config)
     comm.watch_steps(lambda: bench.steps)

@@ -101,6 +101,7 @@ class Server:
             raise RunError(f"the message that scheme {self.config.scheme.name} combined has NaN or infinity in {', '.join(bad)}, "
                            "although all reports were finite; see its combine()")
         self.warning = scheme.warning(tensors)
+        owed.check_text(scheme, "what warning() returns", self.warning)
         if self.warning:
             report.warn(f"round {round}: {self.warning}")
         message[0]["counters"] = good["counters"].max(0) if len(good) else 0

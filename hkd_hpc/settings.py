@@ -122,12 +122,15 @@ def _in_range(meta, value) -> bool:
 
 
 def build(section: str, cls: type, values: dict[str, Any]):
-    """An instance of the section's dataclass from raw values; unknown keys are refused with the known ones."""
+    """An instance of the section's dataclass from raw values; unknown keys are refused with the known ones.
+
+    Defaults are checked like values: a default of one's own scheme must be one that can be stored and read again.
+    """
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for name in values:
         if name not in fields:
             raise UsageError(unknown(f"{section}.{name}", [f"{section}.{known}" for known in fields]))
-    return cls(**{name: check(f"{section}.{name}", fields[name], value) for name, value in values.items()})
+    return cls(**{name: check(f"{section}.{name}", field, values.get(name, field.default)) for name, field in fields.items()})
 
 
 def unknown(word: str, known) -> str:

@@ -7,22 +7,34 @@ from typing import Any
 import torch
 
 from hkd_hpc.errors import RunError
+from hkd_hpc.store.tree import is_name, is_text
 
 DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
 
 
-def check_declarations(scheme) -> None:
-    """RunError unless `terms` are names, and each declaration is a dict from names to shapes."""
+def check_declarations(scheme, kept: tuple[str, ...]) -> None:
+    """RunError unless `terms` are names, `remark` is text and each declaration a dict from names to shapes: all of it goes
+    into files. `kept`: the program's own names in a client's state."""
     name = scheme.settings.name
     terms = scheme.terms
-    if not isinstance(terms, (tuple, list)) or not terms or not all(isinstance(term, str) for term in terms):
+    if not isinstance(terms, (tuple, list)) or not terms or not all(map(is_name, terms)):
         raise RunError(f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), "
                        f"not {terms!r}")
+    check_text(scheme, "remark", scheme.remark)
     for method in DECLARATIONS:
         shapes = getattr(scheme, method)()
-        if not isinstance(shapes, dict) or not all(isinstance(n, str) and _is_shape(s) for n, s in shapes.items()):
+        if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
             raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as "
                            f"{{'count_C': (10,)}}, not {str(shapes)[:200]}")
+    taken = [key for key in kept if key in scheme.client_state_shapes()]
+    if taken:
+        raise RunError(f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take another name")
+
+
+def check_text(scheme, what: str, text: Any) -> None:
+    """RunError unless it is a text that a file can hold."""
+    if not isinstance(text, str) or not is_text(text):
+        raise RunError(f"scheme {scheme.settings.name}: {what} must be text that a file can hold, not {text!r}")
 
 
 def _is_shape(shape: Any) -> bool:
@@ -79,7 +91,7 @@ def check_server_state(scheme, state: Any) -> None:
     if not isinstance(state, dict):
         raise RunError(f"{owed}, a dict; it is {_kind(state)}")
     for key, value in state.items():
-        if not isinstance(key, str) or not key or "/" in key:
+        if not is_name(key):
             raise RunError(f"{owed}, by names without a slash; {key!r} is none")
         if not isinstance(value, torch.Tensor) or value.is_complex() or value.dtype == torch.bfloat16:
             raise RunError(f"{owed}; server.state[{key!r}] is {_kind(value)}")

@@ -151,6 +151,20 @@ def chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 
 # ---- what HDF5 can store ----
 
+def is_name(name: Any) -> bool:
+    """Whether a member of a group can have this name."""
+    return isinstance(name, str) and name not in ("", ".") and "/" not in name and is_text(name)
+
+
+def is_text(text: str) -> bool:
+    """Whether HDF5 can store it: no NUL, no half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def _check_tree(tree: Any, where: str) -> None:
     if not isinstance(tree, dict):
         raise TypeError(f"{where or 'the root'}: {_kind(tree)} is not a dict")
@@ -160,7 +174,7 @@ def _check_tree(tree: Any, where: str) -> None:
 
 def _check_member(name: Any, value: Any, where: str) -> None:
     key = f"{where}/{name}" if where else str(name)
-    if not isinstance(name, str) or name in ("", ".") or set(name) & {"/", "\0"} or not _is_utf8(name):
+    if not is_name(name):
         raise TypeError(f"{key!r}: {name!r} cannot be a name in HDF5 (text without / and NUL, not empty, not '.')")
     if isinstance(value, Leaf):
         _check_attributes(value.attributes, key)
@@ -173,7 +187,7 @@ def _check_member(name: Any, value: Any, where: str) -> None:
 
 def _check_attributes(attributes: dict[str, Any], where: str) -> None:
     for name, value in attributes.items():
-        if not isinstance(name, str) or not name or "\0" in name or not _is_utf8(name):
+        if not isinstance(name, str) or not name or not is_text(name):
             raise TypeError(f"{where}: {name!r} cannot be the name of an attribute")
         stored = _storable(value, f"{where}, attribute {name!r}")
         if not isinstance(stored, str) and stored.ndim:
@@ -196,19 +210,11 @@ def _storable(value: Any, key: str) -> np.ndarray | str:
 
 def _storable_text(value: Any, array: np.ndarray, key: str) -> np.ndarray | str:
     text = value if isinstance(value, str) else "".join(array.ravel())
-    if "\0" in text or not _is_utf8(text):
+    if not is_text(text):
         raise TypeError(f"{key}: HDF5 cannot store text with a NUL or half of a surrogate pair")
     if array.ndim == 0:
         return str(text)
     return np.char.encode(array, "utf-8")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind(value: Any) -> str:

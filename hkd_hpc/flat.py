@@ -19,6 +19,7 @@ import torch
 
 from hkd_hpc.convolution import TapConv2d
 from hkd_hpc.errors import UsageError
+from hkd_hpc.store.tree import is_name
 
 ALIGN = 16
 
@@ -160,12 +161,13 @@ def _tensors(net: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     """Slots in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
     named, parameters = _tensors(net), {id(p) for p in net.parameters()}
+    for name, tensor in named:
+        _require_storable(name, tensor)
     offsets: dict[int, int] = {}
     total = trainable = 0
     for wanted in (True, False):
         for name, tensor in named:
             if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted and id(tensor) not in offsets:
-                _require_float32(name, tensor)
                 offsets[id(tensor)] = total
                 total += -(-tensor.numel() // ALIGN) * ALIGN
         trainable = total if wanted else trainable
@@ -178,6 +180,12 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     return slots, trainable, total
 
 
-def _require_float32(name: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype != torch.float32:
+def _require_storable(name: str, tensor: torch.Tensor) -> None:
+    """What is averaged and stored: floats of one kind, whole numbers and bools, under names that a file can have."""
+    if not is_name(name):
+        raise UsageError(f"model.name: {name!r} cannot be the name of a tensor in a file; it must be text without / and NUL")
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        raise UsageError(f"model.name: {name} is {'complex' if tensor.is_complex() else tensor.layout}; the tensors of a model must "
+                         "be dense, and float32, whole numbers or bool")
+    if tensor.is_floating_point() and tensor.dtype != torch.float32:
         raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be float32")

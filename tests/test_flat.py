@@ -112,6 +112,18 @@ def test_hash_covers_names_dtypes_shapes_and_bytes():
     assert len({weights_sha256(tree) for tree in [arrays, *others]}) == 6
 
 
+@pytest.mark.parametrize("name, tensor, words", [
+    ("a/b", torch.zeros(2), r"'a/b' cannot be the name of a tensor in a file"), ("a\0", torch.zeros(2), "cannot be the name"),
+    ("\udcff", torch.zeros(2), "cannot be the name"), ("z", torch.zeros(2, dtype=torch.complex64), "z is complex"),
+    ("s", torch.eye(2).to_sparse(), "s is torch.sparse_coo")])
+def test_what_no_file_can_hold_is_refused_before_the_first_round(name, tensor, words):
+    net = small_net()
+    net.register_buffer(name, tensor)
+    with pytest.raises(UsageError, match=words) as caught:
+        FlatModel(net)
+    str(caught.value).encode()  # it can be printed
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_floats_are_refused_by_name(dtype):
     net = small_net()

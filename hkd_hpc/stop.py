@@ -1,8 +1,9 @@
 """A stop that loses nothing: SIGUSR1 or SIGUSR2 on any rank lets the whole job end after the round that is running.
 
-A batch system sends such a signal some time before the limit (`#SBATCH --signal=USR1@120`). All ranks agree at the end
-of the round, the checkpoint is written whether it was due or not, and the exit code is STOPPED, so that whoever started
-the job can tell "go on with --resume" from success and failure. SIGTERM still ends the job at once.
+A batch system sends such a signal some time before the limit (`#SBATCH --signal=USR2@120`; some libraries take USR1).
+All ranks agree at the end of the round, the checkpoint is written whether it was due or not, and the exit code is
+STOPPED, so that whoever started the job can tell "go on with --resume" from success and failure. SIGTERM still ends the
+job at once.
 """
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """After it the signals of a job mean what they meant before: libraries and a user's own code take some for themselves."""
+    """After it signals mean what they meant before: libraries and a user's own code take some for themselves."""
     numbers = (*SIGNALS, signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -7,7 +7,7 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 : "${script:?}"
 stopped_code=75      # a signal ended the run after its round, saved: hkd_hpc/stop.py
-early_usr1_code=138  # the signal met srun or the ranks before they listened
+early_usr2_code=140  # the signal met srun or the ranks before they listened
 
 run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     local code=0 outcome='' lost='' preset=$1
@@ -21,7 +21,7 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     [[ ! -e $HKD_SCRATCH/outcome ]] || outcome=$(<"$HKD_SCRATCH/outcome")
     [[ $code != 0 || -n $outcome ]] || code=1  # Open MPI's mpirun ends with 0 when it loses a node
     [[ -n $terminated ]] || remove_scratch || lost=1
-    if [[ $outcome == "$stopped_code" || $code == "$early_usr1_code" ]]; then
+    if [[ $outcome == "$stopped_code" || $code == "$early_usr2_code" ]]; then
         code=$stopped_code
         go_on "stopped by a signal" "$@"
     elif [[ -n $terminated && $(job_field Reason) == TimeLimit ]]; then
@@ -130,7 +130,7 @@ run_ranks() { # arguments of hkd_hpc.train; returns the launcher's exit code, an
     terminated=''
     "${launcher[@]}" bash "$here/rank.sh" "${python[@]}" -m hkd_hpc.train "$@" &
     ranks=$!
-    trap 'again=1; kill -USR1 "$ranks" 2>/dev/null' USR1  # the launcher passes it on to the ranks
+    trap 'again=1; kill -USR2 "$ranks" 2>/dev/null' USR1 USR2  # the launcher passes it on; some libraries take USR1
     trap 'again=1; terminated=1; kill -TERM "$ranks" 2>/dev/null' TERM
     while [[ -n $again ]]; do  # a signal ends `wait`, not the ranks
         again=''

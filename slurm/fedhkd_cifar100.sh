@@ -9,7 +9,7 @@
 #SBATCH --ntasks=11
 #SBATCH --cpus-per-task=2
 #SBATCH --time=04:00:00
-#SBATCH --signal=B:USR1@120
+#SBATCH --signal=B:USR2@120
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue

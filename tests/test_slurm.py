@@ -44,8 +44,8 @@ class Stopping(Moon):
         super().begin(client)
         first = "SLURM_RESTART_COUNT" not in os.environ and "HKD_FOLLOWS" not in os.environ
         if client.round == {HALT} and client.id == 0 and first and "SLURM_JOB_ID" in os.environ:
-            subprocess.run(["scancel", "--batch", "--signal=USR1", os.environ["SLURM_JOB_ID"]])
-            while not signal.getsignal(signal.SIGUSR1).__self__.asked:
+            subprocess.run(["scancel", "--batch", "--signal=USR2", os.environ["SLURM_JOB_ID"]])
+            while not signal.getsignal(signal.SIGUSR2).__self__.asked:
                 time.sleep(0.05)
 '''
 
@@ -170,7 +170,7 @@ def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluste
 def test_requeues_without_a_new_round_have_a_bound(cluster, site):
     """Each time the signal meets Python before it listens."""
     number, log = sbatch(cluster, site, "--ntasks=2", MAX_IDLE_REQUEUES="2", MPI="none", settings=settings(site),
-                         PYTHON="timeout --preserve-status --signal=USR1 0.02 python")
+                         PYTHON="timeout --preserve-status --signal=USR2 0.02 python")
     job, text = cluster.wait_for(number), read(log)
     assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("FAILED", "2", "1:0"), text
     assert text.count("stopped by a signal, after round 0: requeue\n") == 2
@@ -324,7 +324,7 @@ def test_the_scripts_ask_for_the_same():
     blocks = {name: [line for line in (toy.PROJECT / "slurm" / name).read_text().splitlines() if "#SBATCH" in line
                      and "--job-name" not in line] for name in SCRIPTS if name not in HELPERS}
     assert len(blocks) == 4 and len(set(map(tuple, blocks.values()))) == 1
-    assert {"#SBATCH --signal=B:USR1@120", "#SBATCH --requeue"} < set(blocks["train.sh"])
+    assert {"#SBATCH --signal=B:USR2@120", "#SBATCH --requeue"} < set(blocks["train.sh"])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -32,7 +32,8 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.config import difference as difference_of, from_json, read_toml, resolve, split_override
 from hkd_hpc.data.sources import check_present
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.tables import COLUMNS, interval, markdown
 from tools.bench_table import header
@@ -329,8 +330,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"tools.compare: {error}", file=sys.stderr)
         return 2
     text, failures = compare(study, options.root, options.jobs)
-    (options.root / "table.md").write_text(text + "\n")
     print(f"\n{text}\n\n{options.root / 'table.md'}")
+    try:
+        replace_text(options.root / "table.md", text + "\n")
+    except RunError as error:
+        failures.append(str(error))
     for failure in failures:
         print(f"tools.compare: {failure}", file=sys.stderr)
     return 1 if failures else 0

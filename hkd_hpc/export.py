@@ -8,13 +8,14 @@ of the newest good checkpoint; a client's own model is that of the last round, a
 from __future__ import annotations
 
 import argparse
-import os
+import io
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.store.atomic import replace_file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,31 +66,27 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
 
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Under a temporary name, then renamed. UsageError for another suffix or where it cannot be written."""
+    """The whole file or none, as `replace_file` makes it. UsageError for another suffix, RunError where it is refused."""
     import torch
 
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        if path.suffix == ".pt":
-            torch.save(tensors, temporary)
-        elif path.suffix == ".safetensors":
-            save_safetensors(tensors, temporary)
-        else:
-            raise UsageError(f"--out {path}: the name must end in .pt or .safetensors")
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError where the folder is missing
-        raise UsageError(f"--out {path}: cannot be written ({error})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    if path.suffix == ".pt":
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        content = buffer.getvalue()
+    elif path.suffix == ".safetensors":
+        content = safetensors_of(tensors)
+    else:
+        raise UsageError(f"--out {path}: the name must end in .pt or .safetensors")
+    replace_file(path, lambda temporary: temporary.write_bytes(content))
 
 
-def save_safetensors(tensors: dict, path: Path) -> None:
+def safetensors_of(tensors: dict) -> bytes:
     try:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     except ImportError:
         raise UsageError("safetensors is not installed; pip install safetensors, or choose a name ending in .pt") from None
-    save_file(tensors, path)
+    return save(tensors)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,14 @@ def disk(tmp_path):
         yield place
 
 
+def test_a_model_does_not_leave_half_of_it_on_a_full_disk(data, disk, tmp_path, capsys):
+    toy.train_ok(1, *toy.settings(data, "fed.rounds=1", "scheme.name=fedavg"), "--out", tmp_path / "run")
+    fill(disk / "filled")
+    assert export.main([str(tmp_path / "run"), "--out", str(disk / "global.pt")]) == 2
+    line = f"hkd_hpc: cannot write {disk}/global.pt: No space left on device; no file was left behind\n"
+    assert capsys.readouterr().err == line and os.listdir(disk) == ["filled"]
+
+
 def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, disk, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{toy.PROJECT}")

@@ -1,9 +1,12 @@
 """What a run leaves: metrics.h5 at any moment, hashes and bytes that can be recomputed, names and meanings, models."""
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -203,6 +206,26 @@ def test_only_rank_0_writes_files(tmp_path, data):
     toy.train_ok(3, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
     assert sorted(toy.file_hashes(tmp_path / "run")) == ["checkpoints/round_0001.h5", "checkpoints/round_0002.h5",
                                                          "config.json", "metrics.h5"]
+
+
+@pytest.mark.parametrize("phase", ["training", "weights", "evaluation"])
+def test_no_file_of_data_or_of_the_run_is_open_while_the_ranks_work(tmp_path, phase):
+    """So no process that a rank forks can share one: not the data (HDF5 here), not a file that is being written."""
+    with np.load(toy.save_data(tmp_path / "data.npz")) as arrays, h5py.File(tmp_path / "data.h5", "w") as file:
+        for name in arrays:
+            file[name] = arrays[name]
+
+    def look():
+        links = []
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the one through which we look is gone
+                links.append(os.readlink(link))
+        print(f"open: {[link for link in links if link.startswith(str(tmp_path))]}")
+
+    outputs = toy.train_ok(2, *toy.settings(tmp_path / "data.h5"), "--out", tmp_path / "run",
+                           patch=lambda rank: toy.on_place(2, phase, look))
+    told = [line for output in outputs for line in output.splitlines() if line.startswith("open: ")]
+    assert told and set(told) == {"open: []"}
 
 
 # ---- one client, one round

@@ -98,8 +98,20 @@ class Launch:
 
 
 def read_launches(root: Path) -> list[Launch]:
-    """All launches of a study, oldest first."""
-    return [Launch(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted((root / "launches").glob("*.json"))]
+    """All launches of a study, oldest first. UsageError for a damaged file."""
+    return [_read_launch(path) for path in sorted((root / "launches").glob("*.json"))]
+
+
+def _read_launch(path: Path) -> Launch:
+    try:
+        return Launch(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error}); once no job of that launch runs any more, remove it") from None
+
+
+def next_launch(launches: list[Launch]) -> str:
+    """A name after all of them, also where an older one was removed."""
+    return f"{int(launches[-1].name) + 1 if launches else 1:04d}"
 
 
 def keeps_state(root: Path, launch: str) -> bool:

@@ -52,7 +52,7 @@ def ask_probe(root: Path, works: dict[str, tuple[Cell, Work]], device: str, time
         known = json.loads((root / PROBE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
-    if known.get("machine") != machine:
+    if not isinstance(known, dict) or known.get("machine") != machine:
         known = {"machine": machine, "kinds": {}, "models": {}}
     described = {kind: _describe(cell, work) for kind, (cell, work) in works.items()}
     new = {kind: asked for kind, asked in described.items()

@@ -14,7 +14,7 @@ from hkd_hpc.store.lock import RunLock
 from jobs import verdict, watch
 from jobs.checks import Problems, check, check_no_file
 from jobs.executors import SUBMIT, at_a_time_of, fitting_cells, jobs_to_submit, longest_array, room_in_queue
-from jobs.files import LAUNCH_LOCK, Launch, Status, read_cells, read_launches, write_cells
+from jobs.files import LAUNCH_LOCK, Launch, Status, next_launch, read_cells, read_launches, write_cells
 from jobs.forecast import Forecast, forecast
 from jobs.options import Options, as_options, check_options, cores_of
 from jobs.site import Site
@@ -84,7 +84,7 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
         if not options.keep_state:
             tidy_up(root, cells, states)
         if todo:
-            record = Launch(f"{len(read_launches(root)) + 1:04d}", executor, asdict(options))
+            record = Launch(next_launch(read_launches(root)), executor, asdict(options))
             SUBMIT[executor](root, todo, options, record, say)
     return Study(root)
 

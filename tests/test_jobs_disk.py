@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -82,6 +83,30 @@ def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(data, tmp
     again, _ = study.status()
     assert again.state == after and words in again.error
     assert main(["table", str(root)]) == (after != "complete")
+
+
+@pytest.fixture(scope="module")
+def launched(data, tmp_path_factory):
+    return launch(sweep_of(data, scheme=["fedavg"]), "debug", root=tmp_path_factory.mktemp("launched") / "root").root
+
+
+@pytest.mark.parametrize("name", ["study.json", "launches/0001.json"])
+@pytest.mark.parametrize("content", ['{"name": "00', "", "[1, 2]", '{"later": 1}'])
+def test_a_record_that_is_damaged_is_one_line(launched, tmp_path, capsys, name, content):
+    root = shutil.copytree(launched, tmp_path / "root")
+    (root / name).write_text(content)
+    for command in ("status", "resubmit", "cancel"):
+        assert main([command, str(root)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"jobs: {root / name}: is damaged (") and told.count("\n") == 1
+
+
+def test_records_of_launches_keep_their_numbers_when_an_older_one_is_removed(launched, tmp_path, data):
+    root = shutil.copytree(launched, tmp_path / "root")
+    (root / "launches/0007.json").write_text((root / "launches/0001.json").read_text().replace('"0001"', '"0007"'))
+    (root / "launches/0001.json").unlink()
+    launch(sweep_of(data, scheme=["fedavg"], seed=[1]), "debug", root=root)
+    assert sorted(path.name for path in (root / "launches").iterdir()) == ["0007.json", "0008.json"]
 
 
 # ---- a full disk

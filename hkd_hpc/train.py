@@ -241,17 +241,19 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code. Every rank of a job calls this."""
-    request, problem = understand(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(request, str):
-        if guess_rank(os.environ) == 0:
-            report.say(request)
-        return 0
-    comm = request.config.comm if request else CommSettings()
-    environment.prepare()
-    with StopRequest().listening() as stop, World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
-        if problem:
-            raise with_rank(problem, world.rank)
-        complete = work(request, world, stop)
+    with StopRequest().listening() as stop:  # already while a scheme of one's own is imported
+        with handlers_kept():
+            request, problem = understand(sys.argv[1:] if arguments is None else arguments)
+        if isinstance(request, str):
+            if guess_rank(os.environ) == 0:
+                report.say(request)
+            return 0
+        comm = request.config.comm if request else CommSettings()
+        environment.prepare()
+        with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
+            if problem:
+                raise with_rank(problem, world.rank)
+            complete = work(request, world, stop)
     return 0 if complete else STOPPED
 
 

@@ -185,7 +185,7 @@ def _require_storable(name: str, tensor: torch.Tensor) -> None:
     if not is_name(name):
         raise UsageError(f"model.name: {name!r} cannot be the name of a tensor in a file; it must be text without / and NUL")
     if tensor.is_complex() or tensor.layout != torch.strided:
-        raise UsageError(f"model.name: {name} is {'complex' if tensor.is_complex() else tensor.layout}; the tensors of a model must "
-                         "be dense, and float32, whole numbers or bool")
+        kind = "complex" if tensor.is_complex() else tensor.layout
+        raise UsageError(f"model.name: {name} is {kind}; the tensors of a model must be dense, and float32, whole numbers or bool")
     if tensor.is_floating_point() and tensor.dtype != torch.float32:
         raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be float32")

@@ -126,7 +126,8 @@ def as_json(states: list[watch.CellState]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done, 1 not all cells are complete, a table lacks a damaged one or the system failed, 2 wrong input: one line for each problem."""
+    """0 done; 1 not all cells are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line for
+    each problem."""
     try:
         return run(parse(sys.argv[1:] if arguments is None else arguments))
     except (UsageError, RunError) as error:

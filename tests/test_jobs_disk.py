@@ -68,7 +68,8 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
 
 
 @pytest.mark.parametrize("keep_state, after, words", [
-    (True, "complete", ""), (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder")])
+    (True, "complete", ""),
+    (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder")])
 def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(data, tmp_path, capsys, keep_state, after, words):
     sweep, root = sweep_of(data, scheme=["fedavg"], seed=[0, 1]), tmp_path / "root"
     study = launch(sweep, "debug", root=root, keep_state=keep_state)

@@ -28,7 +28,8 @@ def check_declarations(scheme, kept: tuple[str, ...]) -> None:
                            f"{{'count_C': (10,)}}, not {str(shapes)[:200]}")
     taken = [key for key in kept if key in scheme.client_state_shapes()]
     if taken:
-        raise RunError(f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take another name")
+        raise RunError(f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take "
+                       "another name")
 
 
 def check_text(scheme, what: str, text: Any) -> None:

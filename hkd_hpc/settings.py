@@ -14,6 +14,7 @@ from typing import Any
 from hkd_hpc.errors import UsageError
 
 
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # Python also takes 1_0, spaces and other scripts
 KINDS = ("int", "float", "bool", "str")
 
 
@@ -77,15 +78,13 @@ def _convert(kind: str, value: Any) -> Any:
 
 
 def _to_int(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ValueError
     return int(value)
 
 
 def _to_float(value: Any) -> float:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or isinstance(value, str) and not NUMBER.fullmatch(value):
         raise ValueError
     number = float(value)
     if not math.isfinite(number):

@@ -100,6 +100,19 @@ def test_other_learning_rates():
 
 # --- what is refused
 
+@pytest.mark.parametrize("text", ["\u0663", "1_0", " 3", "3 ", "0x10", "1e400", "nan", "Infinity", "-inf", "", "1,5", "\uff15", "three"])
+@pytest.mark.parametrize("key", ["fed.max_norm", "train.lr", "fed.rounds", "fed.clients"])
+def test_numbers_are_plain_ones(key, text):
+    assert refusal(f"{key}={text}").startswith(f"{key}=")
+
+
+@pytest.mark.parametrize("value", ["3.0", "true", '"x"', "[3]", "1e2", "nan"])
+def test_a_whole_number_in_a_file_is_a_whole_number(tmp_path, value):
+    (tmp_path / "own.toml").write_text(f"[fed]\nrounds = {value}\n")
+    with pytest.raises(UsageError, match="fed.rounds must be a whole number"):
+        config.resolve(file=str(tmp_path / "own.toml"))
+
+
 @pytest.mark.parametrize("key, near", [("fed.cleints", "fed.clients"), ("train.batchsize", "train.batch_size"),
                                        ("scheme.lambda", "scheme.lam"), ("model.laten", "model.latent")])
 def test_unknown_keys_suggest_the_nearest(key, near):

@@ -267,7 +267,7 @@ def test_images_that_are_right_are_not_copied():
     (dict(x_test=pixels(0, 28, 28), y_test=np.array([], int)), ["key x_test", "holds no image"]),
     (dict(x_train=pixels(6, 784)), ["key x_train", "(6, 784)", "not an image shape", "(N,H,W)"]),
     (dict(x_train=pixels(6, 28, 28, 4)), ["(6, 28, 28, 4)", "not an image shape"]),
-    (dict(x_test=pixels(3, 40, 40)), ["key x_test", "(3, 40, 40)", "(3, 32, 32)"]),
+    (dict(x_test=pixels(3, 40, 40)), ["key x_test", "(1, 40, 40)", "(1, 28, 28)"]),
     (dict(y_train=np.array([0, 1, 2, 0, 1])), ["key y_train", "(5,)", "(6,)"]),
     (dict(y_train=np.array([[0], [1], [2], [0], [1], [2]])), ["key y_train", "(6, 1)", "(6,)"]),
     (dict(y_train=np.array([0, 1, 2, 0, 1, -1])), ["key y_train", "-1..2", ">= 0"]),
@@ -355,6 +355,14 @@ def test_h5_group_in_place_of_an_array(tmp_path):
     assert "key x_train is missing" in refusal(sources.load, "file", "", tmp_path / "mine.h5")
 
 
+@pytest.mark.parametrize("test_shape, words", [
+    ((32, 32), r"found images of (1, 32, 32), allowed is x_train's (1, 28, 28)"),
+    ((28, 28, 3), r"found images of (3, 28, 28), allowed is x_train's (1, 28, 28)"), ((28, 30), "(1, 28, 30)")])
+def test_test_images_of_another_shape_are_refused_though_padding_would_make_them_alike(tmp_path, test_shape, words):
+    path = save(tmp_path / "mine.npz", own(x_test=pixels(3, *test_shape)))
+    assert words in refusal(sources.load, "file", "", path)
+
+
 # ---- the shared copy
 
 
@@ -392,6 +400,17 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
     monkeypatch.setattr(share.tempfile, "tempdir", str(tmp_path / "spare"))
     (tmp_path / "spare").mkdir()
     assert share.publish(data).startswith(str(tmp_path / "spare"))
+
+
+def test_an_old_copy_that_a_killed_job_left_is_removed(tmp_path, monkeypatch):
+    """A young one may be another job's that is starting; what is not ours stays."""
+    monkeypatch.setattr(share.tempfile, "tempdir", str(tmp_path))
+    for name in ("hkd_hpc-data-old", "hkd_hpc-data-young", "others"):
+        (tmp_path / name).write_bytes(b"x")
+        if name != "hkd_hpc-data-young":
+            os.utime(tmp_path / name, (1e9, 1e9))
+    os.unlink(share.publish(sources.load("file", "", save(tmp_path / "mine.npz", own()))))
+    assert {path.name for path in tmp_path.iterdir()} == {"hkd_hpc-data-young", "others", "mine.npz"}
 
 
 def test_no_room_anywhere_leaves_nothing(tmp_path):

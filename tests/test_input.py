@@ -319,6 +319,20 @@ class OddReport(Scheme):
     def report(self, client):
         return {"count_C": torch.zeros(3)}
 
+class HugeReport(Scheme):
+    def report_shapes(self):
+        return {"count_C": (10**12,)}
+
+class ComplexReport(Scheme):
+    def report_shapes(self):
+        return {"count_C": (10,)}
+    def report(self, client):
+        return {"count_C": torch.zeros(10, dtype=torch.complex64)}
+
+class SparseReport(ComplexReport):
+    def report(self, client):
+        return {"count_C": torch.zeros(10).to_sparse()}
+
 class NoShapes(Scheme):
     def report_shapes(self):
         pass
@@ -374,6 +388,9 @@ MISTAKES = {
     "ListState": (1, "combine() may keep tensors alone in server.state; server.state['seen'] is a list"),
     "OddReport": (1, "report() must return a dict of the declared tensors (count_C), but count_C is a torch.float32 tensor of shape (3,) "
                      "and declared as (10,)"),
+    "HugeReport": (1, "report_shapes() declares {'count_C': (1000000000000,)}, 4,000 GB; this machine has "),
+    "ComplexReport": (1, "dense and of real numbers, but count_C is a torch.complex64 tensor of shape (10,)"),
+    "SparseReport": (1, "dense and of real numbers, but count_C is a sparse torch.float32 tensor of shape (10,)"),
     "NoShapes": (1, "report_shapes() must return a dict from names to shapes, such as {'count_C': (10,)}, not None"),
     "OddClientState": (1, "client.state['memory'] is a torch.float32 tensor of shape (3,); client_state_shapes() declares (2, 3)"),
     "TextTerms": (1, "terms must be the names of the loss terms"),

@@ -54,7 +54,7 @@ def test_a_folder_holds_a_run_from_its_first_file_on(folder, tmp_path):
 
 def test_a_config_that_cannot_be_read_is_one_line(folder):
     folder.config_path.write_bytes(b"\xff\xfe")
-    with pytest.raises(RunError, match="cannot read .*config.json"):
+    with pytest.raises(UsageError, match="cannot read .*config.json"):
         folder.read_config()
 
 

@@ -48,6 +48,13 @@ def _channels_first(raw: np.ndarray, where: str) -> np.ndarray:
     return raw if first else raw.transpose(0, 3, 1, 2)
 
 
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(C, H, W) of an array of images that `to_images` takes."""
+    if len(shape) == 3:
+        return 1, *shape[1:]
+    return shape[1:] if shape[1] in (1, 3) else (shape[3], *shape[1:3])
+
+
 def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     """Images (N,3,H,W) uint8, C-contiguous: grey repeated, sides below 32 px zero-padded to 32 around the centre.
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +20,8 @@ from hkd_hpc.errors import RunError
 _MAGIC = b"HKDDATA1"
 _ALIGN_BYTES = 64
 _SPARE_BYTES = 64 * 2**20
+_NAME = "hkd_hpc-data-"
+_OLD_S = 3600.0  # ranks attach within the time in which a job starts; what is older was left by a job that was killed then
 
 
 def publish(dataset: DataSet) -> str:
@@ -28,6 +33,8 @@ def publish(dataset: DataSet) -> str:
     head, arrays = _layout(dataset)
     payload_bytes = sum(array.nbytes for array in arrays)
     problems = []
+    for folder in ("/dev/shm", tempfile.gettempdir()):
+        _remove_leftovers(folder)
     for folder in _roomy_folders(payload_bytes):
         try:
             return _write(folder, head, arrays)
@@ -35,6 +42,15 @@ def publish(dataset: DataSet) -> str:
             problems.append(f"{folder}: {error.strerror}")
     raise RunError(f"no room for the {payload_bytes / 1e6:.0f} MB of {dataset.name} that a node's ranks share "
                    f"({'; '.join(problems)}); free some or set TMPDIR to a folder with room")
+
+
+def _remove_leftovers(folder: str) -> None:
+    """This user's old copies there: a job killed between `publish` and the removal leaves one, in memory."""
+    for path in Path(folder).glob(_NAME + "*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _OLD_S:
+                path.unlink()
 
 
 def _roomy_folders(payload_bytes: int) -> list[str]:
@@ -66,7 +82,7 @@ def _layout(dataset: DataSet) -> tuple[bytes, list[np.ndarray]]:
 
 
 def _write(folder: str, head: bytes, arrays: list[np.ndarray]) -> str:
-    descriptor, path = tempfile.mkstemp(prefix="hkd_hpc-data-", dir=folder)
+    descriptor, path = tempfile.mkstemp(prefix=_NAME, dir=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(head)

@@ -131,6 +131,7 @@ def _read(name: str, where: Path, image_size: int | None) -> readers.Arrays:
 
 def _checked(name: str, raw: readers.Arrays, where: Path) -> DataSet:
     arrays: dict[str, np.ndarray | None] = {}
+    stored_shape = {split: raw[f"x_{split}"].shape for split in ("train", "test")}
     for split in ("train", "test"):
         # taken out of `raw`, so that the stored form is freed before the next array is converted
         images = checks.to_images(raw.pop(f"x_{split}"), f"{where}: key x_{split}")
@@ -139,7 +140,7 @@ def _checked(name: str, raw: readers.Arrays, where: Path) -> DataSet:
         ids = raw.pop(f"client_{split}", None)
         arrays[f"client_{split}"] = (
             None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}"))
-    train_shape, test_shape = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
+    train_shape, test_shape = (checks.image_shape(stored_shape[split]) for split in ("train", "test"))  # before any padding
     if train_shape != test_shape:
         raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
     checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))

@@ -1,11 +1,13 @@
 """What the methods of a scheme owe: a mistake in one's own scheme is one line that names scheme and method."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from hkd_hpc.data.checks import memory_bytes
 from hkd_hpc.errors import RunError
 from hkd_hpc.store.tree import is_name, is_text
 
@@ -26,6 +28,10 @@ def check_declarations(scheme, kept: tuple[str, ...]) -> None:
         if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
             raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as "
                            f"{{'count_C': (10,)}}, not {str(shapes)[:200]}")
+        needed_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
+        if needed_bytes > memory_bytes():
+            raise RunError(f"scheme {name}: {method}() declares {str(shapes)[:200]}, {needed_bytes / 1e9:,.0f} GB; this "
+                           f"machine has {memory_bytes() / 1e9:,.0f} GB of memory")
     taken = [key for key in kept if key in scheme.client_state_shapes()]
     if taken:
         raise RunError(f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take "
@@ -68,6 +74,8 @@ def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != tuple(shapes[name]):
             raise RunError(f"{owed}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
+        if tensor.is_complex() or tensor.layout != torch.strided:
+            raise RunError(f"{owed}, dense and of real numbers, but {name} is {_kind(tensor)}")
 
 
 def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:
@@ -101,5 +109,5 @@ def check_server_state(scheme, state: Any) -> None:
 def _kind(value: Any) -> str:
     """'None', 'a list', 'a torch.float32 tensor of shape (16,)'"""
     if isinstance(value, torch.Tensor):
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        return f"a {'' if value.layout == torch.strided else 'sparse '}{value.dtype} tensor of shape {tuple(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"

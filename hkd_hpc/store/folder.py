@@ -71,15 +71,15 @@ class RunFolder:
         replace_text(self.config_path, text)
 
     def read_config(self) -> str | None:
-        """The stored settings, None if there are none. Raises RunError if they cannot be read."""
+        """The stored settings, None if there are none. Raises UsageError if they cannot be read."""
         try:
             if self.config_path.exists() and not self.config_path.is_file():  # a pipe would be waited for
-                raise RunError(f"cannot read {self.config_path}: it is no ordinary file")
+                raise UsageError(f"cannot read {self.config_path}: it is no ordinary file")
             return self.config_path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"cannot read {self.config_path}: {getattr(error, 'strerror', None) or error}") from error
+            raise UsageError(f"cannot read {self.config_path}: {getattr(error, 'strerror', None) or error}") from error
 
     def summary(self) -> dict[str, Any] | None:
         """The summary in metrics.h5, the last thing that a run writes: None for a run that is not complete."""

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree, save_tree
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 

@@ -5,8 +5,10 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +45,19 @@ def environment() -> Iterator[None]:
     paths = [project, *filter(None, [os.environ.get("PYTHONPATH")])]
     with variables(outside_of_jobs(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}):
         yield
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """What is started within it can be interrupted, as `cancel` does, even if this process cannot (`nohup ... &`)."""
+    is_deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if is_deaf:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if is_deaf:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 Job = tuple[Callable[[], None], list[Cell]]  # what it runs, and the cells that it may have
@@ -168,7 +183,7 @@ def submit_local(root: Path, cells: list[Cell], options: Options, record: Launch
 
     workers = min(options.parallel or fitting_cells(), len(cells))
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with environment(), output_to(root / "submitit" / "local.log"):  # else a pipe behind this command would wait for them
+    with environment(), interruptible(), output_to(root / "submitit" / "local.log"):  # else a pipe behind this command would wait for them
         executor = AutoExecutor(root / "submitit", cluster="local", local_max_num_timeout=1_000_000)
         executor.update_parameters(timeout_min=FOREVER_MIN)
         for place in range(workers):

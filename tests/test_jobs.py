@@ -397,6 +397,19 @@ def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
     assert watch.table(study.status()).endswith("\n3 cells: 3 complete")
 
 
+def test_workers_of_a_command_that_ignores_interrupts_can_be_cancelled(data, hold, tmp_path):
+    """As `nohup python -m jobs launch ... &` does: what it starts would ignore them too."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        study = launch(sweep_of(data, scheme=["held:Held"]), "local", root=tmp_path / "root")
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    toy.wait_until(lambda: toy.rounds_done(study.root / study.cells[0].name) == 1, PATIENCE_S)
+    assert len(study.cancel()) == 1
+    toy.wait_until(lambda: states(study) == ["cancelled"], PATIENCE_S)
+
+
 def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path, capsys):
     sweep = sweep_of(data, fraction={"too few": {"data.fraction": 0.0001}, "enough": {}})
     study = launch(sweep, "debug", root=tmp_path / "root")

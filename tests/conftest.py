@@ -1,6 +1,8 @@
 """Toy nets, clients and workbenches: images of 3 x 2 x 2, three classes, all of it trained in milliseconds."""
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,14 @@ from hkd_hpc.schemes.base import Facts
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """A shell's background jobs ignore Ctrl-C, and what they start too; tests send it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TITLES = [
     "fedavg round, job J: ours / bare loop", "fedavg round, job S: ours / bare loop",
     "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)", "round of 5 epochs, job S: fedhkd / fedavg",
-    "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
+    "fedavg round, job J, mpirun -n 3: ours / bare loop in 2 processes", "share of a round that is no training, job J",
+    "fedavg round, job S, mpirun -n 3: ours / bare loop in 2 processes", "share of a round that is no training, job S",
+    "peak memory (PSS) of 3 ranks, job J", "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
     "exact exchange, 2 client ranks: / pickled state dicts",
     "exact exchange, 2 client ranks: share of a round of job J",
     "exact exchange, 11 ranks: / bare all-reduce of its bytes", "exact exchange, 11 ranks: / pickled state dicts",
@@ -118,7 +120,7 @@ def test_an_unknown_row_is_exit_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
         bench.main(["--rows", "fedavg_j,nope"])
     assert ended.value.code == 2
-    assert "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, exchange_2" in capsys.readouterr().err
+    assert "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, round_j, round_s, exchange_2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values, at_most, verdict", [

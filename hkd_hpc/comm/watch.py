@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hkd_hpc.comm.doctor import condition_of
 from hkd_hpc.comm.world import Hint
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
 TURN_S = 0.5   # the lowest rank speaks first; then it ends, and the launcher ends the others
 POLL_S = 0.25
+SETTLE_S = 1.5  # once a rank has spoken and ended, the launcher ends the others; they need not speak of its end
 
 
 def parent_of(pid: int) -> int:
@@ -72,22 +74,24 @@ class StartGuard:
         waited_s = time.monotonic() - self.began_s - TURN_S * min(self.hint.rank, 10)
         if waited_s > GRACE_S:
             here, size = self.hint.local_size, self.hint.size
-            alive = self._ranks_alive()
+            alive = self._ranks_here()
             if here and alive is not None and len(alive) < here:
                 gone = ", ".join(str(rank) for rank in range(size) if rank not in alive) if here == size else "?"
                 return f"rank {gone} ended before it joined the job; {len(alive)} of {here} ranks are left on this host"
         if waited_s > self.timeout_s:
-            return f"not all of the {self.hint.size} ranks joined the job within {self.timeout_s:.0f} s"
+            sick = {rank: condition_of(pid) for rank, pid in sorted((self._ranks_here() or {}).items())}
+            found = "".join(f"; rank {rank}: {condition}" for rank, condition in sick.items() if condition)
+            return f"not all of the {self.hint.size} ranks joined the job within {self.timeout_s:.0f} s{found}"
         return None
 
-    def _ranks_alive(self) -> list[int] | None:
-        """The ranks among the launcher's children; None unless we surely see the launcher and all its children."""
+    def _ranks_here(self) -> dict[int, int] | None:
+        """{rank: process} of the launcher's children; None unless we surely see the launcher and all its children."""
         own = _environment(self.launcher)
         children = children_of(self.launcher) if self.launcher > 1 else None
         if not children or not own or _rank_in(own, self.hint.rank_name) is not None:
             return None
-        ranks = [_rank_in(_environment(child), self.hint.rank_name) for child in children]
-        return sorted(rank for rank in ranks if rank is not None)
+        ranks = {_rank_in(_environment(child), self.hint.rank_name): child for child in children}
+        return {rank: child for rank, child in ranks.items() if rank is not None}
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,8 @@ def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> Non
         if _closed(reader, POLL_S):
             return
         problem = guard.problem()
+        if problem and _closed(reader, SETTLE_S):
+            return
     speak(f"hkd_hpc: {problem}")
     os.kill(parent, signal.SIGKILL)
 

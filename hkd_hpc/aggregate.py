@@ -9,8 +9,9 @@ clients * 1e-11: for ten clients a tenth of the float32 step of a weight of .01.
 """
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hkd_hpc.errors import RunError
@@ -26,19 +27,26 @@ CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own ca
 
 
 class FixedPointSum:
-    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece.
+    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece. `length`: numbers in it.
 
     The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum never
     lies in memory as a whole; `bank` converts it before, when its memory is needed for the next client.
     """
 
-    def __init__(self, length: int, total_weight: int, device: torch.device | str = "cpu"):
-        """`total_weight`: an upper bound of the sum of all weights over all clients of a round."""
-        self.length, self.device = length, torch.device(device)
+    def __init__(self, length: int, total_weight: int, device: torch.device | str = "cpu",
+                 spans: Sequence[tuple[int, int]] | None = None):
+        """`total_weight`: an upper bound of the sum of all weights over all clients of a round.
+
+        spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike in
+        all clients: nothing moves it, and `mean_into` leaves it as it is.
+        """
+        self.spans = [(0, length)] if spans is None else list(spans)
+        self.places = list(itertools.accumulate((stop - start for start, stop in self.spans), initial=0))
+        self.length, self.device = self.places[-1], torch.device(device)
         self.bits = 53 - math.ceil(math.log2(LIMIT)) - math.ceil(math.log2(max(total_weight, 2)))
         self._banked_V: torch.Tensor | None = None  # float64; kept from round to round
         self._piece = torch.empty(0, dtype=torch.float64, device=device)
-        self._chunk = CHUNK if self.device.type == "cpu" else max(length, 1)
+        self._chunk = CHUNK if self.device.type == "cpu" else max(self.length, 1)
         self.clear()
 
     def clear(self) -> None:
@@ -94,13 +102,26 @@ class FixedPointSum:
         part = piece[lead:]
         if self._last is not None:
             values_V, weight = self._last
-            part.copy_(values_V[start:stop]).mul_(weight * 2.0 ** self.bits).round_()
+            for place, view in self._views(values_V, start, stop):
+                part[place:place + len(view)].copy_(view)
+            part.mul_(weight * 2.0 ** self.bits).round_()
         if self._in_bank:
             banked = self._banked_V[start:stop]
             part.add_(banked) if self._last is not None else part.copy_(banked)
         elif self._last is None:
             part.zero_()
         return piece
+
+    def _views(self, vector_V: torch.Tensor, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(place after `start`, view of the vector) of the parts that numbers start .. stop of the sum stand for."""
+        for (first, last), place in zip(self.spans, self.places):
+            low, high = max(start - place, 0), min(stop - place, last - first)
+            if low < high:
+                yield place + low - start, vector_V[first + low:first + high]
+
+    def parts(self, vector_V: torch.Tensor) -> list[torch.Tensor]:
+        """The spans of a vector, as views."""
+        return [vector_V[start:stop] for start, stop in self.spans]
 
     def _scratch(self, size: int) -> torch.Tensor:
         if len(self._piece) < size:
@@ -117,7 +138,8 @@ class FixedPointSum:
             if factor is None:
                 factor, piece = self._factor(float(piece[0])), piece[1:]
             piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
-            out_V[start:start + len(piece)].copy_(piece)  # in place: no temporary tensor
+            for place, view in self._views(out_V, start, start + len(piece)):
+                view.copy_(piece[place:place + len(view)])  # in place: no temporary tensor
             start += len(piece)
 
     def _factor(self, total_weight: float) -> float:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -86,9 +87,13 @@ class Workbench:
 
     def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):
         self.flat, self.scheme, self.config = flat, scheme, config
-        self.adam = Adam(flat)
         self.steps = 0  # taken in all
         self.fewest = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
+
+    @cached_property
+    def adam(self) -> Adam:
+        """Made for the first client: the server of several ranks trains none."""
+        return Adam(self.flat)
 
     def can_train(self, client: Client) -> bool:
         return len(client.y_train) >= self.fewest

@@ -13,6 +13,7 @@ Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -60,7 +61,6 @@ class FlatModel:
         self.net = net.to(device)
         self.slots, trainable, total = _slots(net)
         self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
-        self.grad_P = torch.zeros(trainable, dtype=torch.float32, device=device)
         self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
         self.taps = [module for module in net.modules() if isinstance(module, TapConv2d)]
         self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
@@ -76,8 +76,15 @@ class FlatModel:
                 view = self._view(self.values_V, slot)
                 view.copy_(tensor)
                 tensor.data = view
-                if slot.trainable:
-                    tensor.grad = self._view(self.grad_P, slot)
+
+    @cached_property
+    def grad_P(self) -> torch.Tensor:
+        """The gradients, made when first asked for: where nobody trains they would be a model's memory for nothing."""
+        grad_P = torch.zeros_like(self.parameters_P)
+        for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
+            if slot.trainable and not slot.alias:
+                tensor.grad = self._view(grad_P, slot)
+        return grad_P
 
     @staticmethod
     def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
@@ -91,12 +98,18 @@ class FlatModel:
         starts, stops = [0, *(stop for _, stop in dead)], [*(start for start, _ in dead), len(self.parameters_P)]
         return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
 
+    @property
+    def averaged_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in `values_V` of what training can change: the live spans, and the float buffers."""
+        return [*self.live_spans, (len(self.parameters_P), len(self.values_V))]
+
     def live(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
         """The live spans of a vector of the trainable floats, as views."""
         return [vector_P[start:stop] for start, stop in self.live_spans]
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss` to `grad_P`."""
+        self.grad_P  # there before autograd looks for it
         self._let_taps_add(True)
         try:
             loss.backward()

@@ -48,8 +48,9 @@ def memory_lines(job) -> list[str]:
     """Bytes a client rank holds: global weights, model, gradient, two moments, the exact sum; and its images."""
     flat = job.bench.flat
     busiest = Counter(job.rank_of).most_common(1)[0]
-    banked_bytes = 8 * len(flat.values_V) if busiest[1] > 1 else 0  # a sum of one client is made piece by piece
-    model_bytes = 4 * (2 * len(flat.values_V) + 3 * len(flat.grad_P)) + banked_bytes
+    banked_bytes = 8 * job.worker.sum.length if busiest[1] > 1 else 0  # a sum of one client is made piece by piece
+    moments = sum(stop - start for start, stop in flat.live_spans)
+    model_bytes = 4 * (2 * len(flat.values_V) + len(flat.parameters_P) + 2 * moments) + banked_bytes
     return [f"memory of a client rank: {bytes_text(model_bytes)} for model, gradient, optimiser and sum, beside torch "
             f"itself and the images of at most {busiest[1]} client(s)"]
 

@@ -103,7 +103,7 @@ def average(job: Job, round: int) -> None:
 def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
     """The weighted mean of what the workers of all ranks added to `total`, in every rank."""
     total.mean_into(out, job.comm.summed(total.pieces(job.comm.piece), total.length + 1, kind))
-    job.comm.relay(out, kind)
+    job.comm.relay(total.parts(out), kind)
 
 
 def with_statistics_of(job: Job, clients: list[int], kind: str) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Worker:
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(bench.flat, bench.scheme.report_shapes(), bench.scheme.terms)
         self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
-        self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device)
+        self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device, bench.flat.averaged_spans)
         self.statistics_sum = FixedPointSum(len(bench.flat.statistics_S), total_images, bench.flat.values_V.device)
 
     def train(self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool) -> np.ndarray:

@@ -48,6 +48,27 @@ def test_mean_is_weighted_by_images():
     assert out.tolist() == [3.0, 3.0, 3.0] and weight == 400
 
 
+@pytest.mark.parametrize("piece", [2, 3, 64])
+def test_only_the_spans_are_summed_and_moved(piece):
+    """Numbers 1, 2 and 5, 6, 7 of ten: five in the sum, [M, 4, 8, 20, 24, 28] with weight 4; the others stay what they were."""
+    total = FixedPointSum(10, 4, spans=[(1, 3), (5, 8)])
+    assert total.length == 5
+    values = torch.arange(10.0)
+    total.add(values, 1)
+    total.bank()
+    total.add(values, 3)
+    found = content(total, piece)
+    assert found[0] == 4 and (found[1:] * 2.0 ** -total.bits).tolist() == [4.0, 8.0, 20.0, 24.0, 28.0]
+    out = torch.full((10,), 7.5)
+    total.mean_into(out, total.pieces(piece))
+    assert out.tolist() == [7.5, 1.0, 2.0, 7.5, 7.5, 5.0, 6.0, 7.0, 7.5, 7.5]
+    assert [part.tolist() for part in total.parts(out)] == [[1.0, 2.0], [5.0, 6.0, 7.0]]
+
+
+def test_a_bad_number_between_the_spans_is_refused_too():
+    total = FixedPointSum(3, 4, spans=[(0, 1), (2, 3)])
+    assert total.add(torch.tensor([1.0, float("inf"), 1.0]), 1) == (1.0, float("inf"))
+
 def test_only_clients_that_delivered_count():
     """2 of 10 clients (50 and 150 of 2,000 images) took part: .25 and .75, not 50 / 2000 and 150 / 2000."""
     total = added([(torch.tensor([1.0, 0.0]), 50), (torch.tensor([0.0, 1.0]), 150)], 2000)

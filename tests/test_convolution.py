@@ -97,6 +97,8 @@ def test_dead_taps_by_hand():
     assert four.dead_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 6)]
     assert FlatModel(one).live_spans == [(24, 30), (54, 64)]  # 54 floats, to the next multiple of 16
     assert FlatModel(four).live_spans == [(24, 36), (42, 64)]
+    normed = FlatModel(nn.Sequential(tapped(nn.Conv2d(3, 2, 3, padding=1, bias=False), 1, 1), nn.BatchNorm2d(2)))
+    assert normed.averaged_spans == [(24, 30), (54, 96), (96, 128)]  # 16 of scale, 16 of shift; then mean and variance
 
 
 def test_dead_floats_of_resnet18_by_hand():

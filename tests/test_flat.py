@@ -57,7 +57,7 @@ def test_gradients_land_in_the_flat_buffer_and_gaps_stay_zero():
     flat, reference = FlatModel(small_net()), small_net()
     reference.load_state_dict(flat.net.state_dict())
     x = torch.randn(6, 3)
-    flat.net(x).square().sum().backward()
+    flat.backward(flat.net(x).square().sum())
     reference(x).square().sum().backward()
     for slot in (s for s in flat.slots if s.trainable):
         expected = reference.get_parameter(slot.name).grad.reshape(-1)

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 import toy
+from hkd_hpc import models
+from hkd_hpc.config import ModelSettings
+from hkd_hpc.store.tree import load_tree
 
 UNEQUAL = (5, 40, 17, 64, 30)
 
@@ -43,6 +46,15 @@ def test_same_rows_on_any_number_of_ranks(tmp_path, data, scheme):
         assert all(value > 0 for value in rows["rounds/loss/soft"][1:]
                    ), "knowledge must be in use for this to mean much"
 
+
+def test_taps_that_no_image_meets_stay_as_they_began_on_any_number_of_ranks(tmp_path, data):
+    """Neither trained nor averaged: on one pixel 8 of 9 taps of a 3 x 3 convolution see padding alone."""
+    begun = dict(models.build(ModelSettings(name="resnet18", latent=8), 3, (3, 32, 32), 0).named_parameters())
+    compare(tmp_path, (1, 3), toy.settings(data, "model.name=resnet18", "model.latent=8", "fed.clients=4", "fed.rounds=2"))
+    weight = "extractor.layer4.1.conv2.weight"
+    kept = load_tree(tmp_path / "3" / "checkpoints" / "round_0002.h5")["global"][weight]
+    changed_YX = (kept != begun[weight].detach().numpy()).any((0, 1))
+    assert changed_YX.tolist() == [[False] * 3, [False, True, False], [False] * 3]
 
 def test_schemes_differ_and_noise_matters(tmp_path, data):
     for name, more in {"fedavg": ["scheme.name=fedavg"], "fedhkd": ["scheme.name=fedhkd"],

@@ -37,7 +37,7 @@ class Exchange:
             self.sum.add(self.values_V, WEIGHT)
         summed = self.comm.summed(self.sum.pieces(self.comm.piece), self.sum.length + 1)
         self.sum.mean_into(self.mean_V, summed)
-        self.comm.relay(self.mean_V)
+        self.comm.relay(self.sum.parts(self.mean_V))
 
     def bare(self) -> None:
         self.world.Allreduce(self.mpi.IN_PLACE, self.bare_V)

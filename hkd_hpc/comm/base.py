@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -76,11 +76,11 @@ class Comm:
                 self._sum(piece)
                 yield piece
 
-    def relay(self, values: torch.Tensor, kind: str = "weights") -> None:
-        """Rank 0's `values` (1-D, contiguous) become those of rank 1; the others only meet."""
-        nbytes = values.numel() * values.element_size()
+    def relay(self, parts: Sequence[torch.Tensor], kind: str = "weights") -> None:
+        """Rank 0's `parts` (1-D, contiguous) become those of rank 1; the others only meet."""
+        nbytes = sum(values.numel() * values.element_size() for values in parts)
         with self._collective("relay", kind, nbytes, nbytes):
-            if self.size > 1 and self.rank < 2:
+            for values in parts if self.size > 1 and self.rank < 2 else ():
                 self._relay(values)
 
     def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:

@@ -139,9 +139,10 @@ class FlatModel:
         return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.slots)
 
     def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
-        """A state dict of numpy arrays from a flat vector of this layout and the integer buffers."""
+        """A state dict of numpy arrays, C order, from a flat vector of this layout and the integer buffers."""
         flat, rest = values_V.detach().cpu(), iter(counters)
-        return {s.name: (self._view(flat, s).numpy() if s.offset >= 0 else next(rest).cpu().numpy()) for s in self.slots}
+        tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.slots}
+        return {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The float tensors of the state dict by name, views of `values_V`."""

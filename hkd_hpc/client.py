@@ -13,7 +13,7 @@ from hkd_hpc.config import Config
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.images import normalise
 from hkd_hpc.models import has_batch_norm
-from hkd_hpc.optimizer import Adam, clip_gradient
+from hkd_hpc.optimizer import Adam, clip_gradients
 from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Scheme
 
@@ -162,12 +162,12 @@ class Workbench:
     def _step(self, client: Client, index_B: torch.Tensor, lr: float) -> torch.Tensor:
         """One optimiser step; returns the loss terms, still on the device."""
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
-        self.flat.grad_P.zero_()
+        self.adam.zero_gradients()
         values = owed.loss_terms(self.scheme, self.scheme.loss(client, batch))
         self.flat.backward(sum(values))
         self.scheme.adjust_gradient(client)
         if self.config.train.clip_norm:
-            clip_gradient(self.flat.grad_P, self.config.train.clip_norm)
+            clip_gradients(self.adam.gradients, self.config.train.clip_norm)
         self.adam.step(lr)
         self.steps += 1
         return torch.stack([value.detach() for value in values])

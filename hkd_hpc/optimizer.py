@@ -20,12 +20,16 @@ class Adam:
     def reset(self) -> None:
         torch._foreach_zero_([*self.means, *self.squares, self.taken])
 
+    def zero_gradients(self) -> None:
+        torch._foreach_zero_(self.gradients)
+
     def step(self, lr: float) -> None:
         self.taken.add_(1)
         torch._fused_adam_(self.parameters, self.gradients, self.means, self.squares, [], self.steps, lr=lr, beta1=0.9,
                            beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
 
 
-def clip_gradient(grad_P: torch.Tensor, norm: float) -> None:
+def clip_gradients(parts: list[torch.Tensor], norm: float) -> None:
     """Scale the gradient to an L2 norm of at most `norm`, as torch.nn.utils.clip_grad_norm_ does; no host wait."""
-    grad_P.mul_((norm / (torch.linalg.vector_norm(grad_P) + 1e-6)).clamp(max=1.0))
+    total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+    torch._foreach_mul_(parts, (norm / (total + 1e-6)).clamp(max=1.0))

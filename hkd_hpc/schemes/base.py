@@ -91,7 +91,7 @@ class Scheme:
     def loss(self, client: Client, batch: Batch) -> Tensors:
         """One scalar per name in `terms`, weights included; their sum is minimised.
 
-        `client.flat.grad_P` is zero here; the backward pass adds to what it finds there.
+        `client.flat.grad_P` is zero here (in its live spans: the rest is never looked at); the backward pass adds to it.
         """
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}

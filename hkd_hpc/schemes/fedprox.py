@@ -40,9 +40,10 @@ class FedProx(Scheme):
         """The term's value. Its gradient mu (w - w_received) goes where the backward pass adds to; no copy."""
         flat, mu, square = client.flat, self.settings.mu, 0.0
         size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
-        whole = flat.grad_P, flat.parameters_P.detach(), client.received_P
-        for grad, own, received in zip(*(vector_P.split(size) for vector_P in whole)):
-            torch.sub(own, received, out=grad)
-            square = square + grad.dot(grad)
-            grad.mul_(mu)
+        live = map(flat.live, (flat.grad_P, flat.parameters_P.detach(), client.received_P))
+        for span in zip(*live):  # what lies between never differs
+            for grad, own, received in zip(*(part.split(size) for part in span)):
+                torch.sub(own, received, out=grad)
+                square = square + grad.dot(grad)
+                grad.mul_(mu)
         return 0.5 * mu * square

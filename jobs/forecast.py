@@ -4,7 +4,8 @@ Seconds of a round come, in this order, from
 1. rounds that this study has run: the median of the same scheme and data, else of another scheme, by their speeds;
 2. the reference, one H200, where GPUs are asked for and this machine has none;
 3. a few timed FedAvg steps on this machine (jobs.probe), by the scheme's speed.
-They are scaled by what the busiest worker trains in a round: clients x images x epochs. Bytes are of the real objects.
+They are scaled by what the busiest worker trains in a round: clients x images x epochs. What 2 and 3 do not know, stragglers
+and the exchange between several ranks, is the cost model's (jobs.cost). Bytes are of the real objects.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from hkd_hpc import __version__, versions
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text
-from jobs import probe, verdict
+from jobs import cost, probe, verdict
 from jobs.options import Options
 from jobs.sweep import Cell
 from jobs.work import Measured, Work, data_key, facts_of, from_measured, measured, slowdown, workers_of
@@ -177,9 +178,12 @@ def estimate(cell: Cell, work: Work, done: int, out: Forecast, rounds: list[Meas
     gpus = 0 if config.run.device == "cpu" else gpus
     round_s, basis, is_measured = round_seconds(cell, work, ranks, gpus, out.probed, rounds)
     disk = disk_bytes(work, sizes, options.keep_state)
-    save_s = disk["checkpoint"] / SAVE_BYTES_PER_S
-    saves = 1 / config.run.checkpoint_every
-    wall_s = out.probed["start_s"] + (config.fed.rounds - done) * (round_s + (0 if is_measured else saves * save_s))
+    save_s, each_s = disk["checkpoint"] / SAVE_BYTES_PER_S, round_s
+    if not is_measured:
+        server_s = disk["usual"] / SAVE_BYTES_PER_S / config.run.checkpoint_every
+        found = cost_of(work, sizes, ranks, workers_of(ranks, gpus), round_s, server_s)
+        round_s, each_s = found.without_server_s, found.round_s
+    wall_s = out.probed["start_s"] + (config.fed.rounds - done) * each_s + save_s
     billed = options.nodes * options.gpus_of_node() if out.executor == "slurm" else gpus
     if options.pack:  # the cells of an allocation share it
         billed /= options.nodes * options.workers_per_node()
@@ -205,6 +209,13 @@ def round_seconds(cell: Cell, work: Work, ranks: int, gpus: int, probed: dict, r
             f"from FedAvg steps timed on this machine ({probed['device']}), scaled", False)
 
 
+def cost_of(work: Work, sizes: dict, ranks: int, workers: int, busiest_s: float, server_s: float) -> cost.Cost:
+    """A round by the cost model: `busiest_s` is what the busiest worker's clients take, `server_s` what rank 0 does beside."""
+    load = cost.Load(work.cohort, work.images * work.config.train.epochs, sizes["flat_bytes"] // 4, sizes["report_bytes"],
+                     sizes["message_bytes"], server_s)
+    return cost.round_cost(load, ranks, workers, busiest_s / work.trained(workers), cost.CLUSTER)
+
+
 def _other_model(work: Work) -> str:
     model = work.config.model
     same = (model.name, model.stem, work.facts.shape) == ("resnet18", "imagenet", (3, 32, 32))
@@ -228,7 +239,7 @@ def state_bytes(work: Work, sizes: dict) -> int:
 
 
 def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
-    """checkpoint: the last; running: two and a temporary one; finished: final weights and metrics, or all of it."""
+    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one; finished: final weights and metrics, or all of it."""
     rounds, clients = work.config.fed.rounds, work.clients
     rows = rounds * (ROW_BYTES + CLIENT_ROW_BYTES * clients)
     partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.facts.classes
@@ -236,4 +247,4 @@ def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
     usual = metrics + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
     last = usual + clients * sizes["flat_bytes"] * work.config.run.client_models
     finished = metrics + (usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES)
-    return {"checkpoint": last * HDF5, "running": (2 * metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}
+    return {"usual": usual * HDF5, "checkpoint": last * HDF5, "running": (2 * metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}

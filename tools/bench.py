@@ -26,6 +26,7 @@ from statistics import median
 from hkd_hpc import schemes
 from hkd_hpc.errors import UsageError
 from hkd_hpc.schemes.base import Scheme
+from tools import bench_scaling
 from tools.bench_round import FIGURES, whole_round
 from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
 from tools.bench_table import Line, header, table
@@ -267,12 +268,25 @@ def rows_of_schemes(text: str) -> dict:
     return scheme_rows(names)
 
 
+def scaling(quick: bool) -> int:
+    """The exit code."""
+    try:
+        bench_scaling.report(bench_scaling.QUICK if quick else bench_scaling.Sizes())
+    except BenchError as error:
+        print(f"tools.bench --scaling: not complete: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
+    parser.add_argument("--scaling", action="store_true", help="instead: by ranks and bytes, with the cost model; 5 minutes")
     parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
     options = parser.parse_args(arguments)
+    if options.scaling:
+        return scaling(options.quick)
     rows = {**(options.rows or {}), **(options.schemes or {})} or ROWS
     lines: list[Line] = []
     failure = None

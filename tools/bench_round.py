@@ -31,29 +31,33 @@ FIGURES = {"J": 0.45, "S": 0.82}
 
 @dataclass(frozen=True)
 class Rounds:
-    """What one run of the program showed. `beside_s`: a round's seconds in which the busiest rank did not train."""
+    """What one run of the program showed. `beside_s`: a round's seconds in which the busiest rank did not train; `client_s`:
+    of each client's training; `server_s`: of the server's test and checkpoint."""
 
     wall_s: list[float]
     beside_s: list[float]
+    client_s: np.ndarray
+    server_s: list[float]
     peak_bytes: int
 
 
-def write_images(path: Path, images: int) -> None:
+def write_images(path: Path, images: int, clients: int) -> None:
     """Random images, a client's own `images` and one test image each: what they show makes no difference to the time."""
-    random, count = np.random.default_rng(0), CLIENTS * images
+    random, count = np.random.default_rng(0), clients * images
     np.savez(path, x_train=random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), y_train=np.arange(count) % 10,
-             client_train=np.repeat(np.arange(CLIENTS), images), client_test=np.arange(CLIENTS),
-             x_test=random.integers(0, 256, (CLIENTS, 3, 32, 32), dtype=np.uint8), y_test=np.arange(CLIENTS) % 10)
+             client_train=np.repeat(np.arange(clients), images), client_test=np.arange(clients),
+             x_test=random.integers(0, 256, (clients, 3, 32, 32), dtype=np.uint8), y_test=np.arange(clients) % 10)
 
 
-def run_program(job: str, scheme: str, epochs: int, images: int) -> Rounds:
-    """One job of `mpirun -n 3 python -m hkd_hpc.train`."""
+def run_program(job: str, scheme: str, epochs: int, images: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS) -> Rounds:
+    """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings."""
     with tempfile.TemporaryDirectory() as folder:
         data, out = Path(folder, "data.npz"), Path(folder, "run")
-        write_images(data, images)
-        process = start_mpi(RANKS, "-m", "hkd_hpc.train", "--out", str(out), "data.name=file", f"data.path={data}",
-                            "data.partition=natural", "data.fraction=1", "data.public_fraction=0", f"fed.clients={CLIENTS}",
-                            f"fed.rounds={ROUNDS}", "run.client_models=false", f"train.epochs={epochs}", f"scheme.name={scheme}", *MODEL[job])
+        write_images(data, images, clients)
+        process = start_mpi(ranks, "-m", "hkd_hpc.train", "--out", str(out), "data.name=file", f"data.path={data}",
+                            "data.partition=natural", "data.fraction=1", "data.public_fraction=0", f"fed.clients={clients}",
+                            f"fed.rounds={ROUNDS}", "run.client_models=false", f"train.epochs={epochs}", f"scheme.name={scheme}",
+                            *MODEL[job], *more)
         with ThreadPoolExecutor() as beside:
             peak_bytes = beside.submit(peak_of_ranks, process)
             finish(process)
@@ -61,9 +65,10 @@ def run_program(job: str, scheme: str, epochs: int, images: int) -> Rounds:
     rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
     # clients begin a round while rank 0 still tests and saves the one before
     wall_s = (rounds["wall_s"][1:] + rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
-    rank_of = np.array(deal([images] * CLIENTS, RANKS))
-    busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, RANKS)], axis=0)
-    return Rounds(wall_s.tolist(), (wall_s - busiest_s).tolist(), peak_bytes.result())
+    rank_of = np.array(deal([images] * clients, ranks))
+    busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, ranks)], axis=0)
+    return Rounds(wall_s.tolist(), (wall_s - busiest_s).tolist(), train_s[1:-1],
+                  rounds["seconds"]["evaluate_and_save"][1:-1].tolist(), peak_bytes.result())
 
 
 def peak_of_ranks(process: subprocess.Popen) -> int:

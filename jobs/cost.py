@@ -4,7 +4,8 @@
 
 train_s      the busiest worker (a client rank, or the GPU that some share): its clients x images x image_s, stretched by
              stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread / sqrt(clients
-             of a worker), so by 1 + that x E[largest of w standard normal numbers], by Blom's approximation
+             of a worker), so by 1 + that x E[largest of w standard normal numbers], by Blom's approximation; on one machine
+             with fewer cores than ranks not less than all training and the server's work, divided by the cores
 server_s     test and checkpoint of the round before, which rank 0 makes meanwhile; where there is only one rank: after it
 weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the mean (4 bytes
              a number) to rank 0
@@ -120,8 +121,9 @@ class Cost:
 def round_cost(load: Load, ranks: int, workers: int, image_s: float, network: Network, spread: float = SPREAD) -> Cost:
     """A round of `load` on so many ranks (rank 0 is the server), of which `workers` train at the same time."""
     busiest = math.ceil(load.clients / workers)
-    crowd = max(1.0, workers / network.cores) if network.cores else 1.0
-    train_s = busiest * load.images * image_s * crowd * straggle(workers, busiest, spread)
+    train_s = busiest * load.images * image_s * straggle(workers, busiest, spread)
+    if network.cores and ranks > network.cores:
+        train_s = max(train_s, (load.clients * load.images * image_s + load.server_s) / network.cores)
     places = math.ceil(load.clients / max(ranks - 1, 1))
     cost = lambda collective, nbytes: seconds(collective, ranks, nbytes, network)  # noqa: E731
     return Cost(train_s, load.server_s, cost("sum", 8 * load.numbers) + cost("relay", 4 * load.numbers),

@@ -174,3 +174,17 @@ def test_the_bare_loop_imports_nothing_of_ours():
     source = (ROOT / "tools" / "bare_loop.py").read_text()
     imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
     assert imported == ["sys", "time", "torch", "torch.nn.functional", "torchvision", "torch"]
+
+
+def test_scaling_measures_fits_and_predicts():
+    done = run_bench("--scaling", "--quick")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("machine: ") and lines[1].startswith("date: ")
+    names = ("agree", "sum", "relay", "gather", "broadcast")
+    collectives = [line.split()[:2] for line in lines if line.strip().startswith(names)]
+    assert collectives == [[name, str(ranks)] for ranks in (2, 3)
+                           for name in names for _ in range(1 + (name != "agree"))]
+    for start in ("fitted: meeting ", "left out, error: median ", "strong scaling", "weak scaling", "Predicted, not measured: "):
+        assert len([line for line in lines if line.strip().startswith(start)]) == 1, start
+    assert [line for line in lines if line.startswith("10,000 clients: the exchange takes 5 % from ")]

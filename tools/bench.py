@@ -29,6 +29,7 @@ from hkd_hpc.schemes.base import Scheme
 from tools import bench_scaling
 from tools.bench_round import FIGURES, whole_round
 from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
+from tools.bench_scaling import NUMBERS_J
 from tools.bench_table import Line, header, table
 
 GIGA = 1e9
@@ -44,6 +45,7 @@ class Sizes:
     images: int = 375
     epochs: int = 5
     floats: int = 11_219_594  # parameters and BatchNorm buffers of job J
+    averaged: int = NUMBERS_J
     few_ranks: int = 3
     many_ranks: int = 11
     fewest: int = 3
@@ -56,7 +58,7 @@ class Sizes:
     train: tuple[str, ...] = ("fed.rounds=1", "train.epochs=1")
 
 
-QUICK = Sizes(images=72, epochs=2, floats=100_000, few_ranks=2, many_ranks=3, fewest=1, most=1, few_repeats=1,
+QUICK = Sizes(images=72, epochs=2, floats=100_000, averaged=50_000, few_ranks=2, many_ranks=3, fewest=1, most=1, few_repeats=1,
               many_repeats=1, start_pairs=1, round_pairs=1, train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"))
 
 
@@ -147,27 +149,34 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
     return lines
 
 
-def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> tuple[dict, list[Line]]:
-    """What was measured, and the lines that any number of ranks has."""
-    process = start_mpi(ranks, "-m", "tools.bench_exchange", str(bench.sizes.floats), str(repeats))
-    found = json.loads(next(line for line in finish(process).splitlines() if line.startswith("{")))
-    return found, [
+def exchange_s(ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds by way of tools.bench_exchange."""
+    process = start_mpi(ranks, "-m", "tools.bench_exchange", str(floats), str(repeats))
+    return json.loads(next(line for line in finish(process).splitlines() if line.startswith("{")))
+
+
+def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> list[Line]:
+    """The lines that any number of ranks has."""
+    found = exchange_s(ranks, bench.sizes.floats, repeats)
+    return [
         Line(f"exact exchange, {title}: / bare all-reduce of its bytes", ratios(found["exact"], found["bare"]), 1.6),
         Line(f"exact exchange, {title}: / pickled state dicts", ratios(found["exact"], found["pickled"]), 1.0),
         Line(f"  exact exchange, {title}", tuple(found["exact"]), unit="s")]
 
 
 def exchange_2(bench: Bench) -> list[Line]:
-    found, lines = exchange(bench, bench.sizes.few_ranks, bench.sizes.few_repeats, "2 client ranks")
+    sizes = bench.sizes
+    lines = exchange(bench, sizes.few_ranks, sizes.few_repeats, "2 client ranks")
     if bench.job_j_client_s is None:
         reference(bench, "J")
     round_s = CLIENTS_PER_RANK * bench.job_j_client_s
+    found = exchange_s(sizes.few_ranks, sizes.averaged, sizes.few_repeats)
     share = tuple(100 * seconds / round_s for seconds in found["exact"])
     return [*lines, Line("exact exchange, 2 client ranks: share of a round of job J", share, 1.0, "%")]
 
 
 def exchange_11(bench: Bench) -> list[Line]:
-    return exchange(bench, bench.sizes.many_ranks, bench.sizes.many_repeats, "11 ranks")[1]
+    return exchange(bench, bench.sizes.many_ranks, bench.sizes.many_repeats, "11 ranks")
 
 
 def import_torch(sizes: Sizes) -> float:

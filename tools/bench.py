@@ -28,7 +28,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.schemes.base import Scheme
 from tools import bench_scaling
 from tools.bench_round import FIGURES, whole_round
-from tools.bench_process import LIMIT_S, BenchError, Child, finish, start_mpi, watch_memory
+from tools.bench_process import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi
 from tools.bench_scaling import NUMBERS_J
 from tools.bench_table import Line, header, table
 
@@ -209,7 +209,8 @@ def peak_after_first_step(process, stamps: Path) -> int:
     until_s = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < until_s and not read_stamps(stamps, "step"):
         time.sleep(0.05)
-    return watch_memory(process, [int(pid) for pid, _ in read_stamps(stamps, "start")], until_s)
+    pids = [int(pid) for pid, _ in read_stamps(stamps, "start")]
+    return peak_until(lambda: process.poll() is not None or time.monotonic() > until_s, lambda: pids, every_s=0.25)
 
 
 def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:

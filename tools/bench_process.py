@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from hkd_hpc.comm.watch import children_of
 from hkd_hpc.lazy import torch_environment
 from tools.bench_table import ROOT
 
@@ -78,6 +80,11 @@ def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
 
 # --- memory
 
+def descendants(pid: int) -> list[int]:
+    """The processes that it started, those that they started, and so on."""
+    return [found for child in children_of(pid) or [] for found in (child, *descendants(child))]
+
+
 def pss_bytes(pid: int) -> int:
     """Proportional share of the memory of a process; 0 when it has just ended."""
     try:
@@ -87,10 +94,11 @@ def pss_bytes(pid: int) -> int:
     return int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE).group(1)) * 1024
 
 
-def watch_memory(process: subprocess.Popen, pids: list[int], until_s: float, every_s: float = 0.25) -> int:
-    """Until the job ends or time.monotonic() is `until_s`: the largest sum of the PSS of its ranks, in bytes."""
+def peak_until(done: Callable[[], bool], pids: Callable[[], list[int]], every_s: float = 0.5) -> int:
+    """The largest sum of the PSS of these processes, in bytes, until it is done. One look at a process that trains
+    takes the kernel 5 ms, so a few of them ten times a second would slow the training."""
     peak_bytes = 0
-    while process.poll() is None and time.monotonic() < until_s:
-        peak_bytes = max(peak_bytes, sum(map(pss_bytes, pids)))
+    while not done():
+        peak_bytes = max(peak_bytes, sum(map(pss_bytes, pids())))
         time.sleep(every_s)
     return peak_bytes

@@ -7,7 +7,6 @@ once at the end. No model of a client is kept, as in the bare loop.
 """
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from hkd_hpc import schemes
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.watch import children_of
 from hkd_hpc.store.tree import load_tree
-from tools.bench_process import Child, finish, pss_bytes, start_mpi
+from tools.bench_process import Child, finish, peak_until, start_mpi
 from tools.bench_table import Line
 
 CLIENTS, RANKS, ROUNDS = 10, 3, 5
@@ -59,7 +58,7 @@ def run_program(job: str, scheme: str, epochs: int, images: int, *more: str, ran
                             f"fed.rounds={ROUNDS}", "run.client_models=false", f"train.epochs={epochs}", f"scheme.name={scheme}",
                             *MODEL[job], *more)
         with ThreadPoolExecutor() as beside:
-            peak_bytes = beside.submit(peak_of_ranks, process)
+            peak_bytes = beside.submit(peak_until, lambda: process.poll() is not None, lambda: children_of(process.pid) or [])
             finish(process)
         tree = load_tree(out / "metrics.h5", only=["rounds", "clients"])
     rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
@@ -69,15 +68,6 @@ def run_program(job: str, scheme: str, epochs: int, images: int, *more: str, ran
     busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, ranks)], axis=0)
     return Rounds(wall_s.tolist(), (wall_s - busiest_s).tolist(), train_s[1:-1],
                   rounds["seconds"]["evaluate_and_save"][1:-1].tolist(), peak_bytes.result())
-
-
-def peak_of_ranks(process: subprocess.Popen) -> int:
-    """Largest sum of the PSS of the job's ranks, in bytes, until it ends."""
-    peak_bytes = 0
-    while process.poll() is None:
-        peak_bytes = max(peak_bytes, sum(map(pss_bytes, children_of(process.pid) or [])))
-        time.sleep(0.1)
-    return peak_bytes
 
 
 def run_bare(pair: list[Child], epochs: int) -> float:

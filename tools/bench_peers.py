@@ -1,0 +1,278 @@
+"""Ours beside pfl-research and Flower: `python -m tools.bench_peers [--env DIR] [--quick]`; about half an hour on 2 cores.
+
+Jobs J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no evaluation, two
+processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in turn, again and
+again; the first round of a run does not count, of ours the last neither, in which it tests and saves. A ratio is that of
+two medians of one turn. Memory is the largest sum of the PSS of a run's processes, without those that only start others.
+
+The peers live in an environment of their own, made on first use (6 GB), with torch as here. Each must first come to the
+weights and statistics of the plain loop in tools/peers/job.py, on small clients. What cannot be installed, does not run
+or trains something else has its reason in the table, whose other rows are made all the same. Exit code 1 then.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from hkd_hpc import schemes
+from hkd_hpc.tables import markdown
+from tools import bench_round
+from tools.bench_process import BenchError, Child, descendants, environment, peak_until
+from tools.bench_table import ROOT, header, installed, number
+
+GIGA = 1e9
+BATCH = 64
+BARE, OURS = "bare loop, 2 processes", "hkd_hpc"
+INSTALL_S, RUN_S = 3600.0, 1800.0  # what takes longer hangs
+TOLERANCE = 1e-6  # relative; all sum in float32 or better, in orders of their own
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`requirement` is for pip; `launcher` what only starts the processes of `module`."""
+
+    name: str
+    requirement: str
+    package: str
+    module: str
+    launcher: tuple[str, ...] = ()
+
+
+PEERS = (Peer("pfl-research", "pfl[pytorch]==0.6.0", "pfl", "tools.peers.pfl_research", TORCHRUN),
+         Peer("Flower simulation", "flwr[simulation]==1.42.0", "flwr", "tools.peers.flower"))
+PLAIN = Peer("plain loop", "", "torch", "tools.peers.job")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    images: int = 375
+    rounds: int = 3
+    check_images: int = 72  # two batches, the second one short
+
+
+QUICK = Sizes(images=72, rounds=1)
+
+
+@dataclass
+class Found:
+    """What was measured of one system and job: a number for each turn, or why there is none."""
+
+    round_s: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    why: str = ""
+
+    def add(self, round_s: list[float], peak_bytes: int) -> None:
+        self.round_s.append(median(round_s))
+        self.peak_bytes.append(peak_bytes)
+
+
+# --- the environment of the peers
+
+def pip_install(python: Path, *requirements: str) -> None:
+    """BenchError with pip's first complaint."""
+    try:
+        done = subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], text=True, capture_output=True,
+                              timeout=INSTALL_S)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"pip install {requirements[-1]}: not done after {INSTALL_S:.0f} s") from None
+    if done.returncode:
+        complaints = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:] or ["?"]
+        raise BenchError(f"pip install {requirements[-1]}: {complaints[0].removeprefix('ERROR: ')}")
+
+
+def same_torch() -> list[str]:
+    """Requirements: the releases of torch and torchvision that run here, without the build's tag."""
+    return [f"{package}=={installed(package).partition('+')[0]}" for package in ("torch", "torchvision")]
+
+
+def install(env: Path, peer: Peer) -> Path:
+    """The Python that has the peer. What is there already is not installed again."""
+    python = env / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(env)], check=True)
+    pip_install(python, *same_torch(), *([peer.requirement] if peer.requirement else []))
+    return python
+
+
+# --- runs
+
+def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tuple[dict, int]:
+    """(what the peer's script printed, peak PSS of its processes in bytes). BenchError when it fails or hangs."""
+    more = {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
+            "FLWR_HOME": str(python.parents[1] / "flwr")}  # no peer reports its use to its makers
+    command = [str(python), *peer.launcher, "-m", peer.module, job, str(images), str(rounds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+                               env=environment(**more), start_new_session=True)
+    own = [] if peer.launcher else [process.pid]
+    try:
+        with ThreadPoolExecutor() as beside:
+            peak_bytes = beside.submit(peak_until, lambda: process.poll() is not None,
+                                       lambda: own + descendants(process.pid))
+            try:
+                output, _ = process.communicate(timeout=RUN_S)
+            finally:
+                end_group(process)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{peer.module}: not done after {RUN_S:.0f} s") from None
+    results = [line for line in output.splitlines() if line.startswith('{"round_s"')]
+    if process.returncode or not results:
+        last = (output.strip().splitlines() or ["no output"])[-1]
+        raise BenchError(f"{peer.module}: exit code {process.returncode}: {last}")
+    return json.loads(results[-1]), peak_bytes.result()
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End it and all that it has started in its session: Ray's processes outlive a driver that is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def compare(found: dict, plain: dict) -> None:
+    """BenchError unless a peer's first round came to what the plain loop's did."""
+    for name in ("parameters", "steps", "loss", "parameter_norm", "buffer_norm"):
+        got, expected = (result[name] if isinstance(result[name], list) else [result[name]] for result in (found, plain))
+        if len(got) != len(expected) or not all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(got, expected)):
+            raise BenchError(f"trains something else: {name} {found[name]}, the plain loop {plain[name]}")
+
+
+def check_timed(found: dict, sizes: Sizes) -> None:
+    """BenchError unless a run made all steps of its rounds and the loss fell."""
+    expected = [bench_round.CLIENTS * math.ceil(sizes.images / BATCH)] * (sizes.rounds + 1)
+    if found["steps"] != expected:
+        raise BenchError(f"trains something else: {found['steps']} steps in its rounds, {expected} expected")
+    if not found["loss"][-1] < found["loss"][0]:
+        raise BenchError(f"does not learn: loss {found['loss']}")
+
+
+def run_ours(job: str, sizes: Sizes) -> tuple[list[float], int]:
+    last_only = f"run.evaluate_every={bench_round.ROUNDS}", f"run.checkpoint_every={bench_round.ROUNDS}"
+    rounds = bench_round.run_program(job, schemes.REFERENCE, 1, sizes.images, *last_only)
+    return rounds.wall_s, rounds.peak_bytes
+
+
+def run_bare(pair: list[Child], sizes: Sizes) -> tuple[list[float], int]:
+    with ThreadPoolExecutor() as beside:
+        training = beside.submit(lambda: [bench_round.run_bare(pair, 1) for _ in range(sizes.rounds)])
+        peak_bytes = peak_until(training.done, lambda: [child.process.pid for child in pair])
+    return training.result(), peak_bytes
+
+
+def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[float], int]:
+    found, peak_bytes = run_peer(peer, python, job, sizes.images, sizes.rounds + 1)
+    check_timed(found, sizes)
+    return found["round_s"], peak_bytes
+
+
+# --- the table
+
+def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]) -> list[str]:
+    """A system's row; `found` and `bare` by job."""
+    cells = [[], [], []]
+    for job, of_job in found.items():
+        if of_job.why or not of_job.round_s:
+            texts = of_job.why or "–", "–", "–"
+        else:
+            ratios = [ours_s / bare_s for ours_s, bare_s in zip(of_job.round_s, bare[job].round_s)]
+            spread = f" ({number(min(ratios))} to {number(max(ratios))})" if len(ratios) > 1 else ""
+            texts = (number(median(of_job.round_s)), "1" if of_job is bare[job] else number(median(ratios)) + spread,
+                     number(max(of_job.peak_bytes) / GIGA))
+        for column, text in zip(cells, texts):
+            column.append(" ".join(text.split()).replace("|", "/"))
+    return [name, version, *(cell for column in cells for cell in column)]
+
+
+def table(found: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
+    """`found`: by system, then by job; the bare loop is among them."""
+    jobs = list(found[BARE])
+    head = ["system", "version", *(f"{job}, s/round" for job in jobs), *(f"{job} / bare" for job in jobs),
+            *(f"peak PSS {job}, GB" for job in jobs)]
+    return markdown(head, [row(name, versions[name], of_system, found[BARE]) for name, of_system in found.items()])
+
+
+# --- the command
+
+def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], int]]) -> None:
+    """One measurement more of a system, unless it has failed before."""
+    if found.why:
+        return
+    start_s = time.monotonic()
+    try:
+        found.add(*measure())
+    except BenchError as error:
+        found.why = str(error).splitlines()[0]
+    said = found.why or f"{number(found.round_s[-1])} s a round"
+    print(f"{title}: {said}; {time.monotonic() - start_s:.0f} s in all", file=sys.stderr, flush=True)
+
+
+def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:
+    """Install and check the peers; those that fail are marked. Versions by name."""
+    versions = {}
+    for peer in peers:
+        versions[peer.name] = peer.requirement.partition("==")[2]
+        try:
+            python = install(env, peer)
+            for job in found[peer.name]:
+                result, _ = run_peer(peer, python, job, sizes.check_images, 1)
+                versions[peer.name] = ", ".join(result["versions"].values())
+                compare(result, run_peer(PLAIN, python, job, sizes.check_images, 1)[0])
+                print(f"{peer.name}, job {job}: trains what the plain loop does", file=sys.stderr, flush=True)
+        except (BenchError, OSError, subprocess.SubprocessError) as error:
+            for of_job in found[peer.name].values():
+                of_job.why = str(error).splitlines()[0]
+            print(f"{peer.name}: {error}", file=sys.stderr, flush=True)
+    return versions
+
+
+def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes) -> None:
+    """All systems in turn."""
+    pair = [Child("tools.bare_loop", job, str(sizes.images)) for _ in range(bench_round.RANKS - 1)]
+    try:
+        bench_round.run_bare(pair, 1)  # warm up
+        for turn in range(1, turns + 1):
+            measures = {BARE: lambda: run_bare(pair, sizes), OURS: lambda: run_ours(job, sizes),
+                        **{peer.name: lambda peer=peer: run_timed(peer, env / "bin" / "python", job, sizes) for peer in peers}}
+            for name, measure in measures.items():
+                attempt(found[name][job], f"turn {turn}, job {job}, {name}", measure)
+    finally:
+        for child in pair:
+            child.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=__doc__.splitlines()[0])
+    parser.add_argument("--env", type=Path, default=ROOT / ".bench_peers", help="folder of the peers' environment")
+    parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
+    parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")
+    parser.add_argument("--no-peers", action="store_true", help="the bare loop and ours alone; nothing is installed")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny clients, one turn; the numbers mean nothing")
+    options = parser.parse_args(arguments)
+    if options.turns < 1:
+        parser.error(f"--turns {options.turns}: must be at least 1")
+    sizes, turns = (QUICK, 1) if options.quick else (Sizes(), options.turns)
+    peers = [] if options.no_peers else list(PEERS)
+    found = {name: {job: Found() for job in options.jobs} for name in (BARE, OURS, *(peer.name for peer in peers))}
+    env = options.env.resolve()
+    versions = {BARE: f"torch {installed('torch')}", OURS: "this commit", **prepare(env, peers, found, sizes)}
+    for job in options.jobs:
+        measure_job(job, turns, peers, env, found, sizes)
+    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(table(found, versions))
+    return int(any(of_job.why for of_system in found.values() for of_job in of_system.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

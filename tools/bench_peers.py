@@ -1,13 +1,13 @@
-"""Ours beside pfl-research and Flower: `python -m tools.bench_peers [--env DIR] [--quick]`; about half an hour on 2 cores.
+"""Ours beside pfl-research and Flower: `python -m tools.bench_peers [--env DIR] [--quick]`; half an hour on 2 cores.
 
-Jobs J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no evaluation, two
-processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in turn, again and
-again; the first round of a run does not count, of ours the last neither, in which it tests and saves. A ratio is that of
-two medians of one turn. Memory is the largest sum of the PSS of a run's processes, without those that only start others.
+Jobs J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no evaluation,
+two processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in turn, again and
+again. The first round of a run does not count, nor does our last, in which we test and save. A ratio is that of two
+medians of one turn. Memory is the largest sum of the PSS of a run's processes, without those that only start others.
 
 The peers live in an environment of their own, made on first use (6 GB), with torch as here. Each must first come to the
 weights and statistics of the plain loop in tools/peers/job.py, on small clients. What cannot be installed, does not run
-or trains something else has its reason in the table, whose other rows are made all the same. Exit code 1 then.
+or trains something else has its reason in the table, whose other rows are made all the same; the exit code is 1 then.
 """
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.tables import markdown
@@ -42,22 +45,23 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @dataclass(frozen=True)
 class Peer:
-    """`requirement` is for pip; `launcher` what only starts the processes of `module`."""
+    """`requirement` is for pip; `launcher` is what only starts the processes of `module`."""
 
     name: str
     requirement: str
-    package: str
     module: str
     launcher: tuple[str, ...] = ()
 
 
-PEERS = (Peer("pfl-research", "pfl[pytorch]==0.6.0", "pfl", "tools.peers.pfl_research", TORCHRUN),
-         Peer("Flower simulation", "flwr[simulation]==1.42.0", "flwr", "tools.peers.flower"))
-PLAIN = Peer("plain loop", "", "torch", "tools.peers.job")
+PEERS = (Peer("pfl-research", "pfl[pytorch]==0.6.0", "tools.peers.pfl_research", TORCHRUN),
+         Peer("Flower simulation", "flwr[simulation]==1.42.0", "tools.peers.flower"))
+PLAIN = Peer("plain loop", "", "tools.peers.job")
 
 
 @dataclass(frozen=True)
 class Sizes:
+    """Images of a client, rounds of a run that count, and images of a client where the peers are checked."""
+
     images: int = 375
     rounds: int = 3
     check_images: int = 72  # two batches, the second one short
@@ -84,13 +88,13 @@ class Found:
 def pip_install(python: Path, *requirements: str) -> None:
     """BenchError with pip's first complaint."""
     try:
-        done = subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], text=True, capture_output=True,
-                              timeout=INSTALL_S)
+        done = subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=False, text=True,
+                              capture_output=True, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
         raise BenchError(f"pip install {requirements[-1]}: not done after {INSTALL_S:.0f} s") from None
     if done.returncode:
-        complaints = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:] or ["?"]
-        raise BenchError(f"pip install {requirements[-1]}: {complaints[0].removeprefix('ERROR: ')}")
+        complaints = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        raise BenchError(f"pip install {requirements[-1]}: {(complaints or ['?'])[0]}")
 
 
 def same_torch() -> list[str]:
@@ -103,7 +107,7 @@ def install(env: Path, peer: Peer) -> Path:
     python = env / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(env)], check=True)
-    pip_install(python, *same_torch(), *([peer.requirement] if peer.requirement else []))
+    pip_install(python, *same_torch(), peer.requirement)
     return python
 
 
@@ -144,8 +148,8 @@ def end_group(process: subprocess.Popen) -> None:
 def compare(found: dict, plain: dict) -> None:
     """BenchError unless a peer's first round came to what the plain loop's did."""
     for name in ("parameters", "steps", "loss", "parameter_norm", "buffer_norm"):
-        got, expected = (result[name] if isinstance(result[name], list) else [result[name]] for result in (found, plain))
-        if len(got) != len(expected) or not all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(got, expected)):
+        alike = np.shape(found[name]) == np.shape(plain[name])
+        if not alike or not np.allclose(found[name], plain[name], rtol=TOLERANCE, atol=0):
             raise BenchError(f"trains something else: {name} {found[name]}, the plain loop {plain[name]}")
 
 
@@ -220,15 +224,16 @@ def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], i
 
 def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:
     """Install and check the peers; those that fail are marked. Versions by name."""
-    versions = {}
+    versions, plain = {}, {}
     for peer in peers:
-        versions[peer.name] = peer.requirement.partition("==")[2]
+        versions[peer.name] = peer.requirement
         try:
             python = install(env, peer)
             for job in found[peer.name]:
                 result, _ = run_peer(peer, python, job, sizes.check_images, 1)
-                versions[peer.name] = ", ".join(result["versions"].values())
-                compare(result, run_peer(PLAIN, python, job, sizes.check_images, 1)[0])
+                versions[peer.name] = ", ".join(map(" ".join, result["versions"].items()))
+                plain[job] = plain.get(job) or run_peer(PLAIN, python, job, sizes.check_images, 1)[0]
+                compare(result, plain[job])
                 print(f"{peer.name}, job {job}: trains what the plain loop does", file=sys.stderr, flush=True)
         except (BenchError, OSError, subprocess.SubprocessError) as error:
             for of_job in found[peer.name].values():
@@ -237,14 +242,15 @@ def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], si
     return versions
 
 
-def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes) -> None:
+def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]],
+                sizes: Sizes) -> None:
     """All systems in turn."""
     pair = [Child("tools.bare_loop", job, str(sizes.images)) for _ in range(bench_round.RANKS - 1)]
     try:
         bench_round.run_bare(pair, 1)  # warm up
         for turn in range(1, turns + 1):
-            measures = {BARE: lambda: run_bare(pair, sizes), OURS: lambda: run_ours(job, sizes),
-                        **{peer.name: lambda peer=peer: run_timed(peer, env / "bin" / "python", job, sizes) for peer in peers}}
+            measures = {BARE: partial(run_bare, pair, sizes), OURS: partial(run_ours, job, sizes),
+                        **{peer.name: partial(run_timed, peer, env / "bin" / "python", job, sizes) for peer in peers}}
             for name, measure in measures.items():
                 attempt(found[name][job], f"turn {turn}, job {job}, {name}", measure)
     finally:
@@ -258,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
     parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")
     parser.add_argument("--no-peers", action="store_true", help="the bare loop and ours alone; nothing is installed")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny clients, one turn; the numbers mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny clients, one turn, no meaning")
     options = parser.parse_args(arguments)
     if options.turns < 1:
         parser.error(f"--turns {options.turns}: must be at least 1")

@@ -9,8 +9,7 @@ import sys
 import tempfile
 import time
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -49,7 +48,8 @@ class Averaging(FedAvg):
     def aggregate_train(self, server_round, replies):
         averages = super().aggregate_train(server_round, replies)
         self.end_s.append(time.monotonic())
-        self.losses.append([loss for reply in replies if reply.has_content() for loss in reply.content["metrics"]["losses"]])
+        done = [reply.content["metrics"] for reply in replies if reply.has_content()]
+        self.losses.append([loss for metrics in done for loss in metrics["losses"]])
         return averages
 
 

@@ -67,7 +67,7 @@ def train(net: nn.Module, client: int, images: int, round: int) -> list[float]:
 
 def averaged(net: nn.Module) -> dict[str, Tensor]:
     """What a round averages: parameters and BatchNorm's running statistics, by name."""
-    return {name: tensor.detach() for name, tensor in net.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
 
 
 def norms(net: nn.Module) -> tuple[float, float]:

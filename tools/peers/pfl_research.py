@@ -1,4 +1,4 @@
-"""A job in pfl-research's simulator, one process a worker: `torchrun --nproc-per-node 2 -m tools.peers.pfl_research JOB IMAGES ROUNDS`.
+"""A job in pfl-research's simulator: `torchrun --nproc-per-node 2 -m tools.peers.pfl_research JOB IMAGES ROUNDS`.
 
 Its best: tensors in memory, no evaluation of users after the first round, clients of equal size not weighted, fused
 optimisers on both sides. The library averages parameters alone; BatchNorm's statistics are added to them here.
@@ -88,7 +88,7 @@ def main(job: str, images: int, rounds: int) -> None:
     of_workers = [None] * distributed.get_world_size()
     distributed.all_gather_object(of_workers, watch.losses)
     if distributed.get_rank() == 0:
-        losses = [sum(of_round, []) for of_round in zip(*of_workers)]
+        losses = [[loss for of_worker in of_round for loss in of_worker] for of_round in zip(*of_workers)]
         print(result(model.pytorch_model, losses, watch.end_s, "pfl"))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module, models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc import config as config_module, graphs, models, payload, plan, report, rounds, schemes, versions
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
@@ -19,6 +19,7 @@ from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
+from hkd_hpc.lanes import Lanes, open_lanes
 from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
@@ -38,9 +39,10 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: Sto
     `request`: what the command line says of going on, `resume` and `allow_change`.
     """
     with handlers_kept():
-        set_up_torch(config)
+        set_up_torch(config, comm.device)
         job = build(config, comm, folder)
         start(job, folder, request)
+        widen(job)
     job.stop = stop
     if comm.rank == 0:
         report.say(plan.headline(config, comm, job))
@@ -51,10 +53,11 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: Sto
     return complete
 
 
-def set_up_torch(config: Config) -> None:
-    """Threads; fp32 on every device; and, if asked for, only operations that give the same bits in each run."""
+def set_up_torch(config: Config, device: torch.device) -> None:
+    """Threads; fp32 unless TF32 is asked for; and, if asked for, only operations that give the same bits in each run."""
     torch.set_num_threads(config.run.threads)
-    torch.backends.cudnn.allow_tf32 = False
+    allow_tf32 = config.train.precision == "tf32" and device.type == "cuda"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
 
 
@@ -67,14 +70,14 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     if scheme_class.pools_data:
         partition = pooled(partition)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
-    net = models.build(config.model, dataset.classes, dataset.x_train.shape[1:], config.run.seed, comm.device)
-    flat = FlatModel(net, comm.device)
+    flat = make_model(config, dataset.classes, dataset.x_train.shape[1:], comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     owed.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
     agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
     bench = Workbench(flat, scheme, config)
-    comm.watch_steps(lambda: bench.steps)
+    if comm.rank == 0:
+        warn_of_idle(config, bench)
     require_trainable(partition, bench)
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
@@ -85,8 +88,39 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     server = make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
-    return rounds.Job(config, comm, bench, Worker(comm, bench, here, places, images), server, rank_of,
-                      flat.values_V.detach().clone(), [c.clone() for c in flat.counters], message)
+    worker = Worker(comm, bench, here, places, images)
+    comm.watch_steps(lambda: worker.lanes.steps)
+    return rounds.Job(config, comm, bench, worker, server, rank_of, flat.values_V.detach().clone(),
+                      [c.clone() for c in flat.counters], message)
+
+
+def make_model(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> FlatModel:
+    """With the initial weights of the run."""
+    net = models.build(config.model, classes, image_shape, config.run.seed, device)
+    if config.train.precision == "bf16":
+        models.train_in_bf16(net)
+    return FlatModel(net, device)
+
+
+def warn_of_idle(config: Config, bench: Workbench) -> None:
+    """Say what was asked for and cannot be had on this device, with this scheme and model."""
+    device = bench.flat.values_V.device
+    no_graphs, no_lanes = graphs.why_not(bench.scheme, bench.flat.net, device), one_lane(bench)
+    if config.run.graphs == "on" and no_graphs:
+        report.warn(f"run.graphs=on has no effect: {no_graphs}")
+    if config.run.lanes > 1 and no_lanes:
+        report.warn(f"run.lanes={config.run.lanes} has no effect: {no_lanes}")
+    if config.train.precision == "tf32" and device.type == "cpu":
+        report.warn("train.precision=tf32 is fp32 here: there is no GPU")
+
+
+def one_lane(bench: Workbench) -> str:
+    """Why clients cannot be trained side by side, empty where they can."""
+    if bench.flat.values_V.device.type == "cpu":
+        return "there is no GPU; on CPUs, more ranks train clients side by side"
+    if not graphs.promises(bench.flat.net):
+        return f"{type(bench.flat.net).__name__} does not say `captures = True`, and may draw from torch's one generator"
+    return ""
 
 
 def require_trainable(partition: Partition, bench: Workbench) -> None:
@@ -293,6 +327,20 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
         if client in own:
             state = rounds.unpack_state(block[0])
             own[client].state = {name: torch.from_numpy(array).to(job.comm.device) for name, array in state.items()}
+
+
+def widen(job: rounds.Job) -> None:
+    """Open the lanes on which this rank trains clients side by side (run.lanes), once the next round is known."""
+    config, bench, device = job.config, job.bench, job.comm.device
+    clients = [client for client in job.worker.clients if bench.can_train(client)]
+    if min(config.run.lanes, len(clients)) < 2 or one_lane(bench) or job.done == config.fed.rounds:
+        return
+    largest = max(clients, key=lambda client: len(client.y_train))
+    rehearsal = (replace(largest, state=dict(largest.state)), job.weights_V, job.counters,
+                 payload.tensors_of(job.message[0], device), job.done + 1, 2)
+    shape = tuple(largest.x_train.shape[1:])
+    make = lambda: Workbench(make_model(config, bench.scheme.facts.classes, shape, device), bench.scheme, config)  # noqa: E731
+    job.worker.lanes = open_lanes(bench, make, config.run.lanes, rehearsal, len(clients))
 
 
 # --- the dry run

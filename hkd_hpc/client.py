@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, rng
+from hkd_hpc import evaluate, graphs, rng
 from hkd_hpc.config import Config
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.images import normalise
+from hkd_hpc.lanes import side_by_side
 from hkd_hpc.models import has_batch_norm
 from hkd_hpc.optimizer import Adam, clip_gradients
 from hkd_hpc.schemes import owed
@@ -89,6 +91,9 @@ class Workbench:
         self.flat, self.scheme, self.config = flat, scheme, config
         self.steps = 0  # taken in all
         self.fewest = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
+        self.stream: torch.cuda.Stream | None = None  # None: the current one
+        can_record = config.run.graphs == "on" and not graphs.why_not(scheme, flat.net, flat.values_V.device)
+        self.graphs = graphs.Graphs(graphs.recorder()) if can_record else None
 
     @cached_property
     def adam(self) -> Adam:
@@ -101,6 +106,11 @@ class Workbench:
     def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int,
             epochs: int | None = None) -> Trained:
         """Train one client from the global weights, test it, and let the scheme report. `epochs`: else train.epochs."""
+        return side_by_side([self], [(client, weights_V, counters, message, round, epochs)])[0]
+
+    def training(self, client: Client, weights_V: torch.Tensor, counters, message, round: int,
+                 epochs: int | None = None) -> Generator[None, None, Trained]:
+        """The same with a pause after each epoch that was launched and is not waited for yet."""
         start_s = time.perf_counter()
         weights_V = self.start_of(client, weights_V)
         self.flat.load(weights_V, counters)
@@ -110,7 +120,7 @@ class Workbench:
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", round, client.id))
         self.flat.net.train()
         self.scheme.begin(client)
-        terms = self._epochs(client, self.config.train.epochs if epochs is None else epochs)
+        terms = yield from self._epochs(client, self.config.train.epochs if epochs is None else epochs)
         trained_s = time.perf_counter()
         correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
         val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
@@ -145,21 +155,29 @@ class Workbench:
         values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
         client.state.update({name: values[name].clone() for name in self.own_shapes()})
 
-    def _epochs(self, client: Client, epochs: int) -> list[float]:
+    def _epochs(self, client: Client, epochs: int) -> Generator[None, None, list[float]]:
         """Local epochs, none after one whose loss is not finite; the mean of each loss term over the images of the last."""
         train, lr = self.config.train, self.config.lr(client.round)
         shuffle, count = client.random("batches"), len(client.y_train)
         bounds = batch_bounds(count, train.batch_size, train.drop_last)
         for _ in range(epochs):
-            order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
-            sums = torch.zeros(len(self.scheme.terms), device=client.y_train.device)
-            for start, stop in bounds:
-                sums += self._step(client, order_N[start:stop], lr) * (stop - start)
+            order_N, steps = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device), self.steps + len(bounds)
+            sums = (self.graphs.run(self._epoch, client, order_N, bounds, lr) if self.graphs
+                    else self._epoch(client, order_N, bounds, lr))
+            self.steps = steps  # a graph that is replayed does not count
+            yield
             if not bool(torch.isfinite(sums).all()):
                 break
         return (sums / bounds[-1][1]).tolist()
 
-    def _step(self, client: Client, index_B: torch.Tensor, lr: float) -> torch.Tensor:
+    def _epoch(self, client: Client, order_N: torch.Tensor, bounds: list[tuple[int, int]], lr) -> torch.Tensor:
+        """One pass over the images; the sum of each loss term over them, still on the device."""
+        sums = torch.zeros(len(self.scheme.terms), device=client.y_train.device)
+        for start, stop in bounds:
+            sums += self._step(client, order_N[start:stop], lr) * (stop - start)
+        return sums
+
+    def _step(self, client: Client, index_B: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """One optimiser step; returns the loss terms, still on the device."""
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
         self.adam.zero_gradients()

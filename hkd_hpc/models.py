@@ -23,6 +23,8 @@ from hkd_hpc.errors import UsageError
 class Net(nn.Module):
     """An extractor that ends in the latent vector, and a linear classifier on it (also used on hyper-knowledge)."""
 
+    captures = True  # as schemes/base.py says of a scheme
+
     def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
         super().__init__()
         self.channels_last = False  # in memory; see convolution.py
@@ -66,6 +68,19 @@ def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, in
             prefer_channels_last(net)
             net.channels_last = True
     return net
+
+
+def train_in_bf16(net: nn.Module) -> None:
+    """Make the passes in train mode of any network compute products and convolutions in bfloat16; weights, what comes out, and
+    all passes in eval mode stay float32."""
+    forward = net.forward
+
+    def mixed(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=net.training):
+            feature_BD, logits_BC = forward(x_BCHW)
+        return feature_BD.float(), logits_BC.float()
+
+    net.forward = mixed
 
 
 def small(settings: ModelSettings, channels: int) -> nn.Module:

@@ -23,7 +23,7 @@ class Adam:
     def zero_gradients(self) -> None:
         torch._foreach_zero_(self.gradients)
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float | torch.Tensor) -> None:
         self.taken.add_(1)
         torch._fused_adam_(self.parameters, self.gradients, self.means, self.squares, [], self.steps, lr=lr, beta1=0.9,
                            beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)

@@ -11,6 +11,7 @@ from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.base import Comm
+from hkd_hpc.lanes import Lanes
 from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 
@@ -27,8 +28,10 @@ def report_type(scheme, counters: int) -> np.dtype:
 class Worker:
     """The clients of one rank. `places`: the largest number of clients on any rank, so that all ranks send alike."""
 
-    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int]):
-        """images_M: training images by client, of all clients."""
+    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int],
+                 lanes: Lanes | None = None):
+        """images_M: training images by client, of all clients. `lanes`: where they train, by default on `bench` alone."""
+        self.lanes = lanes or Lanes([bench])
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
         self.able = [client for client, images in enumerate(images_M) if images >= bench.fewest]
         self.delivered: list[int] = []  # those here whose weights are in the sum
@@ -47,23 +50,28 @@ class Worker:
         config = self.bench.config
         dropped, late = draw_failures(config.fed, config.run.seed, round, sorted(set(cohort).intersection(self.able)))
         here = [client for client in self.clients if client.id in set(cohort)]
+        waiting = []
         for report, client in zip(reports, here):
-            self.comm.at(round, "training", client.id)
             report["client"] = client.id
             epochs = config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
             if client.id in dropped or not epochs or not self.bench.can_train(client):
                 report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
-                continue
-            self.sum.bank()  # the model's memory is about to be used for this client
-            before = dict(client.state)
-            trained = self.bench.run(client, weights_V, counters, message, round, epochs)
-            if keep:
-                client.state[OWN_MODEL] = self.bench.flat.values_V.detach().cpu().clone()
-            self._fill(report, client, trained)
-            if report["status"]:
-                client.state = before  # what spoilt this round must not spoil its next
             else:
-                self.delivered.append(client.id)
+                waiting.append((report, client, epochs))
+        while waiting:
+            self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.benches) == 1 else None)
+            self.sum.bank()  # the models' memory is about to be used for the next clients
+            before = [dict(client.state) for _, client, _ in waiting]
+            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs) for _, client, epochs in waiting])
+            for (report, client, _), state, each in zip(waiting, before, trained):
+                if keep:
+                    client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
+                self._fill(report, client, each)
+                if report["status"]:
+                    client.state = state  # what spoilt this round must not spoil its next
+                else:
+                    self.delivered.append(client.id)
+            waiting = waiting[len(trained):]
         return reports
 
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
@@ -71,7 +79,7 @@ class Worker:
         report["loss"], report["train_s"], report["report_s"] = trained.loss_by_term, trained.train_s, trained.report_s
         report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
         report["val_n"], report["val_correct"] = 0 if client.y_val is None else len(client.y_val), trained.val_correct
-        report["counters"] = pack_counters(self.bench.flat.counters)
+        report["counters"] = pack_counters(client.flat.counters)
         found = self._add(client, trained)
         if found:
             report["status"], report["bad_tensor"], report["bad_value"] = (
@@ -80,7 +88,7 @@ class Worker:
 
     def _add(self, client: Client, trained: Trained) -> Finding | None:
         """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
-        flat, max_norm = self.bench.flat, self.bench.config.fed.max_norm
+        flat, max_norm = client.flat, self.bench.config.fed.max_norm
         found = (quarantine.bad_report(trained.report, max_norm)
                  or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
                  or quarantine.bad_update(flat, client.received_V, max_norm))

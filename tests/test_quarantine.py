@@ -72,7 +72,7 @@ def sick(client, round, where):
         original = Workbench._epochs
 
         def epochs(self, who, count):
-            terms = original(self, who, count)
+            terms = yield from original(self, who, count)
             if (who.id, who.round) == (client, round):
                 if where == "loss":
                     return [INF]
@@ -121,7 +121,7 @@ def make_nan(client, round):
         original = Workbench._epochs
 
         def epochs(self, who, count):
-            terms = original(self, who, count)
+            terms = yield from original(self, who, count)
             if (who.id, who.round) == (client, round):
                 self.flat.values_V.fill_(NAN)
             return terms

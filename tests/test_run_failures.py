@@ -335,7 +335,7 @@ def make_nan(clients, round):
         original = Workbench._epochs
 
         def epochs(self, client, count):
-            terms = original(self, client, count)
+            terms = yield from original(self, client, count)
             if client.id in clients and client.round == round:
                 self.flat.parameters_P[5] = float("nan")
             return terms

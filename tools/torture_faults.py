@@ -159,7 +159,7 @@ def install_nan(client_id: int, round: int, notes: Notes) -> None:
     original = Workbench._epochs
 
     def epochs(self, client, count):
-        terms = original(self, client, count)
+        terms = yield from original(self, client, count)
         if (client.id, client.round) == (client_id, round):
             notes.add("nan")
             self.flat.parameters_P[5] = float("nan")

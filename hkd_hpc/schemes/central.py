@@ -14,5 +14,6 @@ class Central(Scheme):
 
     shares_weights = False
     pools_data = True
+    captures = True
     remark = ("the images of all clients were trained on in one place, so there are no clients to sample, to average or to "
               "fine-tune on; local is the one model on all local tests together")

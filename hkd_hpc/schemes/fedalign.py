@@ -40,6 +40,7 @@ class FedAlign(Scheme):
     terms = ("cross_entropy", "alignment")
     tunes = {"mu": (0.05, 0.15, 0.45, 1.0, 2.0)}  # .45: its paper and the FedHKD paper; the rest of the grid is ours
     slowdown = (1.60, 4.16)
+    captures = True
 
     def begin(self, client):
         if not hasattr(client.net, "last_stage"):
@@ -54,7 +55,7 @@ class FedAlign(Scheme):
                 "alignment": self._alignment(client, maps, entropy.detach()) if self.settings.mu else nothing}
 
     def _alignment(self, client, maps, entropy):
-        input_BCHW, output_BCHW = (each.detach() for each in maps)
+        input_BCHW, output_BCHW = (each.detach().float() for each in maps)  # train.precision=bf16
         slim_BCHW = input_BCHW[:, :share(input_BCHW.shape[1], self.settings.width)]
         student_B = largest_singular_value(slim_BCHW, slim(client.net.last_stage, slim_BCHW, self.settings.width),
                                            self.settings.iterations)

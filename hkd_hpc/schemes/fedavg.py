@@ -9,3 +9,5 @@ from hkd_hpc.schemes.base import Scheme
 
 class FedAvg(Scheme):
     """The reference that every other scheme is compared with."""
+
+    captures = True

@@ -28,6 +28,7 @@ class FedProx(Scheme):
     terms = ("cross_entropy", "proximal")
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
     slowdown = (1.05, 1.18)
+    captures = True
 
     def parameters_held(self, model):
         return 2 * model  # the model and the received weights

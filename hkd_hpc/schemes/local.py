@@ -12,4 +12,5 @@ class Local(Scheme):
     """Every client for itself."""
 
     shares_weights = False
+    captures = True
     remark = "nothing is exchanged; global is the plain mean of the clients' own models, which no client ever gets"

@@ -1,0 +1,145 @@
+"""A local epoch as one CUDA or HIP graph, recorded once and replayed for every client that looks the same.
+
+A GPU computes the steps of a small network faster than Python launches their kernels; a graph launches those of a whole
+epoch at once. It repeats them on fixed addresses, so a client's tensors are copied onto a `Stage` first; and nothing in an
+epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
+`captures = True`. Memory of the recorded graphs of a workbench is shared: one is replayed after the other.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from hkd_hpc import report
+
+if TYPE_CHECKING:
+    from hkd_hpc.client import Client
+    from hkd_hpc.schemes.base import Scheme
+
+    Epoch = Callable[[Client, torch.Tensor, list[tuple[int, int]], "float | torch.Tensor"], torch.Tensor]
+    Work = Callable[[], torch.Tensor]
+
+KEPT = 8  # signatures of a workbench; then the oldest goes
+PLAIN = (bool, int, float, str, type(None))
+
+
+def promises(thing: object) -> bool:
+    """Whether its class says `captures = True` itself: one that is derived from it may do otherwise."""
+    return vars(type(thing)).get("captures") is True
+
+
+def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:
+    """Why epochs cannot be graphs here, empty where they can."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    unsure = [type(thing).__name__ for thing in (scheme, net) if not promises(thing)]
+    return f"{unsure[0]} does not say `captures = True`" if unsure else ""
+
+
+class Stage:
+    """What an epoch reads beside model and optimiser, at fixed addresses: `client`, which is made of copies, `order_N`, `lr`.
+
+    Only clients of one `signature` can be put on it. `client.state` is empty there: what a loss needs of it, `begin` puts
+    into the cache.
+    """
+
+    def __init__(self, client: Client):
+        copies = lambda values: {name: value.clone() if isinstance(value, torch.Tensor) else value  # noqa: E731
+                                 for name, value in values.items()}
+        self.client = replace(client, state={}, x_train=client.x_train.clone(), y_train=client.y_train.clone(),
+                              received_V=client.received_V.clone(), message=copies(client.message), cache=copies(client.cache))
+        device = client.y_train.device
+        self.order_N = torch.zeros(len(client.y_train), dtype=torch.int64, device=device)
+        # as torch's fused Adam reads it: on a GPU only in float32
+        self.lr = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+
+    def put(self, client: Client, order_N: torch.Tensor, lr: float) -> None:
+        """This client's tensors instead of another's."""
+        for own, given in zip(tensors_of(self.client).values(), tensors_of(client).values()):
+            own.copy_(given)
+        self.order_N.copy_(order_N)
+        self.lr.fill_(lr)
+
+
+def tensors_of(client: Client) -> dict[str, torch.Tensor]:
+    """What an epoch reads of a client and differs from one to the next, by name."""
+    named = {"x_train": client.x_train, "y_train": client.y_train, "received_V": client.received_V}
+    for part, values in (("message", client.message), ("cache", client.cache)):
+        named |= {f"{part} {name}": value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return named
+
+
+def signature(client: Client) -> tuple:
+    """What clients have in common that can be put on one stage. TypeError for what no stage can hold."""
+    plain = {name: value for name, value in client.cache.items() if not isinstance(value, torch.Tensor)}
+    odd = [name for name, value in plain.items() if not isinstance(value, PLAIN)]
+    if odd:
+        raise TypeError(f"client.cache[{odd[0]!r}] is a {type(plain[odd[0]]).__name__}, neither a tensor nor a plain value")
+    tensors = tensors_of(client).items()
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), tuple(plain.items())
+
+
+class Graphs:
+    """The epochs of one workbench. The first one of a signature is trained as usual, which also wakes the libraries; the
+    second is recorded, and replayed from then on.
+
+    `record(work)` gives a function that repeats this work and returns what it returned; by itself it computes nothing.
+    """
+
+    def __init__(self, record: Callable[[Work], Work]):
+        self.record = record
+        self.recorded: dict[tuple, tuple[Stage, Work] | None] = {}
+        self.failed = False
+
+    def run(self, epoch: Epoch, client: Client, order_N: torch.Tensor, bounds: list[tuple[int, int]], lr: float) -> torch.Tensor:
+        """What `epoch` of these arguments returns. Where it cannot be recorded, one warning, and all goes on as usual."""
+        found = None if self.failed else self._find(epoch, client, bounds)
+        if found is None:
+            return epoch(client, order_N, bounds, lr)
+        stage, replay = found
+        stage.put(client, order_N, lr)
+        return replay()
+
+    def _find(self, epoch: Epoch, client: Client, bounds) -> tuple[Stage, Work] | None:
+        try:
+            key = signature(client)
+            if key in self.recorded and self.recorded[key] is None:
+                stage = Stage(client)
+                self.recorded[key] = stage, self.record(lambda: epoch(stage.client, stage.order_N, bounds, stage.lr))
+            elif key not in self.recorded:
+                if len(self.recorded) == KEPT:
+                    del self.recorded[next(iter(self.recorded))]
+                self.recorded[key] = None
+            return self.recorded[key]
+        except Exception as error:
+            self.failed, self.recorded = True, {}
+            report.warn(f"run.graphs=on: an epoch could not be recorded ({type(error).__name__}: {first_line(error)}); "
+                        "training goes on without graphs")
+            return None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason"])[0]
+
+
+def recorder() -> Callable[[Work], Work]:
+    """`record` of `Graphs` on this process's GPU."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(work: Work) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.current_stream()):  # where it is again, even when a recording breaks off
+            # other threads (NCCL's watchdog) may ask the device something meanwhile
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = work()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    return record

@@ -1,0 +1,281 @@
+"""Epochs on a stage, and clients side by side, give the bits of the usual way, for every scheme and control."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation, Round, same_model, save_images
+
+from hkd_hpc import assemble, graphs, schemes
+from hkd_hpc.client import Workbench
+from hkd_hpc.graphs import Graphs
+from hkd_hpc.lanes import Lanes, fitting
+from hkd_hpc.models import Net
+from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.fedhkd import FedHKD
+
+ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
+DRAWING = ("fedgen", "fedmd")  # on the host, in each batch
+ROUNDS = 3
+VARIANTS = [("fedavg", ("train.clip_norm=0.1", "train.drop_last=true")), ("fedhkd", ("train.batch_size=11",)),  # 45 = 4 x 11 + 1
+            ("fedhkd", ("fed.straggler_rate=0.5", "fed.straggler_epochs=1", "data.val_fraction=0.3")),
+            ("moon", ("fed.participation=0.7", "train.batchnorm=local")), ("fedproto", ("scheme.weights=none",))]
+BOTH = [*((name, ()) for name in ALL), *VARIANTS]
+LONGER = ("train.epochs=3", "train.lr_halve_every=1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+@pytest.fixture(scope="module")
+def usual(data):
+    """usual(scheme, settings): rounds of the usual way, played once."""
+    played: dict[tuple, list[Round]] = {}
+
+    def play(scheme: str, more: tuple[str, ...]) -> list[Round]:
+        if (scheme, more) not in played:
+            played[scheme, more] = Federation(data, scheme, *LONGER, *more).play(ROUNDS)
+        return played[scheme, more]
+
+    return play
+
+
+def same(own: list[Round], reference: list[Round]) -> bool:
+    """Bit for bit: the model, and what clients reported but for the seconds."""
+    return len(own) == len(reference) and all(
+        same_model(a, b) and all(np.array_equal(a.reports[name], b.reports[name])
+                                 for name in a.reports.dtype.names if not name.endswith("_s")) for a, b in zip(own, reference))
+
+
+# ---- graphs
+
+
+@pytest.mark.parametrize("scheme, more", [pair for pair in BOTH if pair[0] not in DRAWING])
+def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
+    """Here a recorded epoch is simply called again, on the staged tensors."""
+    run = Federation(data, scheme, *LONGER, *more)
+    calls = []
+    run.job.bench.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
+    assert same(run.play(ROUNDS), usual(scheme, more))
+    assert len(calls) > len(set(calls)) > 0  # recorded, and replayed
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_which_schemes_can_be_recorded(name):
+    scheme = object.__new__(schemes.get(name))
+    net = Net(torch.nn.Flatten(), 4, 3)
+    expected = f"{type(scheme).__name__} does not say `captures = True`" if name in DRAWING else ""
+    assert graphs.why_not(scheme, net, torch.device("cuda")) == expected
+    assert graphs.why_not(scheme, net, torch.device("cpu")) == "there is no GPU"
+
+
+class Derived(FedHKD):
+    """Its loss may be another one."""
+
+
+class OwnNet(Net):
+    """Its forward may draw."""
+
+
+def test_a_promise_is_not_inherited():
+    net, gpu = Net(torch.nn.Flatten(), 4, 3), torch.device("cuda")
+    assert graphs.why_not(object.__new__(Derived), net, gpu) == "Derived does not say `captures = True`"
+    assert graphs.why_not(object.__new__(FedHKD), OwnNet(torch.nn.Flatten(), 4, 3), gpu) == (
+        "OwnNet does not say `captures = True`")
+
+
+def staged(client, message=None, **cache):
+    client.received_V, client.message, client.cache = torch.zeros(5), message or {}, cache
+    return client
+
+
+def test_a_stage_is_for_clients_that_look_the_same(toy_client):
+    one = graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=True))
+    assert one == graphs.signature(staged(toy_client([2, 2, 2], id=1), {"h": torch.ones(2)}, known=torch.ones(3), any=True))
+    assert one != graphs.signature(staged(toy_client([0, 1]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=True))
+    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=False))
+    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(2), any=True))
+    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3).bool(), any=True))
+    with pytest.raises(TypeError, match="client.cache\\['random'\\] is a Generator, neither a tensor nor a plain value"):
+        graphs.signature(staged(toy_client([0, 1]), random=np.random.default_rng(0)))
+
+
+def test_a_stage_holds_copies(toy_client):
+    first, second = (staged(toy_client([id, 1], id=id), {"h": torch.full((2,), float(id))}, x=torch.tensor(float(id)))
+                     for id in (1, 2))
+    stage = graphs.Stage(first)
+    addresses = [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
+    stage.put(second, torch.tensor([1, 0]), 0.25)
+    assert addresses == [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
+    assert all(map(torch.equal, graphs.tensors_of(stage.client).values(), graphs.tensors_of(second).values()))
+    assert stage.order_N.tolist() == [1, 0] and stage.lr.item() == 0.25 and first.message["h"].tolist() == [1, 1]
+
+
+def test_nine_signatures_push_the_oldest_out(toy_client):
+    recorded = []
+    own = Graphs(lambda work: recorded.append(work) or work)
+    visit = lambda images: own.run(lambda client, order_N, bounds, lr: order_N.sum(), staged(toy_client([0] * images)),  # noqa: E731
+                                   torch.arange(images), [], 0.1)
+    for images in (1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 9, 1):
+        assert visit(images).item() == images * (images - 1) // 2
+    assert len(recorded) == 2 and len(own.recorded) == 8  # 8 and 7; 9 pushed 1 out, 1 then 2
+    assert {key[0][0][1][0] for key in own.recorded} == {3, 4, 5, 6, 7, 8, 9, 1}
+
+
+def refuse(work):
+    raise RuntimeError("operation not permitted when stream is capturing\nand a long explanation")
+
+
+@pytest.mark.parametrize("record, why", [(refuse, "RuntimeError: operation not permitted when stream is capturing")])
+def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
+    run = Federation(data, "fedhkd", *LONGER)
+    run.job.bench.graphs = Graphs(record)
+    assert same(run.play(ROUNDS), usual("fedhkd", ()))
+    assert capsys.readouterr().err == (f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes "
+                                       "on without graphs\n")
+
+
+class ReadsState(Scheme):
+    """Breaks its promise: the state of a client is not on the stage."""
+
+    captures = True
+
+    def client_state_shapes(self):
+        return {"scale": ()}
+
+    def begin(self, client):
+        client.state["scale"] = torch.tensor(2.0)
+
+    def loss(self, client, batch):
+        return {"cross_entropy": super().loss(client, batch)["cross_entropy"] * client.state["scale"]}
+
+
+def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_bench, toy_net, toy_client, capsys):
+    bench, client = toy_bench(toy_net(batch_norm=False), "fedavg", "train.epochs=4"), toy_client([0, 1, 2])
+    bench.scheme = ReadsState(bench.scheme.settings, bench.scheme.facts)
+    start_V, counters = bench.flat.values_V.clone(), [counter.clone() for counter in bench.flat.counters]
+    bench.run(client, start_V, counters, {}, 1)
+    usual_V, bench.graphs = bench.flat.values_V.clone(), Graphs(lambda work: [work(), work][1])  # a recording runs the Python
+    bench.run(client, start_V, counters, {}, 1)
+    assert torch.equal(bench.flat.values_V, usual_V) and "(KeyError: 'scale')" in capsys.readouterr().err
+
+
+def test_steps_are_counted_where_python_takes_none(toy_bench, toy_net, toy_client):
+    bench, client = toy_bench(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
+    bench.graphs = Graphs(lambda work: (lambda done: lambda: done)(work()))
+    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+    assert bench.steps == 10
+
+
+# ---- lanes
+
+
+def with_lanes(run: Federation, lanes: int) -> Federation:
+    """So many workbenches, each as assemble makes the first."""
+    job = run.job
+    make = lambda: Workbench(assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device), run.scheme, job.config)  # noqa: E731
+    job.worker.lanes = Lanes([job.bench, *(make() for _ in range(lanes - 1))])
+    return run
+
+
+@pytest.mark.parametrize("scheme, more", BOTH)
+def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
+    for lanes in (2, 3):
+        run = with_lanes(Federation(data, scheme, *LONGER, *more), lanes)
+        assert same(run.play(ROUNDS), usual(scheme, more))
+        steps = [bench.steps for bench in run.job.worker.lanes.benches]
+        assert run.job.worker.lanes.steps == sum(steps) and (scheme == "central" or all(steps[:2]))
+
+
+def test_graphs_on_lanes(data, usual):
+    run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
+    for bench in run.job.worker.lanes.benches:
+        bench.graphs = Graphs(lambda work: work)
+    assert same(run.play(ROUNDS), usual("fedhkd", ()))
+
+
+class Seen(Scheme):
+    """Notes whose batches come when; `room`: more clients than that do not fit into memory."""
+
+    def __init__(self, like: Scheme, room: int = 99):
+        super().__init__(like.settings, like.facts)
+        self.seen, self.here, self.room = [], 0, room
+
+    def begin(self, client):
+        self.here += 1
+        if self.here > self.room:
+            self.here = 0
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    def loss(self, client, batch):
+        self.seen.append(client.id)
+        return super().loss(client, batch)
+
+    def report(self, client):
+        self.here -= 1
+        return {}
+
+
+def toy_lanes(toy_bench, toy_net, lanes, **more):
+    benches = [toy_bench(toy_net(batch_norm=False)) for _ in range(lanes)]
+    scheme = Seen(benches[0].scheme, **more)
+    for bench in benches:
+        bench.scheme = scheme
+    return Lanes(benches), scheme
+
+
+def tasks(lanes, clients):
+    start_V = lanes.benches[0].flat.values_V.clone()
+    return [(client, start_V, [], {}, 1, None) for client in clients]
+
+
+def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_bench, toy_net, toy_client):
+    lanes, scheme = toy_lanes(toy_bench, toy_net, 2)  # 2 epochs of 1 batch
+    waiting = tasks(lanes, [toy_client([0, 1, 2], id=id) for id in range(3)])
+    assert len(lanes.train(waiting)) == 2 and len(lanes.train(waiting[2:])) == 1
+    assert scheme.seen == [0, 1, 0, 1, 2, 2]
+
+
+def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_bench, toy_net, toy_client, capsys):
+    clients = [toy_client([0, 1, 2], id=id) for id in range(5)]
+    alone, _ = toy_lanes(toy_bench, toy_net, 1)
+    expected = [alone.train([task])[0].loss_by_term for task in tasks(alone, clients)]
+    lanes, _ = toy_lanes(toy_bench, toy_net, 5, room=1)
+    waiting, got = tasks(lanes, clients), []
+    while waiting:
+        trained = lanes.train(waiting)
+        got, waiting = got + [each.loss_by_term for each in trained], waiting[len(trained):]
+    assert got == expected and len(lanes.benches) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "hkd_hpc: warning: 5 clients side by side need more memory than there is; from now on 2 (run.lanes)",
+        "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)"]
+
+
+def test_one_client_that_does_not_fit_is_an_error(toy_bench, toy_net, toy_client):
+    lanes, _ = toy_lanes(toy_bench, toy_net, 1, room=0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        lanes.train(tasks(lanes, [toy_client([0, 1, 2])]))
+
+
+def test_a_client_keeps_its_state_when_lanes_are_halved(toy_bench, toy_net, toy_client):
+    lanes, _ = toy_lanes(toy_bench, toy_net, 2, room=1)
+    clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
+    kept = [torch.tensor(float(client.id)) for client in clients]
+    for bench in lanes.benches:
+        bench.config = replace(bench.config, train=replace(bench.config.train, batchnorm="local"))
+    for client, tensor in zip(clients, kept):
+        client.state = {"statistics": tensor.expand(len(lanes.benches[0].flat.statistics_S))}
+    assert len(lanes.train(tasks(lanes, clients))) == 1
+    assert list(clients[1].state) == ["statistics"]
+
+
+@pytest.mark.parametrize("asked, clients, free, lane, lanes", [
+    (1, 10, 1000, 10, 1), (10, 10, 1000, 10, 10), (10, 4, 1000, 10, 4),
+    (10, 10, 50, 10, 5),   # 45 of the 50 may be used: four beside the first
+    (10, 10, 9, 10, 1), (10, 10, 0, 10, 1), (10, 10, 100, 0, 10), (4, 0, 100, 10, 1)])
+def test_how_many_lanes_fit(asked, clients, free, lane, lanes):
+    assert fitting(asked, clients, free, lane) == lanes

@@ -6,6 +6,7 @@ the same result. Not so with dropout, which draws from torch's one generator.
 """
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from hkd_hpc import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from hkd_hpc.client import Trained, Workbench
 
@@ -28,7 +30,7 @@ def side_by_side(benches: Sequence[Workbench], tasks: Sequence[tuple]) -> list[T
         wait(benches[lane].stream, None)  # for what this stream still does to the weights
     while going:
         for lane, training in list(going.items()):
-            with torch.cuda.stream(benches[lane].stream):
+            with on(benches[lane].stream):
                 try:
                     next(training)
                 except StopIteration as end:
@@ -37,6 +39,11 @@ def side_by_side(benches: Sequence[Workbench], tasks: Sequence[tuple]) -> list[T
     for lane in results:
         wait(None, benches[lane].stream)
     return [results[lane] for lane in sorted(results)]
+
+
+def on(stream: torch.cuda.Stream | None) -> AbstractContextManager:
+    """What is launched here goes to this stream; None: the current one, without asking for a GPU."""
+    return torch.cuda.stream(stream) if stream else nullcontext()
 
 
 def wait(late: torch.cuda.Stream | None, early: torch.cuda.Stream | None) -> None:
@@ -69,7 +76,7 @@ class Lanes:
         except torch.cuda.OutOfMemoryError:
             pass  # only after this block is free what the attempt held
         for (client, *_), state in zip(tasks, before):
-            client.state = state
+            client.state, client.cache = state, {}
         self._halve()
         return self.train(tasks)
 

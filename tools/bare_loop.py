@@ -31,7 +31,7 @@ def train(net, x, y, epochs):
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     net.train()
     for _ in range(epochs):
-        for index in torch.randperm(len(x)).split(64):
+        for index in torch.randperm(len(x), device=x.device).split(64):
             batch = (x[index].float() / 255 - 0.5) / 0.5
             optimizer.zero_grad()
             F.cross_entropy(net(batch), y[index]).backward()

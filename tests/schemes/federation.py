@@ -53,15 +53,15 @@ class Round(NamedTuple):
 class Federation:
     """`job` is the product's; `play` goes on for some rounds."""
 
-    def __init__(self, data: Path, scheme: str, *more: str):
-        comm = LocalComm(Alone(), 0, ["here"], (0, 1), torch.device("cpu"), "one process")
+    def __init__(self, data: Path, scheme: str, *more: str, device: str = "cpu"):
+        comm = LocalComm(Alone(), 0, ["here"], (0, 1), torch.device(device), "one process")
         self.job = assemble.build(config.resolve(overrides=settings(data, scheme, *more)), comm, None)
         self.scheme, self.clients = self.job.bench.scheme, self.job.worker.clients
         self.net, self.flat = self.job.bench.flat.net, self.job.bench.flat
 
     @property
     def message(self) -> dict[str, torch.Tensor]:
-        return payload.tensors_of(self.job.message[0])
+        return payload.tensors_of(self.job.message[0], self.job.comm.device)
 
     def play(self, count: int) -> list[Round]:
         return [self._round() for _ in range(count)]

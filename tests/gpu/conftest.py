@@ -1,0 +1,17 @@
+"""`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere each test is skipped and says why."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "schemes"))  # federation.py
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    """The device; its TF32 switches as at the start of a run in fp32."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU: torch.cuda.is_available() is false")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cuda", torch.cuda.current_device())

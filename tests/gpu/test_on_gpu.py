@@ -1,0 +1,149 @@
+"""What a GPU computes: near to the CPU, the same with graphs and with lanes, and what becomes of failures.
+
+Kernels of a GPU may add in another order each time, and Adam makes a whole step of a gradient's last bit; so models are
+compared by how far they are apart, as a share of how far training has moved them: CLOSE.
+"""
+from __future__ import annotations
+
+import pytest
+import torch
+from federation import Federation, save_images
+
+from hkd_hpc import assemble, config, evaluate, models, schemes
+from hkd_hpc.graphs import Graphs, promises
+from hkd_hpc.schemes.base import Scheme
+
+CLOSE = 0.1
+ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
+RECORDED = [name for name in ALL if promises(object.__new__(schemes.get(name)))]
+LONGER = ("train.epochs=4", "train.batch_size=11", "train.clip_norm=1", "data.val_fraction=0.1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+class Played:
+    """A federation after two rounds; `steps`: how far each round moved the global weights, on the CPU."""
+
+    def __init__(self, data, scheme: str, *more: str, device: str = "cuda", rounds: int = 2):
+        self.run = Federation(data, scheme, *more, device=device)
+        job = self.run.job
+        assemble.widen(job)
+        self.lanes = list(job.worker.lanes.benches)
+        before_V = job.weights_V.cpu().clone()
+        self.rounds = self.run.play(rounds)
+        self.moved_V = self.rounds[-1].weights_V.cpu() - before_V
+
+
+def require_close(own: Played, reference: Played) -> None:
+    assert (own.moved_V - reference.moved_V).norm() < CLOSE * reference.moved_V.norm()
+    for a, b in zip(own.rounds, reference.rounds):
+        assert not a.reports["status"].any() and a.reports["weight"].tolist() == b.reports["weight"].tolist()
+        assert a.reports["loss"] == pytest.approx(b.reports["loss"], rel=CLOSE, abs=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_a_round_is_near_to_that_of_a_cpu(data, scheme):
+    require_close(Played(data, scheme, rounds=1), Played(data, scheme, device="cpu", rounds=1))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("scheme", RECORDED)
+def test_graphs_are_near_to_the_usual_way(data, scheme, lanes):
+    own = Played(data, scheme, *LONGER, "run.graphs=on", f"run.lanes={lanes}")
+    for bench in own.lanes:
+        assert not bench.graphs.failed and any(bench.graphs.recorded.values())
+    require_close(own, Played(data, scheme, *LONGER))
+
+
+@pytest.mark.parametrize("scheme", [name for name in ALL if name != "central"])
+def test_lanes_are_near_to_one(data, scheme):
+    own = Played(data, scheme, *LONGER, "run.lanes=3")
+    assert len(own.lanes) == 3 and len({bench.stream for bench in own.lanes}) == 3
+    require_close(own, Played(data, scheme, *LONGER))
+
+
+class Waits(Scheme):
+    """Promises what it does not keep."""
+
+    captures = True
+
+    def loss(self, client, batch):
+        terms = super().loss(client, batch)
+        return {"cross_entropy": terms["cross_entropy"] * (1.0 if terms["cross_entropy"].item() < 1e9 else 0.0)}
+
+
+def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
+    own = Played(data, "fedavg", *LONGER)
+    broken = Federation(data, "fedavg", *LONGER, "run.graphs=on", device="cuda")
+    broken.job.bench.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
+    stream, start_V = torch.cuda.current_stream(), broken.job.weights_V.cpu().clone()
+    capsys.readouterr()
+    broken.play(2)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hkd_hpc: warning")]
+    assert "run.graphs=on: an epoch could not be recorded" in line and torch.cuda.current_stream() == stream
+    assert (broken.job.weights_V.cpu() - start_V - own.moved_V).norm() < CLOSE * own.moved_V.norm()
+
+
+class Greedy(Scheme):
+    """Each client holds two fifths of what is free at the start: two of them fit, three do not."""
+
+    free_bytes = 0
+
+    def begin(self, client):
+        client.cache["much"] = torch.empty(int(0.4 * self.free_bytes), dtype=torch.uint8, device=client.y_train.device)
+
+
+def test_without_enough_memory_lanes_are_halved(data, capsys):
+    own = Federation(data, "fedavg", "run.lanes=3", device="cuda")
+    assemble.widen(own.job)
+    assert len(own.job.worker.lanes.benches) == 3
+    torch.cuda.empty_cache()
+    greedy = Greedy(own.scheme.settings, own.scheme.facts)
+    greedy.free_bytes = torch.cuda.mem_get_info()[0]
+    for bench in own.job.worker.lanes.benches:
+        bench.scheme = greedy
+    [played] = own.play(1)
+    assert not played.reports["status"].any() and len(own.job.worker.lanes.benches) == 1
+    assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
+
+
+def test_fp32_is_fp32(gpu):
+    assemble.set_up_torch(config.resolve(), gpu)
+    a, b = torch.rand(2, 512, 512, generator=torch.Generator().manual_seed(0)).to(gpu)
+    exact = a.double() @ b.double()
+    assert ((a @ b).double() - exact).norm() < 1e-6 * exact.norm()
+    assemble.set_up_torch(config.resolve(overrides=["train.precision=tf32"]), gpu)
+    assert ((a @ b).double() - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("more", [("run.graphs=on",), ("run.lanes=3",), ()])
+@pytest.mark.parametrize("scheme", ALL)
+def test_bf16_trains_every_scheme(data, scheme, more):
+    own, exact = Played(data, scheme, *LONGER, "train.precision=bf16", *more), Played(data, scheme, *LONGER)
+    assert 0 < (own.moved_V - exact.moved_V).norm() < 5 * CLOSE * exact.moved_V.norm()
+    for a, b in zip(own.rounds, exact.rounds):
+        assert not a.reports["status"].any() and a.reports["loss"] == pytest.approx(b.reports["loss"], rel=0.1, abs=0.01)
+
+
+def test_tests_stay_in_fp32(gpu):
+    net, mixed = (models.build(config.resolve().model, 10, (3, 32, 32), 0, gpu).to(gpu) for _ in range(2))
+    models.train_in_bf16(mixed)
+    x_uint8 = torch.arange(8 * 3 * 32 * 32, device=gpu).remainder(251).to(torch.uint8).reshape(8, 3, 32, 32)
+    for own, exact in zip(evaluate.predict(mixed, x_uint8), evaluate.predict(net, x_uint8)):
+        assert own.dtype == torch.float32
+        torch.testing.assert_close(own, exact)
+
+
+def test_many_signatures_on_one_gpu(data):
+    """Clients of ten sizes: the oldest graphs go, and nothing is lost."""
+    own = Federation(data, "fedavg", "train.epochs=3", "run.graphs=on", device="cuda")
+    bench, [client, *_] = own.job.bench, own.clients
+    whole = client.x_train, client.y_train
+    for images in [*range(16, 26), 16, 25]:
+        client.x_train, client.y_train = whole[0][:images].contiguous(), whole[1][:images].contiguous()
+        bench.run(client, own.job.weights_V, own.job.counters, own.message, 1)
+        assert bool(torch.isfinite(bench.flat.values_V).all())
+    assert isinstance(bench.graphs, Graphs) and len(bench.graphs.recorded) == 8 and not bench.graphs.failed

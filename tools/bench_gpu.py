@@ -1,0 +1,201 @@
+"""Speed on one GPU: `python -m tools.bench_gpu [--data FILE.npz] [--minutes M]`, within about 12 minutes.
+
+The cell is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and checkpoint
+in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and 50 times their
+median stands for the cell: extrapolated. The first two rounds are left out; in these libraries wake and graphs are recorded.
+Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many lanes as were fastest with FedAvg; those in TF32 and
+bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that trains the same clients one after the other, with
+no test. A row that fails says why; when the time is used up the rest is left out, and said so.
+
+--quick --device cpu: all of it, tiny, to see that it runs; its numbers mean nothing. Exit code 2: no GPU, or wrong arguments.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from hkd_hpc import assemble, config as config_module, rounds, schemes
+from hkd_hpc.comm.control import Alone
+from hkd_hpc.comm.local import LocalComm
+from hkd_hpc.store.folder import RunFolder
+from tools import bare_loop
+from tools.bench_table import header, number
+
+WARM_UP = 2  # rounds
+CELL_ROUNDS = 50
+CLIENT_FACTORS = 1 + 2 + 5  # the cells of 10, 20 and 50 clients, in cells of 10
+REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
+MODELS = {"resnet18": 2, "shufflenet_v2": 1}  # and the data sets of the paper's Table 1 with each
+LATENT = {"resnet18": 64, "shufflenet_v2": 32, "small": 8}
+USUAL = ("run.graphs=off", "run.lanes=1")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`row_s`: a row ends with the measured round in which it has taken so long."""
+
+    train: int = 50_000
+    test: int = 10_000
+    own: int = 375
+    most: int = 5
+    row_s: float = 30.0
+    lanes: tuple[int, ...] = (1, 2, 5, 10)
+    schemes: tuple[str, ...] = tuple(schemes.REGISTRY)
+    settings: tuple[str, ...] = ()
+    model: str | None = None  # None: the one that the row says
+
+
+QUICK = Sizes(120, 20, 8, 1, 0.0, (1, 2), ("fedavg", "fedmd"), ("fed.clients=2", "train.epochs=1", "data.fraction=0.2", "train.batch_size=4"), "small")
+
+
+class Bench:
+    """Measures rows, prints each at once, and remembers the seconds of a round: None where there are none."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, data: Path, folder: Path, end_s: float):
+        self.sizes, self.device, self.data, self.folder, self.end_s = sizes, device, data, folder, end_s
+        self.bare_s: float | None = None
+
+    def settings(self, scheme: str, model: str, more: tuple[str, ...]) -> config_module.Config:
+        model = self.sizes.model or model
+        return config_module.resolve(("cifar10",), None, (
+            "data.name=file", f"data.path={self.data}", f"scheme.name={scheme}", f"model.name={model}",
+            f"model.latent={LATENT[model]}", f"run.device={self.device.type}", *self.sizes.settings, *more))
+
+    def cell(self, scheme: str, model: str, *more: str) -> float | None:
+        """Seconds of a round, None where there was no time or it failed."""
+        return self.row(f"{scheme} {model} {' '.join(more)}", lambda: self.play(self.settings(scheme, model, more)))
+
+    def bare_row(self, model: str) -> None:
+        """What the rows of this model are divided by."""
+        self.bare_s = None
+        self.bare_s = self.row(f"plain PyTorch, {model}, no test", lambda: self.bare(model))
+
+    def row(self, title: str, measure) -> float | None:
+        """One line: the median of what `measure` gives, and what it means for a cell."""
+        try:
+            seconds = measure() if time.monotonic() < self.end_s else None
+        except Exception as error:  # one row that fails must not cost the others
+            print(f"{title:78s} failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+            return None
+        if seconds is None:
+            print(f"{title:78s} not measured: no time left", flush=True)
+            return None
+        round_s = median(seconds)
+        ratio = f"{number(round_s / self.bare_s):>8s}" if self.bare_s else f"{'-':>8s}"
+        print(f"{title:78s} {number(round_s):>8s} {number(CELL_ROUNDS * round_s):>8s} {ratio}  {len(seconds)} rounds", flush=True)
+        return round_s
+
+    def play(self, config: config_module.Config) -> list[float]:
+        """Seconds of the rounds of a run of one process, after the first two."""
+        assemble.set_up_torch(config, self.device)
+        comm = LocalComm(Alone(), 0, ["here"], (0, 1), self.device, "one process")
+        with tempfile.TemporaryDirectory(dir=self.folder) as name, contextlib.redirect_stdout(io.StringIO()):
+            folder = RunFolder(Path(name))
+            folder.create()
+            job = assemble.build(config, comm, folder)
+            assemble.start(job, folder, SimpleNamespace(resume=False, allow_change=False))
+            assemble.widen(job)
+            start_s, seconds = time.monotonic(), []
+            while len(seconds) < WARM_UP + self.sizes.most and (
+                    len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s):
+                seconds.append(self.timed(lambda: rounds.one_round(job, len(seconds) + 1)))
+        del job
+        gc.collect()
+        return seconds[WARM_UP:]
+
+    def bare(self, model: str) -> list[float]:
+        """Seconds of a round in plain PyTorch."""
+        config = self.settings(REFERENCE, model, ())
+        net = bare_loop.build("J" if model == "resnet18" else "S").to(self.device)
+        clients = [tuple(part.to(self.device) for part in bare_loop.make_images(client, self.sizes.own))
+                   for client in range(config.fed.clients)]
+        bare_loop.train(net, *clients[0], 1)  # the libraries wake
+        return [self.timed(lambda: [bare_loop.train(net, x, y, config.train.epochs) for x, y in clients])
+                for _ in range(min(3, self.sizes.most))]
+
+    def timed(self, work) -> float:
+        start_s = time.perf_counter()
+        work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start_s
+
+
+def all_rows(bench: Bench) -> None:
+    bench.bare_row("resnet18")
+    bench.cell(REFERENCE, "resnet18", *USUAL)
+    by_lanes = {lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes}
+    measured = {lanes: seconds for lanes, seconds in by_lanes.items() if seconds is not None}
+    best = ("run.graphs=on", f"run.lanes={min(measured, key=measured.get) if measured else 1}")
+    for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
+        bench.cell(OURS, "resnet18", *more)
+    for precision in ("tf32", "bf16"):
+        for scheme in (REFERENCE, OURS):
+            bench.cell(scheme, "resnet18", *best, f"train.precision={precision}")
+    print(f"every scheme, with {' '.join(best)}:", flush=True)
+    total_s = 0.0
+    for model, data_sets in MODELS.items():
+        if model != "resnet18":
+            bench.bare_row(model)
+        for scheme in bench.sizes.schemes:
+            round_s = bench.cell(scheme, model, *best)
+            total_s = total_s + data_sets * CLIENT_FACTORS * CELL_ROUNDS * round_s if round_s is not None else float("nan")
+    hours = f"{number(total_s / 3600)} GPU hours" if total_s == total_s else "unknown, since rows are missing"
+    print(f"all {len(bench.sizes.schemes) * sum(MODELS.values()) * 3} cells of the paper's Table 1, one seed, a round as long as it has "
+          f"clients (extrapolated): {hours}", flush=True)
+
+
+def write_images(path: Path, sizes: Sizes) -> None:
+    """Random images, for what they show makes no difference to the time."""
+    random = np.random.default_rng(0)
+    splits = {split: random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+              for split, count in (("train", sizes.train), ("test", sizes.test))}
+    np.savez(path, **{f"x_{split}": x for split, x in splits.items()},
+             **{f"y_{split}": np.arange(len(x)) % 10 for split, x in splits.items()})
+
+
+def device_line(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "device: cpu"
+    runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    return f"device: {torch.cuda.get_device_name()}, {runtime}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: to see that it runs")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda is ROCm too")
+    parser.add_argument("--data", type=Path, help="an .npz with x_train y_train x_test y_test instead of random images")
+    parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs", file=sys.stderr)
+        return 2
+    if options.device == "cpu" and not options.quick:
+        parser.error("--device cpu: only with --quick")
+    sizes, end_s = QUICK if options.quick else Sizes(), time.monotonic() + 60 * (options.minutes - 1)
+    device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", torch.cuda.current_device())
+    print(f"{header()}\n{device_line(device)}\n{'':78s} {'round s':>8s} {'cell s':>8s} {'/ bare':>8s}\n"
+          f"{'':78s} {'':>8s} extrapolated to {CELL_ROUNDS} rounds", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or Path(folder, "data.npz")
+        if not options.data:
+            write_images(data, sizes)
+        all_rows(Bench(sizes, device, data, Path(folder), end_s))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -47,7 +47,7 @@ class TapConv2d(nn.Conv2d):
                                "of several sizes set model.convolution=library")
         if x_BIHW.device.type != "cpu":
             return super().forward(x_BIHW)
-        return TapConvolution.apply(x_BIHW.float(), self.weight, self)  # train.precision=bf16
+        return TapConvolution.apply(x_BIHW.to(self.weight.dtype), self.weight, self)  # train.precision=bf16
 
     @property
     def is_pointwise(self) -> bool:

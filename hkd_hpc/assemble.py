@@ -19,7 +19,7 @@ from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
-from hkd_hpc.lanes import Lanes, open_lanes
+from hkd_hpc.lanes import open_lanes
 from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
@@ -54,7 +54,7 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: Sto
 
 
 def set_up_torch(config: Config, device: torch.device) -> None:
-    """Threads; fp32 unless TF32 is asked for; and, if asked for, only operations that give the same bits in each run."""
+    """Threads; fp32, or TF32; and, if asked for, only operations that give the same bits in each run."""
     torch.set_num_threads(config.run.threads)
     allow_tf32 = config.train.precision == "tf32" and device.type == "cuda"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -119,7 +119,7 @@ def one_lane(bench: Workbench) -> str:
     if bench.flat.values_V.device.type == "cpu":
         return "there is no GPU; on CPUs, more ranks train clients side by side"
     if not graphs.promises(bench.flat.net):
-        return f"{type(bench.flat.net).__name__} does not say `captures = True`, and may draw from torch's one generator"
+        return f"{type(bench.flat.net).__name__} does not say `captures = True`: it may draw from torch's one generator"
     return ""
 
 
@@ -338,8 +338,8 @@ def widen(job: rounds.Job) -> None:
     largest = max(clients, key=lambda client: len(client.y_train))
     rehearsal = (replace(largest, state=dict(largest.state)), job.weights_V, job.counters,
                  payload.tensors_of(job.message[0], device), job.done + 1, 2)
-    shape = tuple(largest.x_train.shape[1:])
-    make = lambda: Workbench(make_model(config, bench.scheme.facts.classes, shape, device), bench.scheme, config)  # noqa: E731
+    what = config, bench.scheme.facts.classes, tuple(largest.x_train.shape[1:]), device
+    make = lambda: Workbench(make_model(*what), bench.scheme, config)  # noqa: E731
     job.worker.lanes = open_lanes(bench, make, config.run.lanes, rehearsal, len(clients))
 
 

@@ -161,7 +161,8 @@ class Workbench:
         shuffle, count = client.random("batches"), len(client.y_train)
         bounds = batch_bounds(count, train.batch_size, train.drop_last)
         for _ in range(epochs):
-            order_N, steps = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device), self.steps + len(bounds)
+            order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
+            steps = self.steps + len(bounds)
             sums = (self.graphs.run(self._epoch, client, order_N, bounds, lr) if self.graphs
                     else self._epoch(client, order_N, bounds, lr))
             self.steps = steps  # a graph that is replayed does not count

@@ -77,8 +77,8 @@ class TrainSettings:
     lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
     clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
     drop_last: bool = setting(False, "leave out an epoch's short last batch, unless it is the only one")
-    precision: str = setting("fp32", "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's passes, "
-                                     "weights, optimiser, sums and tests stay fp32; speed and accuracy of both are unmeasured",
+    precision: str = setting("fp32", "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's "
+                                     "passes, all else stays fp32; speed and accuracy of both are unmeasured",
                              choices=("fp32", "tf32", "bf16"))
     batchnorm: str = setting("average", "running statistics: average: like weights; local: each client keeps its own, their "
                                         "average serves the global test only; reestimate: each round measured anew by the "
@@ -112,8 +112,8 @@ class RunSettings:
                                          "the one that does not; CPUs always give the same bits")
     graphs: str = setting("off", "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
                                  "`captures = True`; its speed is unmeasured", choices=("off", "on"))
-    lanes: int = setting(1, "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the memory; the "
-                            "results are the same, the speed is unmeasured", low=1, high=1024)
+    lanes: int = setting(1, "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
+                            "memory; the results are the same, the speed is unmeasured", low=1, high=1024)
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")

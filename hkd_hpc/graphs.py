@@ -1,9 +1,9 @@
 """A local epoch as one CUDA or HIP graph, recorded once and replayed for every client that looks the same.
 
 A GPU computes the steps of a small network faster than Python launches their kernels; a graph launches those of a whole
-epoch at once. It repeats them on fixed addresses, so a client's tensors are copied onto a `Stage` first; and nothing in an
-epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
-`captures = True`. Memory of the recorded graphs of a workbench is shared: one is replayed after the other.
+epoch at once. It repeats them on fixed addresses, so a client's tensors are copied onto a `Stage` first; and nothing in
+an epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
+`captures = True`. The recorded graphs of a workbench share their memory: one is replayed after the other.
 """
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:
 
 
 class Stage:
-    """What an epoch reads beside model and optimiser, at fixed addresses: `client`, which is made of copies, `order_N`, `lr`.
+    """What an epoch reads beside model and optimiser, at fixed addresses: `client`, made of copies, `order_N`, `lr`.
 
-    Only clients of one `signature` can be put on it. `client.state` is empty there: what a loss needs of it, `begin` puts
-    into the cache.
+    Only clients of one `signature` can be put on it. `client.state` is empty there: what a loss needs of it, `begin`
+    puts into the cache.
     """
 
     def __init__(self, client: Client):
         copies = lambda values: {name: value.clone() if isinstance(value, torch.Tensor) else value  # noqa: E731
                                  for name, value in values.items()}
-        self.client = replace(client, state={}, x_train=client.x_train.clone(), y_train=client.y_train.clone(),
-                              received_V=client.received_V.clone(), message=copies(client.message), cache=copies(client.cache))
+        self.client = replace(client, state={}, message=copies(client.message), cache=copies(client.cache),
+                              x_train=client.x_train.clone(), y_train=client.y_train.clone(),
+                              received_V=client.received_V.clone())
         device = client.y_train.device
         self.order_N = torch.zeros(len(client.y_train), dtype=torch.int64, device=device)
         # as torch's fused Adam reads it: on a GPU only in float32
@@ -77,13 +78,13 @@ def signature(client: Client) -> tuple:
     plain = {name: value for name, value in client.cache.items() if not isinstance(value, torch.Tensor)}
     odd = [name for name, value in plain.items() if not isinstance(value, PLAIN)]
     if odd:
-        raise TypeError(f"client.cache[{odd[0]!r}] is a {type(plain[odd[0]]).__name__}, neither a tensor nor a plain value")
+        raise TypeError(f"client.cache[{odd[0]!r}] is a {type(plain[odd[0]]).__name__}, no tensor and no plain value")
     tensors = tensors_of(client).items()
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), tuple(plain.items())
 
 
 class Graphs:
-    """The epochs of one workbench. The first one of a signature is trained as usual, which also wakes the libraries; the
+    """The epochs of one workbench. The first of a signature is trained as usual, which also wakes the libraries; the
     second is recorded, and replayed from then on.
 
     `record(work)` gives a function that repeats this work and returns what it returned; by itself it computes nothing.
@@ -94,8 +95,8 @@ class Graphs:
         self.recorded: dict[tuple, tuple[Stage, Work] | None] = {}
         self.failed = False
 
-    def run(self, epoch: Epoch, client: Client, order_N: torch.Tensor, bounds: list[tuple[int, int]], lr: float) -> torch.Tensor:
-        """What `epoch` of these arguments returns. Where it cannot be recorded, one warning, and all goes on as usual."""
+    def run(self, epoch: Epoch, client: Client, order_N: torch.Tensor, bounds, lr: float) -> torch.Tensor:
+        """What `epoch` of these arguments returns. Where it cannot be recorded: one warning, and on as usual."""
         found = None if self.failed else self._find(epoch, client, bounds)
         if found is None:
             return epoch(client, order_N, bounds, lr)

@@ -1,8 +1,8 @@
-"""Clients of one rank trained side by side on one GPU: a lane is a workbench with a model, an optimiser and a stream of its own.
+"""Clients of one rank trained side by side on one GPU. A lane is a workbench: a model, an optimiser, a stream.
 
-One client's small batches leave most of a GPU idle. The host launches an epoch on every lane before it waits for any. What a
-client's training gives does not depend on who trains beside it, and sums of weights are exact: any number of lanes gives
-the same result. Not so with dropout, which draws from torch's one generator.
+One client's small batches leave most of a GPU idle. The host launches an epoch on every lane before it waits for any.
+What a client's training gives does not depend on who trains beside it, and sums of weights are exact: any number of
+lanes gives the same result. Not so with dropout, which draws from torch's one generator.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARE = 0.1  # of the free memory: later rounds may hold more than the first
 
 
 def side_by_side(benches: Sequence[Workbench], tasks: Sequence[tuple]) -> list[Trained]:
-    """Train one task (the arguments of Workbench.run) on each bench, as many as there are of both; results in their order."""
+    """Train one task (the arguments of Workbench.run) on each bench, as many as there are of both; the results."""
     going = {lane: bench.training(*task) for lane, (bench, task) in enumerate(zip(benches, tasks))}
     results: dict[int, Trained] = {}
     for lane in going:
@@ -82,7 +82,8 @@ class Lanes:
 
     def _halve(self) -> None:
         lanes = len(self.benches) // 2
-        report.warn(f"{len(self.benches)} clients side by side need more memory than there is; from now on {lanes} (run.lanes)")
+        report.warn(f"{len(self.benches)} clients side by side need more memory than there is; from now on {lanes} "
+                    "(run.lanes)")
         on_gpu = self.benches[0].flat.values_V.is_cuda
         if on_gpu:
             torch.cuda.synchronize()
@@ -100,7 +101,8 @@ def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehe
     torch.cuda.reset_peak_memory_stats()
     before_bytes = torch.cuda.memory_reserved()
     first.run(*rehearsal)
-    lane_bytes = torch.cuda.max_memory_reserved() - before_bytes + 4 * len(first.flat.values_V)  # the model was there before
+    model_bytes = 4 * len(first.flat.values_V)  # was there before
+    lane_bytes = torch.cuda.max_memory_reserved() - before_bytes + model_bytes
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info()[0]
     lanes = fitting(asked, clients, free_bytes, lane_bytes)

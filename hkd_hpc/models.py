@@ -71,8 +71,8 @@ def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, in
 
 
 def train_in_bf16(net: nn.Module) -> None:
-    """Make the passes in train mode of any network compute products and convolutions in bfloat16; weights, what comes out, and
-    all passes in eval mode stay float32."""
+    """Make the passes in train mode of any network compute products and convolutions in bfloat16; weights, what comes
+    out, and all passes in eval mode stay float32."""
     forward = net.forward
 
     def mixed(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

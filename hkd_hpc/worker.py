@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int],
                  lanes: Lanes | None = None):
-        """images_M: training images by client, of all clients. `lanes`: where they train, by default on `bench` alone."""
+        """images_M: training images by client, of all clients. `lanes`: where they train, else on `bench` alone."""
         self.lanes = lanes or Lanes([bench])
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
         self.able = [client for client, images in enumerate(images_M) if images >= bench.fewest]
@@ -62,7 +62,8 @@ class Worker:
             self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.benches) == 1 else None)
             self.sum.bank()  # the models' memory is about to be used for the next clients
             before = [dict(client.state) for _, client, _ in waiting]
-            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs) for _, client, epochs in waiting])
+            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs)
+                                        for _, client, epochs in waiting])
             for (report, client, _), state, each in zip(waiting, before, trained):
                 if keep:
                     client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()

@@ -1,13 +1,13 @@
 """Speed on one GPU: `python -m tools.bench_gpu [--data FILE.npz] [--minutes M]`, within about 12 minutes.
 
-The cell is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and checkpoint
-in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and 50 times their
-median stands for the cell: extrapolated. The first two rounds are left out; in these libraries wake and graphs are recorded.
-Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many lanes as were fastest with FedAvg; those in TF32 and
-bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that trains the same clients one after the other, with
-no test. A row that fails says why; when the time is used up the rest is left out, and said so.
+The cell is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and
+checkpoint in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and
+50 times their median stands for the cell: extrapolated. The first two are left out: in these libraries wake and graphs
+are recorded. Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many lanes as were fastest with
+FedAvg; those in TF32 and bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that trains the same
+clients one after the other, with no test. A row that fails says why; what there was no time for is said so.
 
---quick --device cpu: all of it, tiny, to see that it runs; its numbers mean nothing. Exit code 2: no GPU, or wrong arguments.
+--quick --device cpu: tiny, to see that it runs; its numbers mean nothing. Exit code 2: no GPU, or wrong arguments.
 """
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Sizes:
     model: str | None = None  # None: the one that the row says
 
 
-QUICK = Sizes(120, 20, 8, 1, 0.0, (1, 2), ("fedavg", "fedmd"), ("fed.clients=2", "train.epochs=1", "data.fraction=0.2", "train.batch_size=4"), "small")
+QUICK = Sizes(120, 20, 8, 1, 0.0, (1, 2), ("fedavg", "fedmd"),
+              ("fed.clients=2", "train.epochs=1", "data.fraction=0.2", "train.batch_size=4"), "small")
 
 
 class Bench:
@@ -93,12 +94,13 @@ class Bench:
             print(f"{title:78s} not measured: no time left", flush=True)
             return None
         round_s = median(seconds)
-        ratio = f"{number(round_s / self.bare_s):>8s}" if self.bare_s else f"{'-':>8s}"
-        print(f"{title:78s} {number(round_s):>8s} {number(CELL_ROUNDS * round_s):>8s} {ratio}  {len(seconds)} rounds", flush=True)
+        numbers = number(round_s), number(CELL_ROUNDS * round_s), number(round_s / self.bare_s) if self.bare_s else "-"
+        print(f"{title:78s} {' '.join(f'{text:>8s}' for text in numbers)}  {len(seconds)} rounds", flush=True)
         return round_s
 
     def play(self, config: config_module.Config) -> list[float]:
         """Seconds of the rounds of a run of one process, after the first two."""
+        gc.collect()  # the row before must not hold memory
         assemble.set_up_torch(config, self.device)
         comm = LocalComm(Alone(), 0, ["here"], (0, 1), self.device, "one process")
         with tempfile.TemporaryDirectory(dir=self.folder) as name, contextlib.redirect_stdout(io.StringIO()):
@@ -111,8 +113,6 @@ class Bench:
             while len(seconds) < WARM_UP + self.sizes.most and (
                     len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s):
                 seconds.append(self.timed(lambda: rounds.one_round(job, len(seconds) + 1)))
-        del job
-        gc.collect()
         return seconds[WARM_UP:]
 
     def bare(self, model: str) -> list[float]:
@@ -136,7 +136,8 @@ class Bench:
 def all_rows(bench: Bench) -> None:
     bench.bare_row("resnet18")
     bench.cell(REFERENCE, "resnet18", *USUAL)
-    by_lanes = {lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes}
+    by_lanes = {lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}")
+                for lanes in bench.sizes.lanes}
     measured = {lanes: seconds for lanes, seconds in by_lanes.items() if seconds is not None}
     best = ("run.graphs=on", f"run.lanes={min(measured, key=measured.get) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
@@ -151,10 +152,11 @@ def all_rows(bench: Bench) -> None:
             bench.bare_row(model)
         for scheme in bench.sizes.schemes:
             round_s = bench.cell(scheme, model, *best)
-            total_s = total_s + data_sets * CLIENT_FACTORS * CELL_ROUNDS * round_s if round_s is not None else float("nan")
+            total_s += data_sets * CLIENT_FACTORS * CELL_ROUNDS * (float("nan") if round_s is None else round_s)
     hours = f"{number(total_s / 3600)} GPU hours" if total_s == total_s else "unknown, since rows are missing"
-    print(f"all {len(bench.sizes.schemes) * sum(MODELS.values()) * 3} cells of the paper's Table 1, one seed, a round as long as it has "
-          f"clients (extrapolated): {hours}", flush=True)
+    cells = 3 * sum(MODELS.values()) * len(bench.sizes.schemes)
+    print(f"all {cells} cells of the paper's Table 1, one seed, a round as long as it has clients (extrapolated): {hours}",
+          flush=True)
 
 
 def write_images(path: Path, sizes: Sizes) -> None:
@@ -181,7 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs", file=sys.stderr)
+        print("bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs",
+              file=sys.stderr)
         return 2
     if options.device == "cpu" and not options.quick:
         parser.error("--device cpu: only with --quick")

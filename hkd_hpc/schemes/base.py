@@ -56,8 +56,9 @@ class Scheme:
     needs_public = False  # whether it cannot do without public images
     shares_weights = True  # False: a client starts from its own last model; the average serves the global test only
     pools_data = False  # True: one client has the images of all
-    # True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep nothing, and read of a client
-    # only net, flat, message, cache, received and public images: run.graphs may replay them. Each class says it for itself
+    # True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep nothing, and read of
+    # a client only net, flat, message, cache, the received weights and images: run.graphs may replay them. Each class
+    # says it for itself
     captures = True
     remark = ""  # what people must know about its results; printed with them
     tunes: dict[str, tuple] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes

@@ -19,7 +19,8 @@ from hkd_hpc.schemes.fedhkd import FedHKD
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
 DRAWING = ("fedgen", "fedmd")  # on the host, in each batch
 ROUNDS = 3
-VARIANTS = [("fedavg", ("train.clip_norm=0.1", "train.drop_last=true")), ("fedhkd", ("train.batch_size=11",)),  # 45 = 4 x 11 + 1
+VARIANTS = [("fedavg", ("train.clip_norm=0.1", "train.drop_last=true")),
+            ("fedhkd", ("train.batch_size=11",)),  # 45 = 4 x 11 + 1
             ("fedhkd", ("fed.straggler_rate=0.5", "fed.straggler_epochs=1", "data.val_fraction=0.3")),
             ("moon", ("fed.participation=0.7", "train.batchnorm=local")), ("fedproto", ("scheme.weights=none",))]
 BOTH = [*((name, ()) for name in ALL), *VARIANTS]
@@ -46,9 +47,10 @@ def usual(data):
 
 def same(own: list[Round], reference: list[Round]) -> bool:
     """Bit for bit: the model, and what clients reported but for the seconds."""
+    names = [name for name in own[0].reports.dtype.names if not name.endswith("_s")]
     return len(own) == len(reference) and all(
-        same_model(a, b) and all(np.array_equal(a.reports[name], b.reports[name])
-                                 for name in a.reports.dtype.names if not name.endswith("_s")) for a, b in zip(own, reference))
+        same_model(a, b) and all(np.array_equal(a.reports[name], b.reports[name]) for name in names)
+        for a, b in zip(own, reference))
 
 
 # ---- graphs
@@ -94,13 +96,14 @@ def staged(client, message=None, **cache):
 
 
 def test_a_stage_is_for_clients_that_look_the_same(toy_client):
-    one = graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=True))
-    assert one == graphs.signature(staged(toy_client([2, 2, 2], id=1), {"h": torch.ones(2)}, known=torch.ones(3), any=True))
-    assert one != graphs.signature(staged(toy_client([0, 1]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=True))
-    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3), any=False))
-    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(2), any=True))
-    assert one != graphs.signature(staged(toy_client([0, 1, 2]), {"h": torch.zeros(2)}, known=torch.zeros(3).bool(), any=True))
-    with pytest.raises(TypeError, match="client.cache\\['random'\\] is a Generator, neither a tensor nor a plain value"):
+    def look(labels, known, any=True, sent=0.0, id=0):
+        return graphs.signature(staged(toy_client(labels, id), {"h": torch.full((2,), sent)}, known=known, any=any))
+
+    one = look([0, 1, 2], torch.zeros(3))
+    assert one == look([2, 2, 2], torch.ones(3), sent=1.0, id=1)
+    assert one != look([0, 1], torch.zeros(3)) and one != look([0, 1, 2], torch.zeros(3), any=False)
+    assert one != look([0, 1, 2], torch.zeros(2)) and one != look([0, 1, 2], torch.zeros(3).bool())
+    with pytest.raises(TypeError, match="client.cache\\['random'\\] is a Generator, no tensor and no plain value"):
         graphs.signature(staged(toy_client([0, 1]), random=np.random.default_rng(0)))
 
 
@@ -118,8 +121,11 @@ def test_a_stage_holds_copies(toy_client):
 def test_nine_signatures_push_the_oldest_out(toy_client):
     recorded = []
     own = Graphs(lambda work: recorded.append(work) or work)
-    visit = lambda images: own.run(lambda client, order_N, bounds, lr: order_N.sum(), staged(toy_client([0] * images)),  # noqa: E731
-                                   torch.arange(images), [], 0.1)
+
+    def visit(images: int) -> torch.Tensor:
+        epoch = lambda client, order_N, bounds, lr: order_N.sum()  # noqa: E731
+        return own.run(epoch, staged(toy_client([0] * images)), torch.arange(images), [], 0.1)
+
     for images in (1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 9, 1):
         assert visit(images).item() == images * (images - 1) // 2
     assert len(recorded) == 2 and len(own.recorded) == 8  # 8 and 7; 9 pushed 1 out, 1 then 2
@@ -135,8 +141,8 @@ def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, rec
     run = Federation(data, "fedhkd", *LONGER)
     run.job.bench.graphs = Graphs(record)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
-    assert capsys.readouterr().err == (f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes "
-                                       "on without graphs\n")
+    assert capsys.readouterr().err == (f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); "
+                                       "training goes on without graphs\n")
 
 
 class ReadsState(Scheme):
@@ -159,7 +165,8 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_bench, toy
     bench.scheme = ReadsState(bench.scheme.settings, bench.scheme.facts)
     start_V, counters = bench.flat.values_V.clone(), [counter.clone() for counter in bench.flat.counters]
     bench.run(client, start_V, counters, {}, 1)
-    usual_V, bench.graphs = bench.flat.values_V.clone(), Graphs(lambda work: [work(), work][1])  # a recording runs the Python
+    usual_V = bench.flat.values_V.clone()
+    bench.graphs = Graphs(lambda work: [work(), work][1])  # a recording runs the Python
     bench.run(client, start_V, counters, {}, 1)
     assert torch.equal(bench.flat.values_V, usual_V) and "(KeyError: 'scale')" in capsys.readouterr().err
 
@@ -177,8 +184,8 @@ def test_steps_are_counted_where_python_takes_none(toy_bench, toy_net, toy_clien
 def with_lanes(run: Federation, lanes: int) -> Federation:
     """So many workbenches, each as assemble makes the first."""
     job = run.job
-    make = lambda: Workbench(assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device), run.scheme, job.config)  # noqa: E731
-    job.worker.lanes = Lanes([job.bench, *(make() for _ in range(lanes - 1))])
+    flat = lambda: assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device)  # noqa: E731
+    job.worker.lanes = Lanes([job.bench, *(Workbench(flat(), run.scheme, job.config) for _ in range(lanes - 1))])
     return run
 
 

@@ -137,7 +137,7 @@ class Control:
         self._count_steps = count
 
     def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
-        """Wait until every rank is at the meeting `key`; returns their values by rank.
+        """Wait until every rank is at the meeting `key`; returns their values by rank, or nothing where none has one.
 
         Raises RunError in every rank that waits when two ranks are at different meetings, and when a rank stays away
         for timeout_s without a sign of life.

@@ -21,9 +21,9 @@ class Link:
         _detect_dead_hosts(link)
         selector.register(link, selectors.EVENT_READ, peer)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send now or later, never block; what a closed connection does not take is lost."""
-        data = pack(message)
+    def send(self, message: dict[str, Any] | bytes) -> None:
+        """Send now or later, never block; what a closed connection does not take is lost. bytes: a message that is packed."""
+        data = message if isinstance(message, bytes) else pack(message)
         with self._lock:
             self._unsent += data
             self._flush()

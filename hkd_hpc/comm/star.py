@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hkd_hpc.comm import doctor
 from hkd_hpc.comm.control import END, RESUME_ADVICE, Control, Failure, Place, leave, name_of
 from hkd_hpc.comm.watch import speak
+from hkd_hpc.comm.wire import pack
 
 HEARTBEAT_S = 2.0
 SAVE_FIRST_S, SAVE_S = 1.5, 8.0  # a save that is under way is waited for, first before the other ranks are told
@@ -59,8 +60,10 @@ class Hub(Control):
     def _go(self, entry: Entry) -> None:
         values = [self._waiting[member.rank].value for member in self.members]
         self._waiting.clear()
-        for rank in range(len(self.members)):
-            self._answer(rank, {"kind": "go", "values": values})
+        # what each of a thousand ranks gets must not grow with the ranks where there is nothing to tell
+        message = {"kind": "go", "values": values if any(value is not None for value in values) else []}
+        self._tell_all(message)
+        self._answers.put(message)
         if entry.key == END:
             self._drain()
             self._finished = True
@@ -78,11 +81,12 @@ class Hub(Control):
 
     def _clash(self, peer: int, entry: Entry) -> str | None:
         """One line if another rank waits elsewhere: neither meeting can ever be complete."""
-        for rank, other in sorted(self._waiting.items()):
-            if other.key != entry.key:
-                return (f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
-                        f"rank {rank} at {name_of(other.key)}")
-        return None
+        others = [rank for rank in self._waiting if rank != peer][:1]  # all that wait are at one place: the first tells
+        if not others or self._waiting[others[0]].key == entry.key:
+            return None
+        rank = min(rank for rank in self._waiting if rank != peer)
+        return (f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
+                f"rank {rank} at {name_of(self._waiting[rank].key)}")
 
     def _tick(self, now_s: float) -> None:
         if now_s - self._beat_s > HEARTBEAT_S:
@@ -158,8 +162,9 @@ class Hub(Control):
         return Failure(f"{failure.text}\n{self._report(everybody, doctor.ADVICE_HANG)}", failure.code)
 
     def _tell_all(self, message: dict[str, Any]) -> None:
+        data = pack(message)
         for link in self._links.values():
-            link.send(message)
+            link.send(data)
 
     def _drain(self) -> None:
         deadline_s = time.monotonic() + 1.0

@@ -1,6 +1,6 @@
 """What a round costs by clients, ranks and bytes: one model for the forecast of a launch and for `tools.bench --scaling`.
 
-    round_s = max(train_s, server_s) + weights_s + knowledge_s
+    round_s = max(train_s, server_s) + weights_s + knowledge_s + fixed_s
 
 train_s      the busiest worker (a client rank, or the GPU that some share): its clients x images x image_s, stretched by
              stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread / sqrt(clients
@@ -9,11 +9,13 @@ train_s      the busiest worker (a client rank, or the GPU that some share): its
 server_s     test and checkpoint of the round before, which rank 0 makes meanwhile; where there is only one rank: after it
 weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the mean (4 bytes
              a number) to rank 0
-knowledge_s  one gather of reports, one broadcast of the message, one agreement
+knowledge_s  one gather of reports, one broadcast of the message, one agreement, and WORDS words of rank 0 to all ranks
+fixed_s      what a round costs whatever is trained: measured, where it is known
 
-A collective costs meeting_s x ranks (rank 0 hears and answers each rank before anything moves) + latency_s x steps + byte_s x
-bytes over the busiest link + sum_byte_s x bytes converted, added and divided in memory; `terms` has steps and bytes of each.
-All four constants of a `Network` are fitted to measurements, or assumed and named. No torch.
+A collective costs meeting_s x ranks + pair_s x ranks^2 (rank 0 hears and answers each rank before anything moves, and each answer
+names all) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x bytes converted, added and divided in memory;
+`terms` has steps and bytes of each. Steps are those of binary trees, bytes of the sum those of a ring (Thakur, Rabenseifner and
+Gropp 2005, sections 3 and 4). A word costs word_s x ranks. All constants of a `Network` are measured, or assumed and named. No torch.
 """
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from statistics import NormalDist
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds: of a rank at a meeting, of a step between two ranks, of a byte over a link, of a byte of an exact sum in memory.
+    """Seconds: of a rank at a meeting, of a step between two ranks, of a byte over a link, of a byte of an exact sum in memory,
+    of a pair of ranks at a meeting, of a rank that rank 0 tells where it is.
 
     piece_bytes: what one call of the all-reduce moves. cores: of the one machine that all ranks share; None: a core for each.
     """
@@ -33,18 +36,23 @@ class Network:
     latency_s: float
     byte_s: float
     sum_byte_s: float
+    pair_s: float = 0.0
+    word_s: float = 0.0
     piece_bytes: float = 1 << 21
     cores: int | None = None
 
     @property
     def constants(self) -> tuple[float, float, float, float]:
+        """Those that `terms` counts."""
         return self.meeting_s, self.latency_s, self.byte_s, self.sum_byte_s
 
 
-# Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory. A rank's
-# meeting is that of the machine in README's table of scaling.
-CLUSTER = Network(meeting_s=1e-4, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, piece_bytes=math.inf)
+# Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory. Measured:
+# what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
+CLUSTER = Network(meeting_s=5e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=1.6e-7, word_s=3e-5,
+                  piece_bytes=math.inf)
 CLUSTER_TEXT = "100 Gb/s a GPU, 20 us a step (assumed)"
+WORDS = 2  # "weights" and "message": the others are said while clients train
 SPREAD = 0.05  # of a client's training time, standard deviation / mean: like clients on like devices
 
 
@@ -57,21 +65,28 @@ def terms(collective: str, ranks: int, nbytes: float, network: Network) -> tuple
     """How often a collective pays each constant of the network. nbytes: of the sum; of one rank's block; of what all get."""
     if ranks < 2:
         return (0.0, 0.0, 0.0, 0.0)
-    clients, crowd = ranks - 1, max(1.0, ranks / network.cores) if network.cores else 1.0
-    pieces = max(1, math.ceil(nbytes / network.piece_bytes)) if nbytes else 0
+    clients, pieces = ranks - 1, max(1, math.ceil(nbytes / network.piece_bytes))
     latency, link, memory = {
-        "agree": (0, 0.0, 0.0),
+        "agree": (0.0, 0.0, 0.0),
         "sum": (pieces * 2 * steps(clients), 2 * (clients - 1) / clients * nbytes, nbytes),
         "relay": (1, nbytes, 0.0),
-        "gather": (steps(ranks), (ranks - 1) * nbytes / crowd, 0.0),  # into one link, however many wait for a core
+        "gather": (steps(ranks), (ranks - 1) * nbytes, 0.0),  # into one link
         "broadcast": (steps(ranks), steps(ranks) * nbytes, 0.0),
     }[collective]
+    # only in the sum all ranks work at once; elsewhere most of them wait
+    crowd = max(1.0, ranks / network.cores) if network.cores and collective == "sum" else 1.0
     return (float(ranks), latency * crowd, link * crowd, memory * crowd)
 
 
 def seconds(collective: str, ranks: int, nbytes: float, network: Network) -> float:
     """Of one collective."""
-    return sum(count * constant for count, constant in zip(terms(collective, ranks, nbytes, network), network.constants))
+    counted_s = sum(count * constant for count, constant in zip(terms(collective, ranks, nbytes, network), network.constants))
+    return counted_s + (network.pair_s * ranks**2 if ranks > 1 else 0.0)
+
+
+def words_s(ranks: int, network: Network) -> float:
+    """Of a round's words."""
+    return WORDS * network.word_s * ranks if ranks > 1 else 0.0
 
 
 def straggle(workers: int, clients: int, spread: float) -> float:
@@ -83,7 +98,7 @@ def straggle(workers: int, clients: int, spread: float) -> float:
 @dataclass(frozen=True)
 class Load:
     """What a round trains and moves. images: of a client, each as often as it is used; numbers: of the average; report_bytes: of
-    a client; server_s: what rank 0 does beside the training."""
+    a client; server_s: what rank 0 does beside the training; fixed_s: of a round, whatever is trained."""
 
     clients: int
     images: float
@@ -91,6 +106,7 @@ class Load:
     report_bytes: float = 0.0
     message_bytes: float = 0.0
     server_s: float = 0.0
+    fixed_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,16 +117,17 @@ class Cost:
     server_s: float
     weights_s: float
     knowledge_s: float
+    fixed_s: float
     is_alone: bool
 
     @property
     def round_s(self) -> float:
-        beside = self.train_s + self.server_s if self.is_alone else max(self.train_s, self.server_s)
-        return beside + self.weights_s + self.knowledge_s
+        beside_s = self.train_s + self.server_s if self.is_alone else max(self.train_s, self.server_s)
+        return beside_s + self.weights_s + self.knowledge_s + self.fixed_s
 
     @property
     def without_server_s(self) -> float:
-        return self.train_s + self.weights_s + self.knowledge_s
+        return self.train_s + self.weights_s + self.knowledge_s + self.fixed_s
 
     @property
     def exchange_share(self) -> float:
@@ -126,5 +143,7 @@ def round_cost(load: Load, ranks: int, workers: int, image_s: float, network: Ne
         train_s = max(train_s, (load.clients * load.images * image_s + load.server_s) / network.cores)
     places = math.ceil(load.clients / max(ranks - 1, 1))
     cost = lambda collective, nbytes: seconds(collective, ranks, nbytes, network)  # noqa: E731
-    return Cost(train_s, load.server_s, cost("sum", 8 * load.numbers) + cost("relay", 4 * load.numbers),
-                cost("gather", places * load.report_bytes) + cost("broadcast", load.message_bytes) + cost("agree", 0), ranks == 1)
+    weights_s = cost("sum", 8 * load.numbers) + cost("relay", 4 * load.numbers)
+    knowledge_s = (cost("gather", places * load.report_bytes) + cost("broadcast", load.message_bytes) + cost("agree", 0)
+                   + words_s(ranks, network))
+    return Cost(train_s, load.server_s, weights_s, knowledge_s, load.fixed_s, ranks == 1)

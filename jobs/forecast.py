@@ -183,6 +183,7 @@ def estimate(cell: Cell, work: Work, done: int, out: Forecast, rounds: list[Meas
         server_s = disk["usual"] / SAVE_BYTES_PER_S / config.run.checkpoint_every
         found = cost_of(work, sizes, ranks, workers_of(ranks, gpus), round_s, server_s)
         round_s, each_s = found.without_server_s, found.round_s
+        basis += f"; between ranks: {cost.CLUSTER_TEXT}" * (ranks > 1)
     wall_s = out.probed["start_s"] + (config.fed.rounds - done) * each_s + save_s
     billed = options.nodes * options.gpus_of_node() if out.executor == "slurm" else gpus
     if options.pack:  # the cells of an allocation share it

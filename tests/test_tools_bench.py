@@ -184,7 +184,9 @@ def test_scaling_measures_fits_and_predicts():
     names = ("agree", "sum", "relay", "gather", "broadcast")
     collectives = [line.split()[:2] for line in lines if line.strip().startswith(names)]
     assert collectives == [[name, str(ranks)] for ranks in (2, 3)
-                           for name in names for _ in range(1 + (name != "agree"))]
-    for start in ("fitted: meeting ", "left out, error: median ", "strong scaling", "weak scaling", "Predicted, not measured: "):
-        assert len([line for line in lines if line.strip().startswith(start)]) == 1, start
+                           for name in names for _ in range(1 + (name != "agree"))] + [["agree", "3"], ["agree", "9"]]
+    assert [line.split()[1] for line in lines if line.strip().startswith("words")] == ["3", "9"]
+    for start, times in {"fitted: meeting ": 2, "left out, error: median ": 2, "strong scaling": 1, "weak scaling": 1,
+                         "Predicted, not measured: ": 1, "quick: tiny sizes": 1}.items():
+        assert len([line for line in lines if line.strip().startswith(start)]) == times, start
     assert [line for line in lines if line.startswith("10,000 clients: the exchange takes 5 % from ")]

@@ -55,6 +55,12 @@ class Child:
         self.process.wait()
 
 
+def start(*arguments: str) -> subprocess.Popen:
+    """`python ...`, one process."""
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+                            env=environment())
+
+
 def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
     """`mpirun -n ranks python ...`. BenchError when there is no mpirun."""
     if shutil.which("mpirun") is None:

@@ -49,7 +49,7 @@ class Network:
 
 # Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory. Measured:
 # what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
-CLUSTER = Network(meeting_s=5e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=1.6e-7, word_s=3e-5,
+CLUSTER = Network(meeting_s=3e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=1.2e-7, word_s=2.5e-5,
                   piece_bytes=math.inf)
 CLUSTER_TEXT = "100 Gb/s a GPU, 20 us a step (assumed)"
 WORDS = 2  # "weights" and "message": the others are said while clients train

@@ -304,6 +304,7 @@ def report(sizes: Sizes, say: Callable[[str], None] = print) -> None:
     strong, weak = [found[pair] for pair in sizes.strong], [found[pair] for pair in sizes.weak]
     rank = learn(*sorted([strong[0], weak[0]], key=lambda run: run.clients), network)
     say(f"\n{runs_text('strong scaling', strong, rank, network)}\n\n{runs_text('weak scaling', weak, rank, network)}\n{rank_text(rank)}")
-    say(f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), {1e6 * REFERENCE_S / REFERENCE_IMAGES:.0f} us "
-        f"an image as on one H200 without graphs; {CLUSTER_TEXT};\nmeetings and words as of rank 0 alone here; a rank a GPU and one for "
-        f"the server, whose checkpoint and test take {SAVE_S} s (assumed) beside the training\n{cluster_text(far)}")
+    say(f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), "
+        f"{1e6 * REFERENCE_S / REFERENCE_IMAGES:.0f} us an image as on one H200 without graphs; {CLUSTER_TEXT};\n"
+        f"meetings and words as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint and test take {SAVE_S} s "
+        f"(assumed) beside the training\n{cluster_text(far)}")

@@ -12,10 +12,11 @@ weights_s    the all-reduce of the exact sum (8 bytes a number) among the client
 knowledge_s  one gather of reports, one broadcast of the message, one agreement, and WORDS words of rank 0 to all ranks
 fixed_s      what a round costs whatever is trained: measured, where it is known
 
-A collective costs meeting_s x ranks + pair_s x ranks^2 (rank 0 hears and answers each rank before anything moves, and each answer
-names all) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x bytes converted, added and divided in memory;
-`terms` has steps and bytes of each. Steps are those of binary trees, bytes of the sum those of a ring (Thakur, Rabenseifner and
-Gropp 2005, sections 3 and 4). A word costs word_s x ranks. All constants of a `Network` are measured, or assumed and named. No torch.
+A collective costs meeting_s x ranks (rank 0 hears and answers each rank before anything moves) + pair_s x ranks^2 (what of that
+grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x
+bytes converted, added and divided in memory; `terms` has steps and bytes of each. Steps are those of binary trees, bytes of the
+sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs word_s x ranks. All constants of a
+`Network` are measured, or assumed and named. No torch.
 """
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Network:
 
 # Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory. Measured:
 # what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
-CLUSTER = Network(meeting_s=3e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=1.2e-7, word_s=2.5e-5,
+CLUSTER = Network(meeting_s=3e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=3e-8, word_s=1e-5,
                   piece_bytes=math.inf)
 CLUSTER_TEXT = "100 Gb/s a GPU, 20 us a step (assumed)"
 WORDS = 2  # "weights" and "message": the others are said while clients train

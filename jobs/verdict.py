@@ -20,7 +20,15 @@ GUESS_MARGIN = 0.5  # a time that was not measured in this study may be twice to
 
 def problems(out: Forecast) -> list[str]:
     """A line for each reason to refuse the launch."""
-    return [*no_room(out), *too_short(out), *too_little_memory(out)]
+    return [*no_room(out), *too_short(out), *too_little_memory(out), *too_many_nodes(out)]
+
+
+def too_many_nodes(out: Forecast) -> list[str]:
+    """More nodes than ranks: some would be paid for and idle."""
+    most = max((e.ranks for e in out.estimates), default=0)
+    if out.executor != "slurm" or out.options.pack or out.options.nodes <= max(most, 1):
+        return []
+    return [f"nodes={out.options.nodes}: a cell has {most} rank(s), one node for each at most; --nodes {most}"]
 
 
 def no_room(out: Forecast) -> list[str]:
@@ -64,6 +72,17 @@ def too_little_memory(out: Forecast) -> list[str]:
 def remarks(out: Forecast) -> list[str]:
     if out.executor != "slurm" or not out.estimates:
         return []
+    return [*sharing_remark(out), *notice_remark(out)]
+
+
+def sharing_remark(out: Forecast) -> list[str]:
+    if not (out.options.pack and out.options.slots > 1 and out.options.gpus_of_node()):
+        return []
+    return [f"--slots {out.options.slots}: cells that share a GPU are taken not to slow each other, which is not measured: time and GPU "
+            f"hours may be up to {out.options.slots} times as much"]
+
+
+def notice_remark(out: Forecast) -> list[str]:
     longest = max(out.estimates, key=lambda e: e.round_s + e.save_s)
     need_s = longest.round_s + longest.save_s
     if need_s <= out.options.signal_delay_s:

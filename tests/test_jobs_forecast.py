@@ -275,3 +275,18 @@ def test_many_cells_are_grouped_and_few_are_listed(data, root):
     assert few[0].split()[:4] == ["cell", "ranks", "cells", "round"] and len(many) == len(few) - 4
     assert [line.split()[:5] for line in many[1:3]] == [["fedavg", "file", "3", "1", "3"], ["moon", "file", "3", "1", "3"]]
     assert "a quota cannot be seen from here" in few[7] and few[8].startswith("seconds of 6 cells: from FedAvg steps")
+
+
+def test_more_nodes_than_ranks_are_refused(root):
+    [cell] = paper(scheme=["fedhkd"])
+    out = forecast_of(root, [cell], options=Options(nodes=12, gpus_per_node=0, ranks=11))
+    assert "nodes=12: a cell has 11 rank(s), one node for each at most; --nodes 11" in out.problems
+    assert not [line for line in forecast_of(root, [cell], options=Options(nodes=11, gpus_per_node=0, ranks=11)).problems
+                if line.startswith("nodes=")]
+
+
+def test_cells_that_share_a_gpu_get_a_remark(root):
+    [cell] = paper(scheme=["fedhkd"])
+    options = Options(pack=True, slots=3, gpus_per_node=1)
+    [line] = [line for line in forecast_of(root, [cell], options=options).remarks if line.startswith("--slots 3: ")]
+    assert line.endswith("time and GPU hours may be up to 3 times as much")

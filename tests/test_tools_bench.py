@@ -190,3 +190,10 @@ def test_scaling_measures_fits_and_predicts():
                          "Predicted, not measured: ": 1, "quick: tiny sizes": 1}.items():
         assert len([line for line in lines if line.strip().startswith(start)]) == times, start
     assert [line for line in lines if line.startswith("10,000 clients: the exchange takes 5 % from ")]
+
+
+@pytest.mark.parametrize("more", [("--rows", "memory"), ("--schemes", "moon")])
+def test_scaling_is_a_bench_of_its_own(more, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench.main(["--scaling", *more])
+    assert end.value.code == 2 and "--scaling: is a bench of its own" in capsys.readouterr().err

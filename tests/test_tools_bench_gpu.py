@@ -68,3 +68,11 @@ def test_a_cpu_is_for_the_quick_one_only(capsys):
     with pytest.raises(SystemExit) as ended:
         bench_gpu.main(["--device", "cpu"])
     assert ended.value.code == 2 and "--device cpu: only with --quick" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, words", [(("--minutes", "nan"), "--minutes nan: must be above 1"), (("--minutes", "0"), "--minutes 0: must"),
+                                              (("--minutes", "-1"), "--minutes -1: must"), (("--data", "/nope.npz"), "--data /nope.npz: no such file")])
+def test_what_cannot_be_meant_is_exit_code_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench_gpu.main(["--quick", "--device", "cpu", *arguments])
+    assert end.value.code == 2 and words in capsys.readouterr().err

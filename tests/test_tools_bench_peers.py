@@ -157,6 +157,12 @@ def test_a_peer_that_cannot_be_installed_is_marked_with_pips_words(tmp_path, mon
     assert (tmp_path / "env" / "bin" / "python").exists()
 
 
+def test_an_environment_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(BenchError, match=f"--env {tmp_path}/file/env: no environment could be made there: .*Not a directory"):
+        bench_peers.install(tmp_path / "file" / "env", Peer("gone", "gone==1", "gone"))
+
+
 # --- the table
 
 def test_table_has_medians_ratios_of_turns_and_reasons():

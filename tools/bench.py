@@ -295,6 +295,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scaling", action="store_true", help="instead: by ranks and bytes, with the cost model; 5 minutes")
     parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
     options = parser.parse_args(arguments)
+    if options.scaling and (options.rows or options.schemes):
+        parser.error("--scaling: is a bench of its own, without --rows and --schemes")
     if options.scaling:
         return scaling(options.quick)
     rows = {**(options.rows or {}), **(options.schemes or {})} or ROWS

@@ -182,6 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="an .npz with x_train y_train x_test y_test instead of random images")
     parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
     options = parser.parse_args(arguments)
+    if not 1 < options.minutes < 10_000:
+        parser.error(f"--minutes {options.minutes:g}: must be above 1, of which the last begins no row")
+    if options.data and not options.data.is_file():
+        parser.error(f"--data {options.data}: no such file")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs",
               file=sys.stderr)

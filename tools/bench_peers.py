@@ -106,7 +106,9 @@ def install(env: Path, peer: Peer) -> Path:
     """The Python that has the peer. What is there already is not installed again."""
     python = env / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(env)], check=True)
+        done = subprocess.run([sys.executable, "-m", "venv", str(env)], check=False, text=True, capture_output=True)
+        if done.returncode:
+            raise BenchError(f"--env {env}: no environment could be made there: {' '.join((done.stderr or done.stdout).split())[:200]}")
     pip_install(python, *same_torch(), peer.requirement)
     return python
 

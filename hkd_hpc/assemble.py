@@ -58,7 +58,8 @@ def set_up_torch(config: Config, device: torch.device) -> None:
     torch.set_num_threads(config.run.threads)
     allow_tf32 = config.train.precision == "tf32" and device.type == "cuda"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
-    torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
+    if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports a compiler, 1 s
+        torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
 
 
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:

@@ -69,3 +69,12 @@ def test_nothing_is_written_to_home(tmp_path):
                            env={**env, "HOME": str(home), "PYTHONPATH": str(toy.PROJECT)}, capture_output=True)
     assert sweep.returncode == 0, sweep
     assert not os.listdir(home) and sorted(os.listdir(tmp_path)) == ["data.npz", "home", "root", "spec.toml"]
+
+
+def test_a_run_imports_no_compiler(tmp_path):
+    """torch._dynamo and what it needs take a second of each rank's start, and nothing here uses them."""
+    script = ("import runpy, sys\ntry:\n    runpy.run_module('hkd_hpc.train', run_name='__main__')\nexcept SystemExit as end:\n    print(end.code)\n"
+              "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", script, "--out", str(tmp_path / "run"), "fed.rounds=1", "train.epochs=1",
+                           "data.fraction=.02"], capture_output=True, text=True, cwd=toy.PROJECT)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]

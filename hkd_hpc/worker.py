@@ -28,10 +28,9 @@ def report_type(scheme, counters: int) -> np.dtype:
 class Worker:
     """The clients of one rank. `places`: the largest number of clients on any rank, so that all ranks send alike."""
 
-    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int],
-                 lanes: Lanes | None = None):
-        """images_M: training images by client, of all clients. `lanes`: where they train, else on `bench` alone."""
-        self.lanes = lanes or Lanes([bench])
+    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int]):
+        """images_M: training images by client, of all clients."""
+        self.lanes = Lanes([bench])  # more on a GPU, where assemble.widen finds room
         self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
         self.able = [client for client, images in enumerate(images_M) if images >= bench.fewest]
         self.delivered: list[int] = []  # those here whose weights are in the sum
@@ -61,10 +60,10 @@ class Worker:
         while waiting:
             self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.benches) == 1 else None)
             self.sum.bank()  # the models' memory is about to be used for the next clients
-            before = [dict(client.state) for _, client, _ in waiting]
-            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs)
-                                        for _, client, epochs in waiting])
-            for (report, client, _), state, each in zip(waiting, before, trained):
+            group = waiting[:len(self.lanes.benches)]
+            before = [dict(client.state) for _, client, _ in group]
+            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs) for _, client, epochs in group])
+            for (report, client, _), state, each in zip(group, before, trained):
                 if keep:
                     client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
                 self._fill(report, client, each)

@@ -240,7 +240,8 @@ def state_bytes(work: Work, sizes: dict) -> int:
 
 
 def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
-    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one; finished: final weights and metrics, or all of it."""
+    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one; finished: final weights and
+    metrics, or all of it."""
     rounds, clients = work.config.fed.rounds, work.clients
     rows = rounds * (ROW_BYTES + CLIENT_ROW_BYTES * clients)
     partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.facts.classes
@@ -248,4 +249,5 @@ def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
     usual = metrics + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
     last = usual + clients * sizes["flat_bytes"] * work.config.run.client_models
     finished = metrics + (usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES)
-    return {"usual": usual * HDF5, "checkpoint": last * HDF5, "running": (2 * metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}
+    return {"usual": usual * HDF5, "checkpoint": last * HDF5,
+            "running": (2 * metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}

@@ -166,6 +166,21 @@ def test_step_of_srun_needs_neither_mpi_nor_a_port():
     assert run_rank_values(3, _as_a_step, env=env) == ["1\n"] * 3
 
 
+def _meetings(rank):
+    with World.open() as world:
+        seen = [world.control.meet(["none"]), world.control.meet(["one"], "b" if rank == 1 else None),
+                world.control.meet(["all"], rank), world.share(None), world.share([1] if rank == 0 else None)]
+        print(seen)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_meeting_gives_one_value_a_rank(size):
+    """Also where no rank has one: what rank 0 shares may be None (a complete run)."""
+    one = [None, "b", None][:size]
+    expected = f"{[[None] * size, one, list(range(size)), None, [1]]}\n"
+    assert run_rank_values(size, _meetings) == [expected] * size
+
+
 def _under_an_agent(rank):
     with World.open() as world:
         print(sum(world.control.meet(["numbers"], rank)))

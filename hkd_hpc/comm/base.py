@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -140,13 +140,13 @@ class Comm:
         with self._transfer(operation, kind):
             yield
 
-    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[int]:
+    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[Any]:
         began_s = time.perf_counter()
         place = self._control.place
         key = [self._calls, operation, kind, place.round, place.phase, nbytes]
         values = self._control.meet(key, value)
         self.wait_s += time.perf_counter() - began_s
-        self.wire_bytes["control"] += (self.size - 1) * (len(json.dumps(key)) + len(json.dumps(values)))
+        self.wire_bytes["control"] += (self.size - 1) * (len(json.dumps(key)) + len(json.dumps([value for value in values if value is not None])))
         return values
 
     @contextmanager

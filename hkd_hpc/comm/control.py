@@ -137,7 +137,7 @@ class Control:
         self._count_steps = count
 
     def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
-        """Wait until every rank is at the meeting `key`; returns their values by rank, or nothing where none has one.
+        """Wait until every rank is at the meeting `key`; returns their values by rank, None for a rank that has none.
 
         Raises RunError in every rank that waits when two ranks are at different meetings, and when a rank stays away
         for timeout_s without a sign of life.
@@ -150,7 +150,7 @@ class Control:
         self._waits_since_s = None
         if answer["kind"] == "stop":
             raise RunError(answer["text"])
-        return answer["values"]
+        return answer["values"] or [None] * len(self.members)
 
     @contextmanager
     def transfer(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:

@@ -12,11 +12,12 @@ weights_s    the all-reduce of the exact sum (8 bytes a number) among the client
 knowledge_s  one gather of reports, one broadcast of the message, one agreement, and WORDS words of rank 0 to all ranks
 fixed_s      what a round costs whatever is trained: measured, where it is known
 
-A collective costs meeting_s x ranks (rank 0 hears and answers each rank before anything moves) + pair_s x ranks^2 (what of that
-grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x
+A collective costs meeting_s x peers (rank 0 hears and answers each other rank before anything moves) + pair_s x peers^2 (what of
+that grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x
 bytes converted, added and divided in memory; `terms` has steps and bytes of each. Steps are those of binary trees, bytes of the
-sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs word_s x ranks. All constants of a
-`Network` are measured, or assumed and named. No torch.
+sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs word_s x peers. Ranks that share cores
+take turns: a step, and the bytes that all ranks move at once, take ranks / cores times as long. All constants of a `Network` are
+measured, or assumed and named. No torch.
 """
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from statistics import NormalDist
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds: of a rank at a meeting, of a step between two ranks, of a byte over a link, of a byte of an exact sum in memory,
-    of a pair of ranks at a meeting, of a rank that rank 0 tells where it is.
+    """Seconds: of a peer of rank 0 at a meeting, of a step between two ranks, of a byte over a link, of a byte of an exact sum in
+    memory, of a pair of peers at a meeting, of a peer whom rank 0 tells where it is.
 
     piece_bytes: what one call of the all-reduce moves. cores: of the one machine that all ranks share; None: a core for each.
     """
@@ -74,20 +75,20 @@ def terms(collective: str, ranks: int, nbytes: float, network: Network) -> tuple
         "gather": (steps(ranks), (ranks - 1) * nbytes, 0.0),  # into one link
         "broadcast": (steps(ranks), steps(ranks) * nbytes, 0.0),
     }[collective]
-    # only in the sum all ranks work at once; elsewhere most of them wait
-    crowd = max(1.0, ranks / network.cores) if network.cores and collective == "sum" else 1.0
-    return (float(ranks), latency * crowd, link * crowd, memory * crowd)
+    crowd = max(1.0, ranks / network.cores) if network.cores else 1.0
+    all_move = crowd if collective in ("sum", "gather") else 1.0
+    return (float(clients), latency * crowd, link * all_move, memory * all_move)
 
 
 def seconds(collective: str, ranks: int, nbytes: float, network: Network) -> float:
     """Of one collective."""
     counted_s = sum(count * constant for count, constant in zip(terms(collective, ranks, nbytes, network), network.constants))
-    return counted_s + (network.pair_s * ranks**2 if ranks > 1 else 0.0)
+    return counted_s + (network.pair_s * (ranks - 1)**2 if ranks > 1 else 0.0)
 
 
 def words_s(ranks: int, network: Network) -> float:
     """Of a round's words."""
-    return WORDS * network.word_s * ranks if ranks > 1 else 0.0
+    return WORDS * network.word_s * (ranks - 1)
 
 
 def straggle(workers: int, clients: int, spread: float) -> float:

@@ -102,8 +102,8 @@ def fit(measured: list[Point], form: Network) -> Network:
 
 
 def fit_hub(measured: list[Point], form: Network) -> Network:
-    """`form` with rank 0's constants: of a meeting by ranks and by pairs of them, and of words by ranks."""
-    terms = [(p.ranks, p.ranks**2, p.ranks * (p.collective == "words")) for p in measured]
+    """`form` with rank 0's constants: of a meeting by peers and by pairs of them, and of words by peers."""
+    terms = [(p.ranks - 1, (p.ranks - 1)**2, (p.ranks - 1) * (p.collective == "words")) for p in measured]
     meeting_s, pair_s, word_s = best(terms, measured)
     return replace(form, meeting_s=meeting_s, pair_s=pair_s, word_s=word_s)
 
@@ -133,7 +133,7 @@ def left_out(measured: list[Point], form: Network, fit: Callable[[list[Point], N
 
 def predicted_s(point: Point, network: Network) -> float:
     if point.collective == "words":
-        return cost.seconds("agree", point.ranks, 0, network) + network.word_s * point.ranks
+        return cost.seconds("agree", point.ranks, 0, network) + network.word_s * (point.ranks - 1)
     return cost.seconds(point.collective, point.ranks, point.nbytes, network)
 
 
@@ -251,13 +251,13 @@ def points_text(title: str, measured: list[Point], ratios: list[float]) -> str:
 
 def network_text(network: Network) -> str:
     speed = lambda byte_s: f"{1e-9 / byte_s if byte_s else math.inf:.2g} GB/s"  # noqa: E731
-    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a rank, step {1e6 * network.latency_s:.1f} us, link "
+    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, link "
             f"{speed(network.byte_s)}, exact sum {speed(network.sum_byte_s)}; {network.cores} cores")
 
 
 def hub_text(network: Network) -> str:
-    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a rank and {1e9 * network.pair_s:.0f} ns a pair of ranks, words "
-            f"{1e6 * network.word_s:.0f} us a rank")
+    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, words "
+            f"{1e6 * network.word_s:.0f} us a peer")
 
 
 def runs_text(title: str, found: list[Run], rank: Rank, network: Network) -> str:

@@ -341,7 +341,7 @@ def widen(job: rounds.Job) -> None:
                  payload.tensors_of(job.message[0], device), job.done + 1, 2)
     what = config, bench.scheme.facts.classes, tuple(largest.x_train.shape[1:]), device
     make = lambda: Workbench(make_model(*what), bench.scheme, config)  # noqa: E731
-    job.worker.lanes = open_lanes(bench, make, config.run.lanes, rehearsal, len(clients))
+    job.worker.lanes = open_lanes(bench, make, config.run.lanes, rehearsal, len(clients), job.comm.sharers)
 
 
 # --- the dry run

@@ -54,6 +54,11 @@ class Client:
     round: int = 0
     cache: dict = field(default_factory=dict)
 
+    def leave(self) -> None:
+        """Let go of the workbench's model, so that a workbench that is closed frees its memory."""
+        self.net = self.flat = self.received_V = None
+        self.cache = {}
+
     def random(self, purpose: str) -> np.random.Generator:
         """This client's stream of a purpose in the current round."""
         return rng.stream(self.seed, purpose, self.round, self.id)
@@ -158,6 +163,8 @@ class Workbench:
     def _epochs(self, client: Client, epochs: int) -> Generator[None, None, list[float]]:
         """Local epochs, none after one whose loss is not finite; the mean of each loss term over the images of the last."""
         train, lr = self.config.train, self.config.lr(client.round)
+        if self.flat.values_V.is_cuda:
+            lr = float(np.float32(lr))  # as a recorded epoch reads it: both take the same steps
         shuffle, count = client.random("batches"), len(client.y_train)
         bounds = batch_bounds(count, train.batch_size, train.drop_last)
         for _ in range(epochs):

@@ -113,7 +113,7 @@ class RunSettings:
     graphs: str = setting("off", "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
                                  "`captures = True`; its speed is unmeasured", choices=("off", "on"))
     lanes: int = setting(1, "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
-                            "memory; the results are the same, the speed is unmeasured", low=1, high=1024)
+                            "memory; the results are the same, the speed is unmeasured; lanes want graphs", low=1, high=32)
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")

@@ -2,10 +2,12 @@
 
 One client's small batches leave most of a GPU idle. The host launches an epoch on every lane before it waits for any.
 What a client's training gives does not depend on who trains beside it, and sums of weights are exact: any number of
-lanes gives the same result. Not so with dropout, which draws from torch's one generator.
+lanes gives the same result. Not so with dropout, which draws from torch's one generator. The host launches the lanes'
+epochs one after the other, so lanes want graphs (run.graphs): without them its launches are what takes the time.
 """
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -76,7 +78,8 @@ class Lanes:
         except torch.cuda.OutOfMemoryError:
             pass  # only after this block is free what the attempt held
         for (client, *_), state in zip(tasks, before):
-            client.state, client.cache = state, {}
+            client.leave()
+            client.state = state
         self._halve()
         return self.train(tasks)
 
@@ -88,23 +91,30 @@ class Lanes:
         if on_gpu:
             torch.cuda.synchronize()
         del self.benches[lanes:]
+        if lanes == 1 and self.benches[0].graphs:
+            self.benches[0].graphs.alone = True
+        gc.collect()  # a network in bf16 is part of a cycle (models.train_in_bf16)
         if on_gpu:
             torch.cuda.empty_cache()
 
 
-def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehearsal: tuple, clients: int) -> Lanes:
-    """As many lanes as were asked for, have clients, and fit into the GPU's free memory, which one training tells.
+def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehearsal: tuple, clients: int,
+               sharers: int = 1) -> Lanes:
+    """As many lanes as were asked for, have clients, and fit into this rank's part of the GPU's free memory, which one
+    training tells.
 
-    `rehearsal`: arguments of Workbench.run; its client is changed by it.
+    `rehearsal`: arguments of Workbench.run; its client is changed by it. `sharers`: ranks on this GPU.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before_bytes = torch.cuda.memory_reserved()
+    before_bytes, free_before_bytes = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
     first.run(*rehearsal)
+    taken_bytes = free_before_bytes - torch.cuda.mem_get_info()[0]  # with what torch does not count: libraries, graphs
+    kept_bytes = torch.cuda.memory_reserved() - before_bytes
     model_bytes = 4 * len(first.flat.values_V)  # was there before
-    lane_bytes = torch.cuda.max_memory_reserved() - before_bytes + model_bytes
+    lane_bytes = torch.cuda.max_memory_reserved() - before_bytes + max(0, taken_bytes - kept_bytes) + model_bytes
     torch.cuda.empty_cache()
-    free_bytes = torch.cuda.mem_get_info()[0]
+    free_bytes = torch.cuda.mem_get_info()[0] // sharers
     lanes = fitting(asked, clients, free_bytes, lane_bytes)
     if lanes < min(asked, clients):
         report.warn(f"run.lanes={asked}: {lanes} fit, each needs {report.bytes_text(lane_bytes)}, and "
@@ -112,6 +122,8 @@ def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehe
     benches = [first, *(make() for _ in range(lanes - 1))]
     for bench in benches if lanes > 1 else ():
         bench.stream = torch.cuda.Stream()
+        if bench.graphs:
+            bench.graphs.alone = False
     return Lanes(benches)
 
 

@@ -71,6 +71,7 @@ class Worker:
                     client.state = state  # what spoilt this round must not spoil its next
                 else:
                     self.delivered.append(client.id)
+                client.leave()
             waiting = waiting[len(trained):]
         return reports
 
@@ -143,7 +144,8 @@ def counter_size(counters: list[torch.Tensor]) -> int:
 
 def pack_counters(counters: list[torch.Tensor]) -> np.ndarray:
     """Integer and bool buffers as one int64 vector."""
-    return np.concatenate([t.cpu().numpy().reshape(-1).astype(np.int64) for t in counters] or [np.zeros(0, np.int64)])
+    parts = [counter.reshape(-1).long() for counter in counters]
+    return torch.cat(parts).cpu().numpy() if parts else np.zeros(0, np.int64)  # one transfer from a GPU
 
 
 def unpack_counters(vector: np.ndarray, like: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import pytest
 
 from hkd_hpc.comm.cores import (cores_text, describe_cores, describe_ranks, format_cpulist, numa_nodes, own_cores,
                                 parse_cpulist)
-from hkd_hpc.comm.devices import choose_backend, describe, pick_device
+from hkd_hpc.comm.devices import choose_backend, describe, pick_device, sharers
 from hkd_hpc.errors import UsageError
 
 A, B, C = ("n0", "GPU-a"), ("n0", "GPU-b"), ("n1", "GPU-c")
@@ -40,6 +40,12 @@ def test_device_is_the_local_rank_among_the_visible_ones(local_rank, visible, in
 def test_rule_for_the_transport(places, has_mpi, backend, nccl_ranks):
     plan = choose_backend("auto", places, has_mpi)
     assert (plan.backend, plan.nccl_ranks) == (backend, nccl_ranks)
+
+
+def test_ranks_that_share_a_device_are_counted():
+    """A device of the same name on another host is another one; CPUs are not shared so."""
+    places = [("a", "GPU-0"), ("a", "GPU-1"), ("a", "GPU-0"), ("b", "GPU-0"), ("a", None), ("a", None)]
+    assert [sharers(places, rank) for rank in range(6)] == [2, 1, 2, 1, 1, 1]
 
 
 def test_what_is_asked_for_is_taken():

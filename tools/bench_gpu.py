@@ -118,6 +118,7 @@ class Bench:
     def bare(self, model: str) -> list[float]:
         """Seconds of a round in plain PyTorch."""
         config = self.settings(REFERENCE, model, ())
+        assemble.set_up_torch(config, self.device)  # fp32 as ours: of itself torch computes convolutions in TF32
         net = bare_loop.build("J" if model == "resnet18" else "S").to(self.device)
         clients = [tuple(part.to(self.device) for part in bare_loop.make_images(client, self.sizes.own))
                    for client in range(config.fed.clients)]
@@ -142,6 +143,7 @@ def all_rows(bench: Bench) -> None:
     best = ("run.graphs=on", f"run.lanes={min(measured, key=measured.get) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
         bench.cell(OURS, "resnet18", *more)
+    bench.cell(REFERENCE, "resnet18", *best, "model.convolution=library")
     for precision in ("tf32", "bf16"):
         for scheme in (REFERENCE, OURS):
             bench.cell(scheme, "resnet18", *best, f"train.precision={precision}")

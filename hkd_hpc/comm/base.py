@@ -37,7 +37,7 @@ class Comm:
     `piece` (a class attribute): how many numbers of a sum travel in one call of the transport.
 
     Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
-    (torch.device of this rank), `plan_line`, `cores_line`, `rank_lines` (for people), `wire_bytes` (by kind), `wait_s`
+    (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines` (for people), `wire_bytes` (by kind), `wait_s`
     and `transfer_s` (sums over the calls).
     """
 
@@ -47,7 +47,7 @@ class Comm:
                  device: torch.device, plan_line: str) -> None:
         self.rank, self.size, self.hosts = rank, len(hosts), hosts
         self.local_rank, self.local_size = local
-        self.device, self.plan_line = device, plan_line
+        self.device, self.sharers, self.plan_line = device, 1, plan_line
         self.cores_line, self.rank_lines = "", []
         self.wire_bytes: dict[str, int] = defaultdict(int)
         self.wait_s = self.transfer_s = 0.0

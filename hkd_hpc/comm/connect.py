@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
-from hkd_hpc.comm.devices import Plan, choose_backend, cuda_identity, describe, device_offset, pick_device, visible_devices
+from hkd_hpc.comm.devices import (Plan, choose_backend, cuda_identity, describe, device_offset, pick_device, sharers,
+                                  visible_devices)
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
 from hkd_hpc.errors import UsageError
@@ -35,6 +36,7 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
     if index is not None:
         torch.cuda.set_device(device)
     comm = make_comm(world, plan, address, mpi, device)
+    comm.sharers = sharers(plan.device_by_rank, world.rank)
     comm.cores_line, comm.rank_lines = describe_cores(cores), describe_ranks(plan, cores)
     return comm
 

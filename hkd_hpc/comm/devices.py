@@ -25,6 +25,12 @@ def pick_device(local_rank: int, visible: int) -> int | None:
     return local_rank % visible if visible else None
 
 
+def sharers(device_by_rank: Sequence[Place], rank: int) -> int:
+    """How many ranks compute on this rank's device; 1 for a CPU."""
+    own = device_by_rank[rank]
+    return 1 if own[1] is None else list(device_by_rank).count(own)
+
+
 def device_offset(env: Mapping[str, str]) -> int:
     """Where this process begins to count a machine's GPUs. UsageError for garbage."""
     text = env.get(DEVICE_OFFSET, "0")

@@ -5,6 +5,8 @@ compared by how far they are apart, as a share of how far training has moved the
 """
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from federation import Federation, save_images
@@ -58,6 +60,23 @@ def test_graphs_are_near_to_the_usual_way(data, scheme, lanes):
     require_close(own, Played(data, scheme, *LONGER))
 
 
+@pytest.fixture
+def deterministic():
+    """As run.deterministic sets it, and off again."""
+    yield "run.deterministic=true"
+    assemble.set_up_torch(config.resolve(), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("more", [("run.graphs=on",), ("run.lanes=3",), ("run.graphs=on", "run.lanes=3"), ("run.graphs=on", "run.lanes=2")])
+@pytest.mark.parametrize("model", ["small", "resnet18"])  # ResNet18's products are split, in memory that lanes must not share
+def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deterministic, model, more):
+    settings = (*LONGER, f"model.name={model}", deterministic)
+    assemble.set_up_torch(config.resolve(overrides=[deterministic]), torch.device("cuda"))
+    own, usual = Played(data, "fedhkd", *settings, *more), Played(data, "fedhkd", *settings)
+    assert all(not bench.graphs or not bench.graphs.failed for bench in own.lanes)
+    assert torch.equal(own.rounds[-1].weights_V, usual.rounds[-1].weights_V)
+
+
 @pytest.mark.parametrize("scheme", [name for name in ALL if name != "central"])
 def test_lanes_are_near_to_one(data, scheme):
     own = Played(data, scheme, *LONGER, "run.lanes=3")
@@ -105,7 +124,10 @@ def test_without_enough_memory_lanes_are_halved(data, capsys):
     greedy.free_bytes = torch.cuda.mem_get_info()[0]
     for bench in own.job.worker.lanes.benches:
         bench.scheme = greedy
+    models = [weakref.ref(bench.flat) for bench in own.job.worker.lanes.benches[1:]]
+    del bench
     [played] = own.play(1)
+    assert [model() for model in models] == [None, None]
     assert not played.reports["status"].any() and len(own.job.worker.lanes.benches) == 1
     assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
 
@@ -116,7 +138,10 @@ def test_fp32_is_fp32(gpu):
     exact = a.double() @ b.double()
     assert ((a @ b).double() - exact).norm() < 1e-6 * exact.norm()
     assemble.set_up_torch(config.resolve(overrides=["train.precision=tf32"]), gpu)
-    assert ((a @ b).double() - exact).norm() < 1e-2 * exact.norm()
+    error = ((a @ b).double() - exact).norm() / exact.norm()
+    assert error < 1e-2
+    if torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0):
+        assert error > 1e-5
 
 
 @pytest.mark.parametrize("more", [("run.graphs=on",), ("run.lanes=3",), ()])

@@ -9,7 +9,7 @@ import torch
 from federation import OFF, Federation, same_model, save_images, settings
 
 import toy
-from hkd_hpc import config, schemes
+from hkd_hpc import config, evaluate, schemes
 from hkd_hpc.schemes.base import Facts
 
 SCHEMES = tuple(schemes.REGISTRY)
@@ -149,13 +149,13 @@ def test_logits_of_ten_thousand(data, scheme):
     run = Federation(data, scheme)
     run.play(1)
     run.load()
-    _, logits = run.clients[0].predict_train()
+    _, logits = evaluate.predict(run.net, run.clients[0].x_train)
     with torch.no_grad():
         for part in run.net.classifier.parameters():
             part.mul_(1e4 / float(logits.abs().max()))
     run.job.weights_V.copy_(run.flat.values_V)
     run.load()
-    _, logits = run.clients[0].predict_train()
+    _, logits = evaluate.predict(run.net, run.clients[0].x_train)
     assert 9e3 < logits.abs().max() < 1.1e4
     for played in run.play(2):
         assert (played.reports["status"] == 0).all() and all_finite(run, played)

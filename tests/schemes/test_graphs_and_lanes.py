@@ -1,6 +1,7 @@
 """Epochs on a stage, and clients side by side, give the bits of the usual way, for every scheme and control."""
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_stage_is_for_clients_that_look_the_same(toy_client):
 def test_a_stage_holds_copies(toy_client):
     first, second = (staged(toy_client([id, 1], id=id), {"h": torch.full((2,), float(id))}, x=torch.tensor(float(id)))
                      for id in (1, 2))
-    stage = graphs.Stage(first)
+    stage = graphs.Stage(first, torch.zeros(5))
     addresses = [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
     stage.put(second, torch.tensor([1, 0]), 0.25)
     assert addresses == [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
@@ -132,17 +133,67 @@ def test_nine_signatures_push_the_oldest_out(toy_client):
     assert {key[0][0][1][0] for key in own.recorded} == {3, 4, 5, 6, 7, 8, 9, 1}
 
 
+def test_what_was_recorded_stays_as_long_as_something_else_can_go(toy_client):
+    own = Graphs(lambda work: work)
+    for images in (1, 1, *range(2, 10)):
+        own.run(lambda client, order_N, bounds, lr: order_N.sum(), staged(toy_client([0] * images)), torch.arange(images), [], 0.1)
+    assert {key[0][0][1][0]: entry is not None for key, entry in own.recorded.items()} == {
+        1: True, 3: False, 4: False, 5: False, 6: False, 7: False, 8: False, 9: False}
+
+
+def test_stages_of_a_workbench_share_the_received_weights(toy_client):
+    """Each gets those of its client before it is replayed."""
+    own, seen = Graphs(lambda work: work), []
+    for images, value in ((1, 1.0), (1, 2.0), (2, 3.0), (2, 4.0), (1, 5.0)):
+        client = staged(toy_client([0] * images))
+        client.received_V = torch.full((5,), value)
+        own.run(lambda client, *_: seen.append(client.received_V) or client.received_V.sum(), client, torch.arange(images), [], 0.1)
+    first, second = (entry[0].client.received_V for entry in own.recorded.values())
+    assert first is second and seen[1] is seen[3] is seen[4] and first.tolist() == [5.0] * 5
+
+
+def test_an_epoch_of_many_steps_is_not_recorded(toy_client, capsys):
+    own, client = Graphs(refuse), staged(toy_client([0, 1]))
+    bounds = [(0, 1)] * (graphs.MOST_STEPS + 1)
+    for _ in range(3):
+        assert own.run(lambda *_: torch.tensor(7.0), client, torch.arange(2), bounds, 0.1).item() == 7
+    assert not own.failed and own.recorded == {}
+    assert capsys.readouterr().err == ("hkd_hpc: warning: run.graphs=on: an epoch of 201 steps is not recorded, only those of up "
+                                       "to 200\n")
+
+
+def refuse_memory(work):
+    try:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
 def refuse(work):
     raise RuntimeError("operation not permitted when stream is capturing\nand a long explanation")
 
 
-@pytest.mark.parametrize("record, why", [(refuse, "RuntimeError: operation not permitted when stream is capturing")])
+@pytest.mark.parametrize("record, why", [
+    (refuse, "RuntimeError: operation not permitted when stream is capturing"),
+    (refuse_memory, "OutOfMemoryError: CUDA out of memory")])  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
     run = Federation(data, "fedhkd", *LONGER)
     run.job.bench.graphs = Graphs(record)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     assert capsys.readouterr().err == (f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); "
                                        "training goes on without graphs\n")
+
+
+def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, capsys):
+    run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
+    for bench in run.job.worker.lanes.benches:
+        bench.graphs = Graphs(refuse_memory)
+        bench.graphs.alone = False
+    assert same(run.play(ROUNDS), usual("fedhkd", ()))
+    [last] = run.job.worker.lanes.benches
+    assert last.graphs.alone and last.graphs.failed
+    assert [line[:60] for line in capsys.readouterr().err.splitlines()] == [
+        "hkd_hpc: warning: 2 clients side by side need more memory th", "hkd_hpc: warning: run.graphs=on: an epoch could not be recor"]
 
 
 class ReadsState(Scheme):
@@ -260,6 +311,21 @@ def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_bench, toy_net
     assert capsys.readouterr().err.splitlines() == [
         "hkd_hpc: warning: 5 clients side by side need more memory than there is; from now on 2 (run.lanes)",
         "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)"]
+
+
+def test_a_workbench_that_goes_is_freed(toy_bench, toy_net, toy_client):
+    """Not only after its client's next round: its memory is what the others need."""
+    lanes, _ = toy_lanes(toy_bench, toy_net, 2, room=1)
+    clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
+    gone = weakref.ref(lanes.benches[1].flat)
+    lanes.train(tasks(lanes, clients))
+    assert gone() is None and clients[1].net is None
+
+
+def test_no_client_holds_a_model_between_rounds(data):
+    run = with_lanes(Federation(data, "moon", *LONGER), 2)
+    run.play(1)
+    assert all(client.net is client.flat is client.received_V is None for client in run.clients)
 
 
 def test_one_client_that_does_not_fit_is_an_error(toy_bench, toy_net, toy_client):

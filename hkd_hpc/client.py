@@ -188,7 +188,8 @@ class Workbench:
     def _step(self, client: Client, index_B: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """One optimiser step; returns the loss terms, still on the device."""
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
-        self.adam.zero_gradients()
+        if not graphs.promises(self.scheme, "sets_gradient"):
+            self.adam.zero_gradients()
         values = owed.loss_terms(self.scheme, self.scheme.loss(client, batch))
         self.flat.backward(sum(values))
         self.scheme.adjust_gradient(client)

@@ -29,9 +29,9 @@ MOST_STEPS = 200  # of an epoch: a graph has hundreds of kernels a step, and tak
 PLAIN = (bool, int, float, str, type(None))
 
 
-def promises(thing: object) -> bool:
-    """Whether its class says `captures = True` itself: one that is derived from it may do otherwise."""
-    return vars(type(thing)).get("captures") is True
+def promises(thing: object, what: str = "captures") -> bool:
+    """Whether its class says `captures = True` (or `what`) itself: one that is derived from it may do otherwise."""
+    return vars(type(thing)).get(what) is True
 
 
 def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:

@@ -106,8 +106,15 @@ def test_a_script_says_what_it_trained():
 
 def test_a_peer_that_is_not_there_says_so():
     absent = Peer("absent", "", "tools.peers.absent")
-    with pytest.raises(BenchError, match=r"^tools.peers.absent: exit code 1: .*No module named tools.peers.absent$"):
+    with pytest.raises(BenchError, match=r"^tools.peers.absent: exit code 1: .*No module named tools.peers.absent\n"):
         bench_peers.run_peer(absent, PYTHON, "J", 8, 1)
+
+
+def test_the_reason_is_the_first_exception_not_what_a_launcher_says_of_it():
+    output = ("a warning\n[rank0]: Traceback (most recent call last):\n[rank0]: OSError: [Errno 98] Address already in use\n"
+              "E1128 elastic failed (exitcode: 1)\ntorch.distributed.elastic.ChildFailedError: \n======\ntrain FAILED\n======\n")
+    assert bench_peers.reason_in(output) == "[rank0]: OSError: [Errno 98] Address already in use"
+    assert bench_peers.reason_in("killed\n") == "killed" and bench_peers.reason_in("") == "no output"
 
 
 def test_a_peer_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
@@ -188,7 +195,8 @@ def test_a_system_that_failed_is_not_tried_again(capsys):
     for _ in range(2):
         bench_peers.attempt(found, "turn 1", fail)
     assert found.why == "first line" and calls == [1]
-    assert capsys.readouterr().err.startswith("turn 1: first line; ")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("turn 1: first line; ") and second == "    second line"
 
 
 def test_turns_of_nothing_are_exit_code_2(capsys):

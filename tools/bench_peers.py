@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,8 @@ from tools.bench_table import ROOT, header, installed, number
 
 GIGA = 1e9
 BATCH = 64
+TAIL = 4000  # characters of a failed run's output
+EXCEPTION = re.compile(r"\b\w*(Error|Exception): ")
 BARE, OURS = "bare loop, 2 processes", "hkd_hpc"
 INSTALL_S, RUN_S = 3600.0, 1800.0  # what takes longer hangs
 TOLERANCE = 1e-6  # relative; all sum in float32 or better, in orders of their own
@@ -135,9 +138,14 @@ def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tu
         raise BenchError(f"{peer.module}: not done after {RUN_S:.0f} s") from None
     results = [line for line in output.splitlines() if line.startswith('{"round_s"')]
     if process.returncode or not results:
-        last = (output.strip().splitlines() or ["no output"])[-1]
-        raise BenchError(f"{peer.module}: exit code {process.returncode}: {last}")
+        raise BenchError(f"{peer.module}: exit code {process.returncode}: {reason_in(output)}\n{output[-TAIL:]}")
     return json.loads(results[-1]), peak_bytes.result()
+
+
+def reason_in(output: str) -> str:
+    """The line of the first exception: torchrun's report comes after it, and ends in a rule."""
+    lines = output.strip().splitlines() or ["no output"]
+    return next((line for line in lines if EXCEPTION.search(line)), lines[-1])
 
 
 def end_group(process: subprocess.Popen) -> None:
@@ -215,13 +223,14 @@ def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], i
     """One measurement more of a system, unless it has failed before."""
     if found.why:
         return
-    start_s = time.monotonic()
+    start_s, more = time.monotonic(), ""
     try:
         found.add(*measure())
     except BenchError as error:
-        found.why = str(error).splitlines()[0]
+        found.why, _, more = str(error).partition("\n")
     said = found.why or f"{number(found.round_s[-1])} s a round"
-    print(f"{title}: {said}; {time.monotonic() - start_s:.0f} s in all", file=sys.stderr, flush=True)
+    print(f"{title}: {said}; {time.monotonic() - start_s:.0f} s in all", *more.splitlines(), sep="\n    ",
+          file=sys.stderr, flush=True)
 
 
 def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:

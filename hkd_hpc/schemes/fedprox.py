@@ -29,6 +29,7 @@ class FedProx(Scheme):
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
     slowdown = (1.05, 1.18)
     captures = True
+    sets_gradient = True
 
     def parameters_held(self, model):
         return 2 * model  # the model and the received weights
@@ -38,7 +39,7 @@ class FedProx(Scheme):
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}
 
     def _pull(self, client):
-        """The term's value. Its gradient mu (w - w_received) goes where the backward pass adds to; no copy."""
+        """The term's value. Its gradient mu (w - w_received) takes the place of the zeros to which the backward pass adds."""
         flat, mu, square = client.flat, self.settings.mu, 0.0
         size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
         live = map(flat.live, (flat.grad_P, flat.parameters_P.detach(), client.received_P))

@@ -8,7 +8,8 @@ import torch
 
 from hkd_hpc.client import Batch
 from hkd_hpc.schemes import fedprox
-from hkd_hpc.schemes.fedprox import FedProxSettings
+from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.fedprox import FedProx, FedProxSettings
 
 LABELS = [0, 1, 2] * 4
 
@@ -70,6 +71,25 @@ def test_gradient_is_that_of_the_penalty_once(toy_bench, toy_net, toy_client, mo
     for name, expected in plain.gradient(reference, loss).items():
         own = dict(bench.flat.net.named_parameters())[name].grad
         np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+class Plain(FedProx):
+    """A loss without the term: it sets no gradient, so somebody must zero it."""
+
+    terms = ("cross_entropy",)
+
+    def loss(self, client, batch):
+        return Scheme.loss(self, client, batch)
+
+
+def test_what_is_derived_from_it_finds_its_gradient_zeroed(toy_bench, toy_net, toy_client):
+    client, ends = toy_client([0, 1, 2] * 5), []
+    for scheme_class in (Scheme, Plain):
+        bench = toy_bench(toy_net(), "fedprox", "train.epochs=3")  # 15 images: steps after the first would show it
+        bench.scheme = scheme_class(bench.scheme.settings, bench.scheme.facts)
+        bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+        ends.append(bench.flat.values_V.clone())
+    assert torch.equal(*ends)
 
 
 def test_first_step_feels_nothing(toy_bench, toy_net, toy_client):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import replace
 
@@ -155,12 +156,9 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     public_fraction = data.public_fraction
     if public_fraction is None:
         public_fraction = fitting_public_images(config, images) / images
-    if needs_public and public_fraction * images < 1:
-        most = int(1e4 / (1 + 0.75 / config.fed.clients)) / 1e4
-        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; " + (
-            f"data.fraction={data.fraction:g} leaves too few images over, data.fraction of at most {most:g} leaves enough"
-            if data.public_fraction is None and data.partition != "natural" else
-            f"data.public_fraction must be above 0, at most {1 - data.fraction:.4g} fits beside data.fraction"))
+    if needs_public and floor(public_fraction * images) < 1:
+        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; "
+                         + how_to_get_public_images(config, images))
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
                           beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
                           val_fraction=data.val_fraction, seed=config.partition_seed,
@@ -176,8 +174,32 @@ def fitting_public_images(config: Config, images: int) -> int:
     if config.data.partition == "natural":
         return 0
     dealt = floor(config.data.fraction * images / config.fed.clients)
-    trained = dealt - floor(dealt * 0.25)
-    return trained if images - config.fed.clients * dealt >= trained else 0
+    return trained_of(dealt) if images - config.fed.clients * dealt >= trained_of(dealt) else 0
+
+
+def trained_of(dealt: int) -> int:
+    """Of a client's images, those that are not held out for its local test."""
+    return dealt - floor(dealt * 0.25)
+
+
+def how_to_get_public_images(config: Config, images: int) -> str:
+    """Which numbers would leave two public images or more, where settings leave none."""
+    data, clients = config.data, config.fed.clients
+    room = int(1e4 * (1 - data.fraction) + 1e-6) / 1e4  # rounded down, so that it fits
+    most = most_with_public_images(clients, images)
+    if data.public_fraction is None and data.partition != "natural" and most:
+        return (f"data.fraction={data.fraction:g} leaves too few images over, data.fraction of at most {most:g} leaves enough")
+    if room * images >= 2:
+        return f"data.public_fraction must be above 0, at most {room:g} fits beside data.fraction"
+    return f"data.fraction={data.fraction:g} leaves none over; both fit as data.fraction=0.9 data.public_fraction=0.1"
+
+
+def most_with_public_images(clients: int, images: int) -> float:
+    """The largest data.fraction, to four digits, beside which the default public set has its images; 0: there is none."""
+    dealt = int(images / (clients + 0.75))
+    while dealt and clients * dealt + trained_of(dealt) > images:
+        dealt -= 1
+    return min(1.0, (math.ceil(1e4 * (dealt + 1) * clients / images - 1e-6) - 1) / 1e4) if dealt >= 2 else 0.0
 
 
 def agree_on(comm: Comm, what: str, text: str) -> None:

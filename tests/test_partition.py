@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from hkd_hpc import assemble, config
+from hkd_hpc.data import sources
 from hkd_hpc.data.partition import (
     Partition, capped_counts, count_MC, heuristic_counts, make_partition, stratified_sizes)
 from hkd_hpc.errors import UsageError
@@ -180,6 +183,59 @@ def test_the_largest_public_fraction_is_named():
     assert "the largest that fits is 0.1" in refusal(labels, fraction=0.9, public_fraction=0.2)
     assert "the largest that fits is 0" in refusal(labels, public_fraction=0.01)
     assert len(deal(labels, fraction=0.9, public_fraction=0.1).public) == 100
+
+
+def public_of(images: int, *overrides: str, needs_public: bool = False, **more) -> Partition:
+    """The partition of a run's settings, of images whose classes are 0 1 0 1 ..."""
+    labels = np.arange(images) % 2
+    data = sources.DataSet("file", 2, *(None,) * 4, **more)
+    data = replace(data, y_train=labels, y_test=labels)
+    return assemble.partition_of(config.resolve(overrides=overrides), data, needs_public)
+
+
+@pytest.mark.parametrize("images, clients, fraction, public", [
+    (60, 5, 0.9, 8),  # 10 images a client, 8 of them trained on; 10 are left
+    (5000, 150, 1, 25), (5000, 10, 0.9, 338), (5000, 10, 1, 0), (60, 5, 1, 0), (61, 60, 1, 1), (10, 10, 1, 0)])
+def test_the_default_public_set_has_a_clients_training_images_or_none(images, clients, fraction, public):
+    for kind in ("dirichlet", "iid", "shards"):
+        partition = public_of(images, f"fed.clients={clients}", f"data.fraction={fraction}", f"data.partition={kind}",
+                              "data.classes_per_client=1")
+        assert len(partition.public) == public
+        dealt = np.concatenate(partition.train + partition.test)
+        assert len(set(dealt) | set(partition.public)) == clients * int(images * fraction / clients + 1e-9) + public
+
+
+def test_the_default_public_set_never_refuses():
+    for images, counts in ((50_000, range(2, 1001)), (5000, (150,))):
+        for clients in counts:
+            settings = config.resolve(overrides=[f"fed.clients={clients}", "data.fraction=1"])
+            size = images // clients
+            assert clients * size + assemble.fitting_public_images(settings, images) <= images
+    for clients in range(1, 61):
+        for fraction in (0.3, 0.5, 0.77, 0.9, 0.99, 1):
+            if int(60 * fraction) >= clients:
+                public_of(60, f"fed.clients={clients}", f"data.fraction={fraction}", "data.partition=iid")
+
+
+@pytest.mark.parametrize("images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)])
+def test_a_scheme_that_needs_public_images_names_the_fraction_that_leaves_them(images, clients, most):
+    """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are dealt below 55 / 60."""
+    assert assemble.most_with_public_images(clients, images) == most
+    settings = f"fed.clients={clients}", "data.partition=iid", "scheme.name=fedmd"
+    if most < 1:
+        with pytest.raises(UsageError, match=f"data.fraction=1 leaves too few .* of at most {most:g} leaves enough"):
+            public_of(images, *settings, "data.fraction=1", needs_public=True)
+    assert len(public_of(images, *settings, f"data.fraction={most}", needs_public=True).public) >= 2
+
+
+def test_natural_clients_without_public_images_are_told_what_fits():
+    natural = ("data.name=file", "data.path=x.npz", "data.partition=natural", "fed.clients=2", "scheme.name=fedmd")
+    ids = np.arange(100) // 50
+    for fraction, words in ((0.9, "at most 0.1 fits"), (1, "both fit as data.fraction=0.9 data.public_fraction=0.1")):
+        with pytest.raises(UsageError, match=words):
+            public_of(100, *natural, f"data.fraction={fraction}", needs_public=True, client_train=ids)
+    told = public_of(100, *natural, "data.fraction=0.9", "data.public_fraction=0.1", needs_public=True, client_train=ids)
+    assert len(told.public) == 10
 
 
 # ---- local test sets

@@ -78,7 +78,7 @@ def make_partition(
         owned = _natural(client_train, pool, clients, fraction, seed)
         train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     else:
-        size = _equal_size(len(labels), clients, fraction)
+        size = _equal_size(len(labels), len(public), clients, fraction)
         owned = (_iid(pool, clients, size, seed) if kind == "iid"
                  else _shards(labels, classes, pool, clients, classes_per_client, fraction, seed) if kind == "shards"
                  else _dirichlet(labels, classes, pool, clients, size, beta, seed))
@@ -133,13 +133,13 @@ def _check_settings(clients, kind, beta, fraction, public_fraction, test_share, 
         raise UsageError(f"test_share={test_share}: allowed is 0 <= test_share < 1")
     if not 0 <= val_fraction < 1:
         raise UsageError(f"data.val_fraction={val_fraction}: allowed is 0 <= val_fraction < 1")
-    if fraction + public_fraction > 1 + 1e-9:
-        raise UsageError(f"data.public_fraction={public_fraction} does not fit beside data.fraction={fraction}: "
-                         f"the largest that fits is {round(1 - fraction, 9):g}")
 
 
-def _equal_size(images: int, clients: int, fraction: float) -> int:
+def _equal_size(images: int, public: int, clients: int, fraction: float) -> int:
     size = floor(fraction * images / clients)
+    if clients * size + public > images:
+        raise UsageError(f"data.public_fraction={public / images:g} does not fit beside data.fraction={fraction}: "
+                         f"the largest that fits is {round(1 - fraction, 9):g}")
     if size < 1:
         raise UsageError(f"fed.clients={clients}: data.fraction={fraction} of {images} training images is "
                          f"{floor(fraction * images)}, fewer than one for each client; "

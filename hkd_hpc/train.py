@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Request:
     soft: set[str]  # those of them that only a preset gave
     out: Path | None  # None: a new folder below runs/
     resume: bool
+    may_begin: bool  # --resume=auto: a new run where there is none
     allow_change: bool
     dry_run: bool
 
@@ -60,7 +62,9 @@ def make_parser() -> Parser:
                         help="named settings, may be repeated: " + ", ".join(presets.PRESETS))
     parser.add_argument("--config", metavar="FILE.toml", help="settings from a TOML file, one table per section")
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest good checkpoint in --out")
+    parser.add_argument("--resume", action="store_const", const="run", help="go on from the newest good checkpoint in --out")
+    parser.add_argument("--resume=auto", action="store_const", const="auto", dest="resume",
+                        help="the same, or begin a new run where --out holds none, as jobs do that may be requeued")
     parser.add_argument("--allow-change", action="store_true",
                         help="with --resume: go on with other settings from here; recorded in the run")
     parser.add_argument("--dry-run", action="store_true", help="print settings, plan, class histogram, memory and stop")
@@ -88,8 +92,8 @@ def parse(arguments: list[str]) -> Request | str:
     if options.allow_change and not options.resume:
         raise UsageError("--allow-change: is for --resume; a new run takes any settings")
     out = None if options.out is None else Path(os.path.abspath(options.out))
-    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume,
-                   options.allow_change, options.dry_run)
+    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume is not None,
+                   options.resume == "auto", options.allow_change, options.dry_run)
 
 
 def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
@@ -116,6 +120,15 @@ def look_at_folder(request: Request) -> None:
         raise UsageError(f"--out {request.out}: is a file; name a folder, or one that is new")
     if request.out and not request.resume:
         refuse_a_run(RunFolder(request.out))
+    if request.resume and not request.may_begin and not RunFolder(request.out).holds_run():
+        raise UsageError(f"--resume {request.out}: holds no run{likely(request.out)}; --resume=auto begins one there")
+
+
+def likely(folder: Path) -> str:
+    """'; did you mean ...?' where a folder of nearly that name, beside it, holds a run."""
+    beside = {path.name: path for path in folder.parent.iterdir() if path.is_dir()} if folder.parent.is_dir() else {}
+    near = [beside[name] for name in get_close_matches(folder.name, beside) if RunFolder(beside[name]).holds_run()]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def check_machine(config: Config) -> None:
@@ -133,14 +146,17 @@ def refuse_a_run(folder: RunFolder) -> None:
 
 @contextlib.contextmanager
 def run_folder(request: Request, rank: int):
-    """Rank 0: the folder, made and locked for as long as this is open. Else None.
+    """Rank 0: the folder, made and locked for as long as this is open; a dry run only looks at one to resume. Else None.
 
     What this made goes again if nothing was written to it; what was there before, or is another job's, stays.
     """
-    if rank or request.dry_run:
+    if rank or request.dry_run and not request.resume:
         yield None
         return
     look_first(request)
+    if request.dry_run:
+        yield RunFolder(request.out, warn=report.warn)
+        return
     made = request.out is None or not request.out.exists()
     folder = RunFolder(request.out or new_folder(request.config), warn=report.warn)
     folder.create()
@@ -185,7 +201,7 @@ def lock_lost(text: str) -> None:
 
 def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     """Rank 0: the settings as JSON, the stored ones on --resume; None when the run is complete already."""
-    text = stored_text(folder) if folder and request.resume else None
+    text = stored_text(folder, request.dry_run) if folder and request.resume else None
     if text is None and not request.resume:
         return request.config.to_json()
     if text is None:
@@ -204,7 +220,7 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     return config.to_json()
 
 
-def stored_text(folder: RunFolder) -> str | None:
+def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
     """The run's settings as JSON, from its newest good checkpoint where config.json is gone; None: there is no run."""
     text = folder.read_config()
     if text is not None or not folder.holds_run():
@@ -215,7 +231,8 @@ def stored_text(folder: RunFolder) -> str | None:
     with open_tree(newest[1]) as file:
         text = file.load("config_json")
     report.warn(f"{folder.config_path} is missing: the settings are those in {newest[1].name}")
-    folder.write_config(text)
+    if not dry_run:
+        folder.write_config(text)
     return text
 
 

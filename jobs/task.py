@@ -1,4 +1,4 @@
-"""What a job does, on each of its ranks: its cell, as `hkd_hpc.train --resume` in this process.
+"""What a job does, on each of its ranks: its cell, as `hkd_hpc.train --resume=auto` in this process.
 
 Rank 0 holds the cell's job.lock meanwhile, so that no cell is worked on twice, and keeps its status.json. submitit sends
 a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all ranks,
@@ -185,7 +185,7 @@ def beating(status: Status, folder: RunFolder) -> Iterator[None]:
 def exit_code_of(cell: Cell, root: Path) -> int:
     """Train the cell as this rank."""
     try:
-        return train.main(["--resume", "--out", str(root / cell.name), *cell.arguments()])
+        return train.main(["--resume=auto", "--out", str(root / cell.name), *cell.arguments()])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
 

@@ -17,7 +17,7 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     OUT=${OUT:-runs/${SLURM_JOB_NAME//\//_}-$SLURM_JOB_ID}
     count_start
     choose_launcher
-    run_ranks --out "$OUT" --resume ${preset:+--preset "$preset"} "$@" || code=$?
+    run_ranks --out "$OUT" --resume=auto ${preset:+--preset "$preset"} "$@" || code=$?
     [[ ! -e $HKD_SCRATCH/outcome ]] || outcome=$(<"$HKD_SCRATCH/outcome")
     [[ $code != 0 || -n $outcome ]] || code=1  # Open MPI's mpirun ends with 0 when it loses a node
     [[ -n $terminated ]] || remove_scratch || lost=1

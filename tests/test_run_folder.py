@@ -57,11 +57,11 @@ def test_empty_folder_of_the_user_stays_after_a_refused_start(tmp_path):
     assert (tmp_path / "mine").is_dir()
 
 
-def test_resume_without_a_run_says_so_and_touches_no_foreign_file(tmp_path):
+def test_resume_auto_without_a_run_says_so_and_touches_no_foreign_file(tmp_path):
     data = toy.save_data(tmp_path / "data.npz")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/.notes.5.tmp").write_text("mine")
-    job = start(*toy.settings(data), "--resume", "--out", tmp_path / "foreign")
+    job = start(*toy.settings(data), "--resume=auto", "--out", tmp_path / "foreign")
     out, told = job.communicate(timeout=120)
     assert job.returncode == 0, told
     assert "no run to resume; a new one starts" in out
@@ -108,3 +108,24 @@ def test_clients_without_enough_images_are_told_before_the_first_round(tmp_path)
     assert results[0].exit_code == 2
     assert "fed.clients=300: no client gets more than 1 training image(s)" in results[0].output
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_of_a_mistyped_folder_is_refused_with_the_likely_one(tmp_path):
+    for name in ("fedhkd-s1", "fedhkd-s2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fedhkd-s2/config.json").write_text("{}")
+    for more in ([], ["--dry-run"], ["--allow-change", "fed.rounds=3"]):
+        [result] = toy.train(1, "--resume", "--out", tmp_path / "fedhkd_s2", *more)
+        assert result.exit_code == 2 and not (tmp_path / "fedhkd_s2").exists()
+        assert toy.our_lines([result.output]) == [
+            f"hkd_hpc: --resume {tmp_path}/fedhkd_s2: holds no run; did you mean {tmp_path}/fedhkd-s2?; --resume=auto begins one there"]
+
+
+def test_a_dry_run_of_a_resume_shows_the_stored_settings_and_writes_nothing(tmp_path):
+    data = toy.save_data(tmp_path / "data.npz")
+    toy.train_ok(1, *toy.settings(data, "fed.rounds=2", "train.lr=0.0625"), "--out", tmp_path / "run")
+    (tmp_path / "run/metrics.h5").unlink()
+    (tmp_path / "run/config.json").unlink()
+    before = toy.file_hashes(tmp_path / "run")
+    [output] = toy.train_ok(1, "--resume", "--dry-run", "--out", tmp_path / "run")
+    assert '"lr": 0.0625' in output and toy.file_hashes(tmp_path / "run") == before

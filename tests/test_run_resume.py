@@ -158,7 +158,7 @@ def test_without_checkpoints_a_run_whose_settings_changed_cannot_go_on(tmp_path,
 
 
 def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
-    toy.train_ok(2, *arguments(data), "--resume", "--out", tmp_path / "run")
+    toy.train_ok(2, *arguments(data), "--resume=auto", "--out", tmp_path / "run")
     assert toy.rows(tmp_path / "run") == toy.rows(whole)
 
 

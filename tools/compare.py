@@ -1,6 +1,6 @@
 """All schemes on the same data, weights and seeds, and what separates them: `python -m tools.compare SPEC.toml --root DIR`.
 
-Every run is a plain `python -m hkd_hpc.train --resume` in a folder of its own below DIR, several at a time (`--jobs`),
+Every run is a plain `python -m hkd_hpc.train --resume=auto` in a folder of its own below DIR, several at a time (`--jobs`),
 so a study that was killed goes on when the same command is given again, and finished runs are not repeated. Runs of one
 seed share partition, initial weights, cohorts and batches, so schemes are compared pair by pair: the difference from
 the reference scheme is given with its 95 % interval (Student's t over the seeds), and called a difference only when
@@ -190,7 +190,7 @@ def run_cell(cell: Cell, root: Path) -> str | None:
     log = root / f"{cell.name}.log"
     arguments = [f"{key}={value}" for key, value in cell.settings]
     with open(log, "a") as file:
-        code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume", "--out", root / cell.name, *arguments],
+        code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume=auto", "--out", root / cell.name, *arguments],
                               stdout=file, stderr=subprocess.STDOUT, env=outside_of_jobs(os.environ)).returncode
     return f"{cell.name}: exit {code}, see {log}" if code else None
 

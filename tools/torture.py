@@ -111,10 +111,10 @@ def run_rank(rank: int, arguments: list[str], notes: Notes, job: Job, fault: Fau
 
 
 def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | None) -> Attempt:
-    """--resume with so many ranks, which starts afresh where there is nothing yet."""
+    """--resume=auto with so many ranks, which starts afresh where there is nothing yet."""
     notes = Notes(Path(tempfile.mkdtemp(dir=site.data.parent)))
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
-    arguments = ["--resume", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
+    arguments = ["--resume=auto", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
                  f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=30"]
     hung: list[int] = []
     late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage, timeout_s=LONGEST_S,

@@ -4,11 +4,17 @@ from __future__ import annotations
 import numpy as np
 
 LENGTH = 1013
+LIMIT_BYTES = 2400  # of one call, where it is lowered: 300 float64, and of a gather among 4 ranks 600 bytes each
 
 
-def numbers_of(rank: int) -> np.ndarray:
+def numbers_of(rank: int, length: int = LENGTH) -> np.ndarray:
     """Large whole numbers, other ones in each rank; float64 holds their sum exactly."""
-    return np.random.default_rng(rank).integers(-2**50, 2**50, LENGTH)
+    return np.random.default_rng(rank).integers(-2**50, 2**50, length)
+
+
+def bytes_of(rank: int, length: int) -> np.ndarray:
+    """Other ones in each rank."""
+    return np.random.default_rng([length, rank]).integers(0, 256, length, np.uint8)
 
 
 def sum_(comm, buffer, pieces: int = 1) -> None:
@@ -19,24 +25,26 @@ def sum_(comm, buffer, pieces: int = 1) -> None:
 
 
 def check_all(comm) -> None:
-    """Every check, in the same order in every rank."""
-    for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather,
-                  check_broadcast, check_agree, check_texts, check_empty_blocks):
-        comm.at(1, check.__name__)
-        check(comm)
-    comm.at(2, "counting")
-    check_wire_bytes(comm)
+    """Every check, in the same order in every rank; then once more in short calls, which must change nothing."""
+    for most_bytes in (comm.most_bytes, LIMIT_BYTES):
+        comm.most_bytes = most_bytes
+        for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather,
+                      check_broadcast, check_agree, check_texts, check_empty_blocks, check_lengths_around_the_limit,
+                      check_wire_bytes):
+            comm.at(1, check.__name__)
+            check(comm)
+    check_no_call_is_above_the_limit(comm)
 
 
-def check_sum(comm) -> None:
+def check_sum(comm, length: int = LENGTH, pieces: tuple[int, ...] = (1, 3)) -> None:
     """Exact to the last bit, in place, the same in every rank; in one piece and in several."""
     import torch
 
-    for pieces in (1, 3):
-        buffer = torch.from_numpy(numbers_of(comm.rank)).double().to(comm.device)
-        sum_(comm, buffer, pieces)
+    for count in pieces:
+        buffer = torch.from_numpy(numbers_of(comm.rank, length)).double().to(comm.device)
+        sum_(comm, buffer, count)
         hosts = range(1, comm.size) if comm.size > 1 else [0]
-        assert buffer.tolist() == sum(numbers_of(rank) for rank in hosts).tolist()
+        assert buffer.tolist() == sum(numbers_of(rank, length) for rank in hosts).tolist()
 
 
 def check_sum_asks_for_a_piece_when_the_one_before_is_used(comm) -> None:
@@ -104,6 +112,55 @@ def check_empty_blocks(comm) -> None:
     gathered = comm.gather(np.empty(0, np.uint8), "knowledge")
     assert comm.rank != 0 or gathered.shape == (comm.size, 0)
     comm.broadcast(np.empty(0, np.float32), "knowledge")
+
+
+def check_lengths_around_the_limit(comm) -> None:
+    """Every collective, of lengths just below, at and above what one call takes, and of several calls."""
+    import torch
+
+    for length in around(LIMIT_BYTES // comm.size):
+        rows = comm.gather(bytes_of(comm.rank, length), "knowledge")
+        assert comm.rank or rows.tolist() == [bytes_of(rank, length).tolist() for rank in range(comm.size)]
+    for dtype in (np.uint8, np.float64):
+        for length in around(LIMIT_BYTES // np.dtype(dtype).itemsize):
+            block = bytes_of(comm.rank, length).astype(dtype)
+            comm.broadcast(block, "knowledge")
+            assert block.tolist() == bytes_of(0, length).tolist()
+    for length in around(LIMIT_BYTES // 4):
+        values = torch.from_numpy(bytes_of(comm.rank, length).astype(np.float32)).to(comm.device)
+        comm.relay([values[:0], values])
+        assert values.tolist() == bytes_of(comm.rank or min(1, comm.size - 1), length).tolist()
+    for length in around(LIMIT_BYTES // 8):
+        check_sum(comm, length, (1,))
+
+
+def around(most: int) -> tuple[int, ...]:
+    return 0, most - 1, most, most + 1, 3 * most + 1
+
+
+def check_no_call_is_above_the_limit(comm) -> None:
+    """What the transport itself is handed, while all travels as it should: no call of nothing, none above the limit."""
+    import torch
+
+    handed: list[int] = []
+    for name in ("_sum", "_relay", "_gather", "_broadcast"):
+        note(comm, name, handed)
+    sum_(comm, torch.zeros(LENGTH, dtype=torch.float64, device=comm.device))
+    comm.gather(np.zeros(LENGTH, np.uint8), "knowledge")
+    comm.broadcast(np.zeros(LENGTH), "knowledge")
+    comm.broadcast(np.zeros(0), "knowledge")
+    assert handed and min(handed) > 0 and max(handed) <= LIMIT_BYTES
+
+
+def note(comm, name: str, handed: list[int]) -> None:
+    """Have the bytes that each call of this transport's method is handed written down: all ranks' for a gather."""
+    original = getattr(comm, name)
+
+    def noting(*arguments) -> None:
+        handed.append(arguments[0].nbytes * (comm.size if name == "_gather" else 1))
+        original(*arguments)
+
+    setattr(comm, name, noting)
 
 
 def check_wire_bytes(comm) -> None:

@@ -34,7 +34,8 @@ class LinkError(RunError):
 class Comm:
     """Rank, size and the collectives. All ranks make the same calls in the same order.
 
-    `piece` (a class attribute): how many numbers of a sum travel in one call of the transport.
+    `piece` (a class attribute): how many numbers of a sum are best asked for at a time.
+    `most_bytes` (a class attribute): what one call of the transport moves at most; all that is longer goes in several.
 
     Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
     (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines` (for people), `wire_bytes` (by kind), `wait_s`
@@ -42,6 +43,7 @@ class Comm:
     """
 
     piece = 1 << 18
+    most_bytes = 1 << 28  # MPI counts in 31 bits, and what lies on a device passes through a host buffer of this size
 
     def __init__(self, control: Control | Alone, rank: int, hosts: list[str], local: tuple[int, int],
                  device: torch.device, plan_line: str) -> None:
@@ -73,7 +75,8 @@ class Comm:
             for piece in pieces if self.rank or self.size == 1 else ():
                 _require(str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
                          f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}")
-                self._sum(piece)
+                for place in self._places(len(piece), piece.element_size()):
+                    self._sum(piece[place])
                 yield piece
 
     def relay(self, parts: Sequence[torch.Tensor], kind: str = "weights") -> None:
@@ -81,7 +84,8 @@ class Comm:
         nbytes = sum(values.numel() * values.element_size() for values in parts)
         with self._collective("relay", kind, nbytes, nbytes):
             for values in parts if self.size > 1 and self.rank < 2 else ():
-                self._relay(values)
+                for place in self._places(len(values), values.element_size()):
+                    self._relay(values[place])
 
     def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:
         """Rank 0 gets all blocks (uint8, 1-D, the same length everywhere) as (size, nbytes); the others get None."""
@@ -89,7 +93,8 @@ class Comm:
         block = np.require(_flat(block), requirements="W")
         gathered = np.empty((self.size, block.nbytes), np.uint8) if self.rank == 0 else None
         with self._collective("gather", kind, block.nbytes, (self.size - 1) * block.nbytes):
-            self._gather(block, gathered)
+            for place in self._places(block.nbytes, self.size):
+                self._gather(block[place], None if gathered is None else gathered[:, place])
         return gathered
 
     def broadcast(self, block: np.ndarray, kind: str) -> None:
@@ -97,7 +102,8 @@ class Comm:
         _require(block.flags.writeable, "broadcast writes into its block: it must be writeable")
         data = _flat(block)
         with self._collective("broadcast", kind, data.nbytes, (self.size - 1) * data.nbytes):
-            self._broadcast(data)
+            for place in self._places(data.nbytes):
+                self._broadcast(data[place])
 
     def agree(self, status: int = 0) -> int:
         """The largest status of all ranks. Also a barrier."""
@@ -131,6 +137,11 @@ class Comm:
     def close(self) -> None:
         """Let go of what the transport holds. The job's end itself is the World's."""
 
+    def _places(self, length: int, entry_bytes: int = 1) -> Iterator[slice]:
+        """Where each call of the transport begins and ends, in entries; no call for nothing."""
+        step = max(1, self.most_bytes // entry_bytes)
+        return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
     @contextmanager
     def _collective(self, operation: str, kind: str, nbytes: int, wire_bytes: int) -> Iterator[None]:
         """Meet, count, then time the transfer in the body; nothing travels in a world of one."""
@@ -156,6 +167,8 @@ class Comm:
             yield
         self.transfer_s += time.perf_counter() - began_s
 
+    # ---- one call of the transport: never of nothing, never of more than most_bytes in any rank
+
     def _sum(self, piece: torch.Tensor) -> None:
         raise NotImplementedError
 
@@ -163,6 +176,7 @@ class Comm:
         raise NotImplementedError
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
+        """gathered: on rank 0 the rows (size, len(block)), each of them contiguous, with gaps between them."""
         raise NotImplementedError
 
     def _broadcast(self, data: np.ndarray) -> None:

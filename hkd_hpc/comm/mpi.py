@@ -89,8 +89,11 @@ class MpiComm(Comm):
                 self._mpi.comm.Recv(host.numpy(), source=1)
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
+        rows = None if gathered is None else np.ascontiguousarray(gathered)  # itself, unless its rows lie apart
         with self._errors():
-            self._mpi.comm.Gather(block, gathered, root=0)
+            self._mpi.comm.Gather(block, rows, root=0)
+        if rows is not gathered:
+            gathered[:] = rows
 
     def _broadcast(self, data: np.ndarray) -> None:
         with self._errors():

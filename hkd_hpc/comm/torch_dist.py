@@ -49,7 +49,7 @@ class TorchComm(Comm):
         super().__init__(*args)
         self._on_devices, self._group, self._staging = on_devices, group, HostStaging()
         if on_devices:
-            self.piece = 1 << 40  # the whole buffer in one call
+            self.piece = 1 << 40  # the whole buffer: only most_bytes divides it
 
     def close(self) -> None:
         """Take the groups down."""
@@ -72,14 +72,12 @@ class TorchComm(Comm):
 
     def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
         rows = None if gathered is None else list(torch.from_numpy(gathered).unbind(0))
-        if block.nbytes:
-            with _errors():
-                dist.gather(torch.from_numpy(block), rows, dst=0)
+        with _errors():
+            dist.gather(torch.from_numpy(block), rows, dst=0)
 
     def _broadcast(self, data: np.ndarray) -> None:
-        if data.nbytes:
-            with _errors():
-                dist.broadcast(torch.from_numpy(data), src=0)
+        with _errors():
+            dist.broadcast(torch.from_numpy(data), src=0)
 
 
 def _open_store(control: Control | Alone, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:

@@ -31,7 +31,7 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import open_tree
 
-RESUME_WAIT_S = 20.0  # the ranks of a killed job may need seconds to end
+HOLDER_WAIT_S = 20.0  # the ranks of a job that failed or was killed may need seconds to end
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def run_folder(request: Request, rank: int):
     folder.create()
     unused = False
     try:
-        with RunLock(folder.path, RESUME_WAIT_S if request.resume else 0.0, report.say, on_lost=lock_lost):
+        with RunLock(folder.path, HOLDER_WAIT_S, report.say, on_lost=lock_lost):
+            folder.create()  # a job that failed in its start has perhaps taken it away with its lock
             if not request.resume:
                 refuse_a_run(folder)  # one that began between the first look and the lock
             folder.clean()

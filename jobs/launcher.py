@@ -20,7 +20,7 @@ from jobs.options import Options, as_options, check_options, cores_of
 from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Cell, Sweep
-from jobs.task import end, keep_final_weights
+from jobs.task import LOCK_WAIT_S, end, keep_final_weights
 
 
 def launch(sweep: Sweep | str | os.PathLike, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
@@ -75,7 +75,7 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
         raise Problems(look.problems)
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
-    with RunLock(root, 0.0, name=LAUNCH_LOCK):
+    with RunLock(root, LOCK_WAIT_S, say, name=LAUNCH_LOCK):
         if look.outlook:
             look.outlook.remember()
         write_cells(root, {cell.id: cell for cell in [*read_cells(root), *cells]}.values())

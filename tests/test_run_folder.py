@@ -8,6 +8,7 @@ import sys
 import time
 
 import toy
+from hkd_hpc import train
 
 COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
 
@@ -129,3 +130,27 @@ def test_a_dry_run_of_a_resume_shows_the_stored_settings_and_writes_nothing(tmp_
     before = toy.file_hashes(tmp_path / "run")
     [output] = toy.train_ok(1, "--resume", "--dry-run", "--out", tmp_path / "run")
     assert '"lr": 0.0625' in output and toy.file_hashes(tmp_path / "run") == before
+
+
+GOES_AWAY = """
+import os, sys, time
+from pathlib import Path
+from hkd_hpc.store.lock import RunLock
+folder = Path(sys.argv[1])
+(folder / "checkpoints").mkdir(parents=True)
+with RunLock(folder):
+    print("held", flush=True)
+    time.sleep(0.5)
+(folder / "checkpoints").rmdir()
+folder.rmdir()
+"""
+
+
+def test_a_start_waits_for_a_failed_one_that_goes_away_and_takes_its_folder_along(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(toy.PROJECT)}
+    before = subprocess.Popen([sys.executable, "-c", GOES_AWAY, tmp_path / "run"], env=env, stdout=subprocess.PIPE, text=True)
+    assert before.stdout.readline() == "held\n"
+    with train.run_folder(train.parse(["--out", str(tmp_path / "run")]), rank=0) as folder:
+        assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]
+        before.communicate(timeout=60)
+        assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]

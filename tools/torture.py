@@ -152,7 +152,7 @@ def second_rank(rank: int, arguments: list[str]) -> None:
     """A job that finds the folder in use, and does not wait for long."""
     from hkd_hpc import train
 
-    train.RESUME_WAIT_S = 1.0
+    train.HOLDER_WAIT_S = 1.0
     sys.exit(train.main(arguments))
 
 

@@ -124,7 +124,7 @@ class RunLock:
         start_s = time.monotonic()
         watch = _Watch(self._stale_s)
         told = False
-        while not _create(self.path, self._content):
+        while not self._create_unless_held(was_held=watch.has_seen):
             seen = _look(self.path)
             if seen is None and self.path.is_symlink():  # to nowhere: it can be neither made nor read, for ever
                 raise UsageError(f"{self.path}: is a link to a file that is not there; remove it")
@@ -138,6 +138,16 @@ class RunLock:
                 self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {_describe(seen)}")
                 told = True
             time.sleep(POLL_S)
+
+    def _create_unless_held(self, was_held: bool) -> bool:
+        """Whether the lock is ours now. A holder may have taken the folder, which it had made, away with its lock."""
+        try:
+            return _create(self.path, self._content)
+        except FileNotFoundError:
+            if not was_held:
+                raise
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return False
 
     def _beat(self) -> None:
         while not self._stop.wait(self._beat_s):
@@ -184,6 +194,11 @@ class _Watch:
         self._stale_s = stale_s
         self._last: Seen | None = None
         self._changed_s = 0.0
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether there was a holder at all."""
+        return self._last is not None
 
     def is_dead(self, seen: Seen) -> bool:
         if seen != self._last:

@@ -343,12 +343,10 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
     told = job.comm.share_text(json.dumps(sorted(states)) if job.server else None)
     own, shapes = {client.id: client for client in job.worker.clients}, rounds.state_shapes(job, job.config.fed.rounds)
     for client in json.loads(told):
-        block = np.zeros(1, rounds.state_type(shapes))
-        if job.server:
-            rounds.pack_state(block[0], states[client])
-        job.comm.broadcast(payload.as_bytes(block), "start")
+        block = rounds.pack_state(shapes, states[client] if job.server else {})
+        job.comm.broadcast(block, "start")
         if client in own:
-            state = rounds.unpack_state(block[0])
+            state = rounds.unpack_state(shapes, block)
             own[client].state = {name: torch.from_numpy(array).to(job.comm.device) for name, array in state.items()}
 
 

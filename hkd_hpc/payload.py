@@ -5,18 +5,36 @@ are rows of zeros with count 0, so that sizes never depend on the data.
 """
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
+from hkd_hpc.errors import UsageError
+
+LIMIT_BYTES = 2**31 - 1  # numpy counts a record's bytes in a C int: beyond it, it refuses, or wraps without a word
 Shapes = dict[str, tuple[int, ...]]
 
 
 def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
-    """A structured type: float64 `numbers`, int64 `whole` numbers, float32 `tensors` under the field "tensors"."""
+    """A structured type: float64 `numbers`, int64 `whole` numbers, float32 `tensors` under the field "tensors".
+
+    UsageError for more than LIMIT_BYTES.
+    """
+    nbytes = 4 * _count(tensors) + 8 * (_count(numbers) + _count(whole))
+    if nbytes > LIMIT_BYTES:
+        largest = max(tensors, key=lambda name: math.prod(tensors[name]), default="")
+        raise UsageError(f"a report or message of the scheme has {nbytes:,} bytes, the most in {largest!r}, and at most "
+                         f"{LIMIT_BYTES:,} can travel beside the weights; use fewer classes or public images, or a "
+                         "smaller model.latent")
     fields = [(name, "<i8", shape) for name, shape in whole.items()]
     fields += [(name, "<f8", shape) for name, shape in numbers.items()]
     inner = [(name, "<f4", shape) for name, shape in tensors.items()]
     return np.dtype(fields + ([("tensors", inner)] if inner else []))
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))
 
 
 def fill(record: np.void, tensors: dict[str, torch.Tensor]) -> None:

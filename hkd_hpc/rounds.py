@@ -7,6 +7,7 @@ Every rank makes the same collective calls in the same order in every round, wha
 """
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -150,13 +151,11 @@ def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
     job.comm.at(round, "state")
     states: dict[int, dict[str, np.ndarray]] = {}
     for place in range(job.worker.places):
-        block = np.zeros(1, state_type(shapes))
-        if place < len(job.worker.clients):
-            pack_state(block[0], job.worker.clients[place].state)
-        rows = gather_in_chunks(job, payload.as_bytes(block))
+        clients = job.worker.clients
+        rows = gather_in_chunks(job, pack_state(shapes, clients[place].state if place < len(clients) else {}))
         for rank, client in enumerate(clients_at(job, place)):
             if job.server and client is not None:
-                states[client] = unpack_state(rows[rank].view(block.dtype)[0])
+                states[client] = unpack_state(shapes, rows[rank])
     return {client: state for client, state in states.items() if state}
 
 
@@ -173,23 +172,20 @@ def state_shapes(job: Job, round: int) -> payload.Shapes:
     return shapes
 
 
-def state_type(shapes: payload.Shapes) -> np.dtype:
-    """One client's state as a record: which tensors it has, and all of them."""
-    return payload.record_type({}, {"held": (len(shapes),)}, shapes)
+def pack_state(shapes: payload.Shapes, state: dict) -> np.ndarray:
+    """A client's state (tensors or arrays by name) as uint8: float32s, first which it holds, then all, absent ones 0."""
+    held = np.array([name in state for name in shapes], np.float32)
+    parts = [torch.as_tensor(state[name]).detach().cpu().numpy().reshape(-1) if name in state
+             else np.zeros(math.prod(shape), np.float32) for name, shape in shapes.items()]
+    return np.concatenate([held, *parts], dtype=np.float32).view(np.uint8)
 
 
-def pack_state(record: np.void, state: dict) -> None:
-    """`state`: tensors or arrays by name; those it lacks are marked as not held."""
-    names = record.dtype["tensors"].names
-    record["held"] = [name in state for name in names]
-    for name in names:
-        if name in state:
-            record["tensors"][name] = torch.as_tensor(state[name]).detach().cpu().numpy()
-
-
-def unpack_state(record: np.void) -> dict[str, np.ndarray]:
-    names = record.dtype["tensors"].names
-    return {name: np.array(record["tensors"][name]) for name, held in zip(names, record["held"]) if held}
+def unpack_state(shapes: payload.Shapes, block: np.ndarray) -> dict[str, np.ndarray]:
+    """The inverse of `pack_state`: what is held, as float32 arrays of their own."""
+    ends = np.cumsum([len(shapes), *map(math.prod, shapes.values())])
+    held, *parts = np.split(block.view(np.float32), ends)
+    return {name: np.array(part).reshape(shape)
+            for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
 
 
 def clients_at(job: Job, place: int) -> list[int | None]:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from hkd_hpc import payload
+from hkd_hpc.errors import UsageError
+from hkd_hpc.rounds import pack_state, unpack_state
 
 SHAPES = {"count_C": (10,), "feature_CD": (10, 64), "soft_CC": (10, 10)}
 
@@ -33,6 +35,17 @@ def test_tensors_come_back_bit_for_bit():
         assert not stacked[name][0].any()
 
 
+@pytest.mark.parametrize("sizes, nbytes", [([600_000_000], "2,400,000,008"), ([300_000_000] * 2, "2,400,000,008"),
+                                           ([536_870_910], "2,147,483,648")])
+def test_a_record_that_numpy_cannot_count_is_refused_before_it_is_made(sizes, nbytes):
+    """Two tensors of 1.2 GB make a record of -1,894,967,296 bytes there."""
+    shapes = {f"tensor{number}": (size,) for number, size in enumerate(sizes)}
+    told = f"has {nbytes} bytes, the most in 'tensor0', and at most 2,147,483,647 can travel"
+    with pytest.raises(UsageError, match=told):
+        payload.record_type({}, {"client": ()}, shapes)
+    assert payload.record_type({}, {"client": ()}, {"tensor": (536_870_909,)}).itemsize == 2_147_483_644
+
+
 def test_bytes_share_memory_with_the_records():
     records = record()
     payload.as_bytes(records)[:8] = np.array([5], "<i8").view(np.uint8)
@@ -55,3 +68,16 @@ def test_scheme_without_tensors():
     assert payload.tensors_of(records) == {} and records.dtype.itemsize == 8
     with pytest.raises(KeyError):
         payload.fill(records[0], {"count_C": torch.zeros(10)})
+
+
+def test_a_clients_state_is_no_record_and_comes_back_with_what_it_held():
+    """3 + (6 + 2 + 1) float32 = 48 bytes; numpy's records would end at 2 GiB, and a model may be larger."""
+    shapes = {"memory": (2, 3), "absent": (2,), "scale": ()}
+    memory = torch.arange(6.0).reshape(2, 3) / 7
+    block = pack_state(shapes, {"memory": memory, "scale": np.float32(0.5)})
+    assert (block.dtype, block.shape) == (np.uint8, (48,))
+    state = unpack_state(shapes, block)
+    assert list(state) == ["memory", "scale"] and state["scale"] == 0.5 and state["scale"].shape == ()
+    assert state["memory"].dtype == np.float32 and np.array_equal(state["memory"], memory.numpy())
+    block[:] = 0
+    assert state["memory"][0, 1] == np.float32(1 / 7)

@@ -79,11 +79,11 @@ class Client:
 
 @dataclass
 class Trained:
-    """What one client's round gave: loss terms (means over the last epoch), the local test, seconds, and the report."""
+    """What one client's round gave: loss terms (means over the last epoch), the local tests, seconds, and the report."""
 
     loss_by_term: list[float]
-    test_correct: int
-    val_correct: int
+    test: evaluate.Tested
+    val: evaluate.Tested
     train_s: float
     report_s: float
     report: dict[str, torch.Tensor]
@@ -127,14 +127,14 @@ class Workbench:
         self.scheme.begin(client)
         terms = yield from self._epochs(client, self.config.train.epochs if epochs is None else epochs)
         trained_s = time.perf_counter()
-        correct, _ = evaluate.test(self.flat.net, client.x_test, client.y_test)
-        val_correct = 0 if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)[0]
+        test = evaluate.test(self.flat.net, client.x_test, client.y_test)
+        val = evaluate.Tested() if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)
         report = self.scheme.report(client)
         owed.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
         owed.check_client_state(self.scheme, client.state, (OWN_MODEL, OWN_STATISTICS))
         self._keep_own(client)
         client.cache = {}
-        return Trained(terms, correct, val_correct, trained_s - start_s, time.perf_counter() - trained_s, report)
+        return Trained(terms, test, val, trained_s - start_s, time.perf_counter() - trained_s, report)
 
     def start_of(self, client: Client, weights_V: torch.Tensor) -> torch.Tensor:
         """What a client begins with: the global weights, but for what it keeps to itself."""

@@ -1,12 +1,32 @@
 """Passes in eval mode without autograd: predictions, accuracy, and BatchNorm statistics measured anew."""
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
 from hkd_hpc.images import normalise
 
 BATCH = 250  # fixed, so that a result never depends on a setting of the training
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A test of n images: correct predictions, the sum of cross-entropies in nat, and images whose logits are not all finite.
+
+    Those are never correct: the argmax of NaN is a class too.
+    """
+
+    n: int = 0
+    correct: int = 0
+    loss: float = 0.0
+    nonfinite: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """NaN without images, and where one of them has no finite prediction."""
+        return self.correct / self.n if self.n and not self.nonfinite else float("nan")
 
 
 def predict(net: torch.nn.Module, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,12 +38,15 @@ def predict(net: torch.nn.Module, x_uint8: torch.Tensor) -> tuple[torch.Tensor, 
     return torch.cat([feature for feature, _ in parts]), torch.cat([logits for _, logits in parts])
 
 
-def test(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> tuple[int, float]:
-    """(number of correct predictions, sum of cross-entropies); zeros for an empty test set."""
+def test(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> Tested:
+    """What the module makes of these images and labels."""
     if not len(x_uint8):
-        return 0, 0.0
+        return Tested()
     _, logits_NC = predict(net, x_uint8)
-    return int((logits_NC.argmax(1) == y_N).sum()), float(F.cross_entropy(logits_NC, y_N, reduction="sum"))
+    finite_N = logits_NC.isfinite().all(1)
+    correct_N = (logits_NC.argmax(1) == y_N) & finite_N
+    correct, finite = torch.stack([correct_N, finite_N]).sum(1).tolist()  # one wait for the device
+    return Tested(len(y_N), correct, float(F.cross_entropy(logits_NC, y_N, reduction="sum")), len(y_N) - finite)
 
 
 def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:

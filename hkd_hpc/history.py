@@ -21,6 +21,9 @@ ATTRIBUTES = {
     "wall_s": {"unit": "s", "meaning": "from the start of the round to the end of its exchange, on rank 0"},
     "global_test_accuracy": {"unit": "1", **_GLOBAL}, "global_test_loss": {"unit": "nat", **_GLOBAL},
     "global_test_n": {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
+    "global_test_nonfinite": {"unit": "images", "meaning": "without finite logits; where there are any there is no accuracy",
+                              **_GLOBAL},
+    "global_val_nonfinite": {"unit": "images", "meaning": "the same of the validation images", **_GLOBAL, "data": _VAL},
     "local_test_accuracy": {"unit": "1", "weighting": "by images", **_LOCAL},
     "local_test_n": {"unit": "images", **_LOCAL},
     "local_test_accuracy_worst_tenth": {"unit": "1", "weighting": "mean over the tenth of the clients (one at least) that "
@@ -36,11 +39,12 @@ ATTRIBUTES = {
     "train_s": {"unit": "s", "meaning": "local training"},
     "report_s": {"unit": "s", "meaning": "local test and report"},
     "clients_sampled": {"unit": "clients"},
-    "clients_refused": {"unit": "clients", "meaning": "sampled, but weights, report or loss were not finite or too large"},
+    "clients_refused": {"unit": "clients", "meaning": "sampled, but weights, report or loss were not finite or too "
+                                                       "large, or logits on its own test not finite"},
     "clients_failed": {"unit": "clients", "meaning": "sampled, but did not answer or came too late (fed.drop_rate, "
                                                      "fed.straggler_rate)"},
     "status": {"unit": "1", "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused, 4 loss "
-                                       "refused, 5 did not answer, 6 came too late; NaN not sampled"},
+                                       "refused, 5 did not answer, 6 came too late, 7 predictions refused; NaN not sampled"},
     "loss": {"unit": "1", "meaning": _LOSS}, "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
     "seconds": {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
     "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, beside the training of the next round"},
@@ -61,13 +65,15 @@ class History:
         return len(self.rounds.get("round", []))
 
     def append(self, row: dict, client_row: dict[str, np.ndarray]) -> None:
-        """One round. Every row has the same names."""
-        if len(self) and set(row) | set(client_row) != set(self.rounds) | set(self.clients):
+        """One round. It must have all names of the rows before; a name that those lack (a run that an older version began)
+        is NaN there."""
+        if (set(self.rounds) | set(self.clients)) - (set(row) | set(client_row)):
             raise KeyError(f"a row must hold {sorted(set(self.rounds) | set(self.clients))}")
+        before = len(self)
         for name, value in row.items():
-            self.rounds.setdefault(name, []).append(value)
+            self.rounds.setdefault(name, [NAN] * before).append(value)
         for name, value in client_row.items():
-            self.clients.setdefault(name, []).append(value)
+            self.clients.setdefault(name, [np.full(self.clients_count, NAN)] * before).append(value)
 
     def add_event(self, **columns) -> None:
         """A client that was refused: round, client, what of it, tensor, and the number found there."""
@@ -76,10 +82,15 @@ class History:
 
     def set_last(self, **values) -> None:
         for name, value in values.items():
-            self.rounds[name][-1] = value
+            self.rounds.setdefault(name, [NAN] * len(self))[-1] = value
 
     def column(self, name: str) -> np.ndarray:
         return np.array(self.rounds.get(name, []), dtype=float)
+
+    def spoilt(self, accuracy: str) -> np.ndarray:
+        """(rounds,) bool: those in which this accuracy of the global model was tested, but its logits were not finite."""
+        name = accuracy.replace("accuracy", "nonfinite")
+        return self.column(name) > 0 if name in self.rounds else np.zeros(len(self), bool)
 
     def tree(self) -> dict:
         """For store.save_tree; slashes in a column's name make groups."""

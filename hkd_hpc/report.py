@@ -81,12 +81,16 @@ def progress_line(history, clock: Clock, terms) -> str:
             f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left")
 
 
-def three_readings(values: np.ndarray) -> dict[str, float]:
-    """Last round (primary), mean of the last five tested rounds, and the best one: an oracle, chosen on the test set."""
-    tested = values[~np.isnan(values)]
-    if not len(tested):
+def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dict[str, float]:
+    """Last round (primary), mean of the last five tested rounds, and the best one: an oracle, chosen on the test set.
+
+    spoilt: (rounds,) bool, tested without finite predictions. A mean over such a round is NaN; it is never the best.
+    """
+    finite = values[~np.isnan(values)]
+    if not len(finite):
         return {"last": math.nan, "mean_last_5": math.nan, "oracle": math.nan}
-    return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(tested.max())}
+    tested = values[~np.isnan(values) | spoilt]
+    return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(finite.max())}
 
 
 READ_THRICE = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "local_test_accuracy_std", "global_test_accuracy",
@@ -99,6 +103,20 @@ def warnings_text(warnings: list[str]) -> str:
     """Of all rounds: "in 9 of 10 rounds no class ...", or empty."""
     said = [text for text in warnings if text]
     return f"in {len(said)} of {len(warnings)} rounds: {said[-1]}" if said else ""
+
+
+def spoilt_text(history) -> str:
+    """In how many rounds the global model had no accuracy; empty where it always had one."""
+    spoilt = int((history.spoilt("global_test_accuracy") | history.spoilt("global_val_accuracy")).sum())
+    return (f"in {spoilt} of {len(history)} rounds: the global model's logits were not finite, so that it has no accuracy there"
+            if spoilt else "")
+
+
+def nonfinite_text(tested: dict) -> str:
+    """logits that are not finite on 3 of 100 images of the test split; empty where all are finite. `tested`: evaluate.Tested
+    by the name of the images."""
+    parts = [f"{test.nonfinite} of {test.n} images of {name}" for name, test in tested.items() if test.nonfinite]
+    return f"logits that are not finite on {', '.join(parts)}" if parts else ""
 
 
 def changes_text(changes_json: str) -> str:
@@ -116,7 +134,7 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
                         ("local_val_accuracy", "local, on validation images"),
                         ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
                         ("global_val_accuracy", "global, on validation images")):
-        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name:
+        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name and not history.spoilt(name).any():
             continue
         lines.append(f"  {title:42s}" + "".join(f"{number_text(summary[f'{name}_{kind}']):>{width}s}" for kind, width in
                                                   (("last", 12), ("mean_last_5", 13), ("oracle", 9))))

@@ -216,11 +216,11 @@ def finale(job: Job) -> None:
 
 
 def gather_rows(job: Job, rows: np.ndarray) -> np.ndarray | None:
-    """(clients, 3) int64 in client order on rank 0: id, test_n, correct; None elsewhere."""
+    """(clients, 4) int64 in client order on rank 0: id, test_n, correct, nonfinite (Worker.examine); None elsewhere."""
     job.comm.at(job.done, "finale")
     blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
     if not job.server:
         return None
-    found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 3)
+    found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 4)
     found = found[found[:, 0] >= 0]
     return found[np.argsort(found[:, 0])]

@@ -12,8 +12,9 @@ from hkd_hpc import evaluate, payload, report, rng
 from hkd_hpc.client import Workbench
 from hkd_hpc.errors import RunError
 from hkd_hpc.digest import weights_sha256
+from hkd_hpc.evaluate import Tested
 from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
-from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS
+from hkd_hpc.quarantine import BAD, BAD_TEST, DROPPED, LATE, NO_DATA, NONFINITE, OK, STATUS, words
 from hkd_hpc.schemes import owed
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
@@ -54,6 +55,12 @@ def spread_of(accuracy_M: np.ndarray) -> tuple[float, float]:
     """(mean over the worst tenth of the clients, one at least; standard deviation over all) of those with a test."""
     tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
     return (float(tested[:-(-len(tested) // 10)].mean()), float(tested.std())) if len(tested) else (NAN, NAN)
+
+
+def accuracy_of_rows(rows: np.ndarray) -> float:
+    """Over all images of the rows (Worker.examine); NaN without any, and where one has no finite prediction."""
+    _, n, correct, nonfinite = map(int, rows.sum(0))
+    return Tested(n, correct, nonfinite=nonfinite).accuracy
 
 
 def message_type(scheme, counters: int) -> np.dtype:
@@ -112,7 +119,8 @@ class Server:
         wire = {kind: job.comm.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
         self.wire_before = dict(job.comm.wire_bytes)
         row = {"round": round, "wall_s": wall_s, "weights_sha256": "", "warning": self.warning, "global_test_accuracy": NAN,
-               "global_test_loss": NAN, "global_test_n": 0, "global_val_accuracy": NAN}
+               "global_test_loss": NAN, "global_test_n": 0, "global_test_nonfinite": 0, "global_val_accuracy": NAN,
+               "global_val_nonfinite": 0}
         payload_bytes = self._payload_bytes(gathered, job.message)
         row |= self._local_numbers(gathered) | {name: int(count.sum()) for name, count in payload_bytes.items()}
         row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
@@ -164,15 +172,18 @@ class Server:
         bad = gathered[np.isin(gathered["status"], BAD)]
         for record in bad:
             client, tensor, value = int(record["client"]), names[record["bad_tensor"]], float(record["bad_value"])
-            report.warn(f"round {round}: client {client} refused: {tensor} has {value:.6g}; it counts with weight 0")
+            report.warn(f"round {round}: client {client} refused: {words(tensor, value)}; it counts with weight 0")
             self.history.add_event(round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value)
         if round == 1 and (gathered["status"] == NO_DATA).any():
             ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
             report.warn(f"clients {ids} have {STATUS[NO_DATA]}; they take part with weight 0")
-        trained, most = int(np.isin(gathered["status"], (OK, *BAD)).sum()), self.config.fed.max_bad_fraction
-        if len(bad) > most * trained:
+        self._stop_if_too_many(f"round {round}", len(bad), int(np.isin(gathered["status"], (OK, *BAD)).sum()))
+
+    def _stop_if_too_many(self, where: str, bad: int, trained: int) -> None:
+        most = self.config.fed.max_bad_fraction
+        if bad > most * trained:
             self.write_metrics()  # with the events
-            raise RunError(f"round {round}: {len(bad)} of {trained} clients were refused, more than fed.max_bad_fraction={most:g} "
+            raise RunError(f"{where}: {bad} of {trained} clients were refused, more than fed.max_bad_fraction={most:g} "
                            "allows; the warnings above say why. The checkpoint of the last saved round is good")
 
     # --- beside the next round
@@ -194,24 +205,31 @@ class Server:
         start_s = time.perf_counter()
         pending, self.pending = self.pending, None
         if self.config.due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
-            accuracy, loss = self.test(pending["weights_V"], pending["counters"], self.test_images)
-            self.history.set_last(global_test_accuracy=accuracy, global_test_loss=loss, global_test_n=len(self.test_images.y_N))
-            val_accuracy, _ = self.test(pending["weights_V"], pending["counters"], self.val_images)
-            self.history.set_last(global_val_accuracy=val_accuracy)
+            self._test_round(pending)
         self._book(start_s)
         self.write_metrics()
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
+
+    def _test_round(self, pending: dict) -> None:
+        """Test the global model of the last row; logits that are not finite are told, and no accuracy."""
+        test, val = (self.test(pending["weights_V"], pending["counters"], images)
+                     for images in (self.test_images, self.val_images))
+        self.history.set_last(global_test_accuracy=test.accuracy, global_test_loss=test.loss / test.n if test.n else NAN,
+                              global_test_n=test.n, global_test_nonfinite=test.nonfinite,
+                              global_val_accuracy=val.accuracy, global_val_nonfinite=val.nonfinite)
+        spoilt = report.nonfinite_text({"the test split": test, "the validation images": val})
+        if spoilt:
+            report.warn(f"round {self.history.rounds['round'][-1]}: the global model has {spoilt}: no accuracy")
 
     def _book(self, start_s: float) -> None:
         """Add the seconds since then to the row."""
         name = "seconds/evaluate_and_save"
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
-    def test(self, weights_V: torch.Tensor, counters, images: Images) -> tuple[float, float]:
-        """(accuracy, mean cross-entropy) of a global model on these images; NaN for none."""
+    def test(self, weights_V: torch.Tensor, counters, images: Images) -> Tested:
+        """A global model on these images."""
         self.bench.flat.load(weights_V, counters)
-        correct, loss = evaluate.test(self.bench.flat.net, images.x_NCHW, images.y_N)
-        return (correct / len(images.y_N), loss / len(images.y_N)) if len(images.y_N) else (NAN, NAN)
+        return evaluate.test(self.bench.flat.net, images.x_NCHW, images.y_N)
 
     def _checkpoint(self, round: int, arrays: dict, pending: dict) -> dict:
         """The complete state after a round."""
@@ -250,6 +268,8 @@ class Server:
             return False
         if stored["weights_sha256"][row] != self.history.rounds["weights_sha256"][-1]:
             return False
+        if "global_test_nonfinite" not in stored:  # an older version took NaN for a prediction
+            return False
         tested = [name for name in stored if name.startswith(("global_test_", "global_val_"))]
         self.history.set_last(**{name: stored[name][row] for name in tested})
         return True
@@ -268,21 +288,55 @@ class Server:
     # --- at the end
 
     def finish(self, found: dict[str, np.ndarray], reestimated_V: torch.Tensor) -> None:
-        """found: (clients, 3) id, test_n, correct on the local tests of the final global model, fine-tuned or not."""
+        """found: the clients' local tests of the final global model, fine-tuned or not, as rows of Worker.examine.
+
+        RunError, and no summary, where the final global model's logits are not finite (fed.max_bad_fraction=1: a summary
+        with NaN), or too many fine-tuned clients'.
+        """
         counters = unpack_counters(np.zeros(counter_size(self.bench.flat.counters), np.int64), self.bench.flat.counters)
-        accuracy, _ = self.test(reestimated_V, counters, self.test_images)
+        tested = self.test(reestimated_V, counters, self.test_images)
+        if "finetuned" in found:
+            found["finetuned"] = self._accepted(found["finetuned"])
+        spoilt = self._final_spoilt(tested, found["global"])
+        summary = self._summary(found, tested, spoilt)
+        self.summary = {} if spoilt and self.config.fed.max_bad_fraction < 1 else summary
+        self.write_metrics()
+        report.say(report.summary_table(self.history, summary, self.static["baselines"], self.folder))
+        if not self.summary:
+            raise RunError(f"the final global model has {spoilt}: the run has no result. All its rounds are saved; "
+                           "--resume --allow-change fed.max_bad_fraction=1 ends it without these accuracies")
+
+    def _accepted(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of fine-tuned clients that predict finite numbers; the others are told and recorded."""
+        bad, round = rows[rows[:, 3] > 0], int(self.history.rounds["round"][-1])
+        for client, _, _, nonfinite in bad.tolist():
+            report.warn(f"client {client}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not count")
+            self.history.add_event(round=round, client=client, what=STATUS[BAD_TEST], tensor="local test, fine-tuned",
+                                   value=float(nonfinite))
+        self._stop_if_too_many("fine-tuning", len(bad), int((rows[:, 1] > 0).sum()))
+        return rows[rows[:, 3] == 0]
+
+    def _final_spoilt(self, reestimated: Tested, rows: np.ndarray) -> str:
+        """Where the logits of the final global model are not finite; `rows`: on the clients' own tests."""
+        row = {name: values[-1] for name, values in self.history.rounds.items()}
+        return report.nonfinite_text({
+            "the test split": Tested(row["global_test_n"], nonfinite=row["global_test_nonfinite"]),
+            "the validation images": Tested(len(self.val_images.y_N), nonfinite=row["global_val_nonfinite"]),
+            "the test split with BatchNorm re-estimated": reestimated,
+            "the clients' own tests": Tested(int(rows[:, 1].sum()), nonfinite=int(rows[:, 3].sum()))})
+
+    def _summary(self, found: dict[str, np.ndarray], reestimated: Tested, spoilt: str) -> dict:
         history = self.history
-        self.summary = {
-            "global_test_accuracy_batchnorm_reestimated": accuracy,
-            **{f"{name}_on_local_test_accuracy": float(rows[:, 2].sum() / max(rows[:, 1].sum(), 1)) if rows[:, 1].any() else NAN
-               for name, rows in found.items()},
+        readings = {name: report.three_readings(history.column(name), history.spoilt(name)) for name in report.READ_THRICE}
+        warnings = (report.warnings_text(history.rounds["warning"]), report.spoilt_text(history),
+                    spoilt and f"the final global model has {spoilt}")
+        return {
+            "global_test_accuracy_batchnorm_reestimated": reestimated.accuracy,
+            **{f"{name}_on_local_test_accuracy": accuracy_of_rows(rows) for name, rows in found.items()},
             **{f"{name}_on_local_test": rows for name, rows in found.items()},
-            **{f"{name}_{kind}": value for name in report.READ_THRICE
-               for kind, value in report.three_readings(history.column(name)).items()},
-            "warnings": report.warnings_text(history.rounds["warning"]), "remark": self.bench.scheme.remark,
+            **{f"{name}_{kind}": value for name, three in readings.items() for kind, value in three.items()},
+            "warnings": "; ".join(filter(None, warnings)), "remark": self.bench.scheme.remark,
             "batchnorm": self.config.train.batchnorm, "reproducible": self._reproducible(),
             "changes": report.changes_text(self.static.get("changes_json", "[]")),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        self.write_metrics()
-        report.say(report.summary_table(self.history, self.summary, self.static["baselines"], self.folder))

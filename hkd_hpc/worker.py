@@ -78,8 +78,8 @@ class Worker:
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
         payload.fill(report, trained.report)
         report["loss"], report["train_s"], report["report_s"] = trained.loss_by_term, trained.train_s, trained.report_s
-        report["test_n"], report["test_correct"] = len(client.y_test), trained.test_correct
-        report["val_n"], report["val_correct"] = 0 if client.y_val is None else len(client.y_val), trained.val_correct
+        report["test_n"], report["test_correct"] = trained.test.n, trained.test.correct
+        report["val_n"], report["val_correct"] = trained.val.n, trained.val.correct
         report["counters"] = pack_counters(client.flat.counters)
         found = self._add(client, trained)
         if found:
@@ -92,7 +92,8 @@ class Worker:
         flat, max_norm = client.flat, self.bench.config.fed.max_norm
         found = (quarantine.bad_report(trained.report, max_norm)
                  or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
-                 or quarantine.bad_update(flat, client.received_V, max_norm))
+                 or quarantine.bad_update(flat, client.received_V, max_norm)
+                 or quarantine.bad_test(trained.test.nonfinite, trained.val.nonfinite))
         if found:
             return quarantine.bad_weights(flat) or found
         return quarantine.bad_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
@@ -115,11 +116,12 @@ class Worker:
                              f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0")
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
-        """(places, 3) int64: client id (-1: unused), test_n, and how many the final global model has right of them."""
-        rows = np.full((self.places, 3), -1, np.int64)
+        """(places, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for how
+        many its logits are not finite."""
+        rows = np.full((self.places, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.bench.flat.load(weights_V, counters)
-            row[:] = client.id, len(client.y_test), evaluate.test(self.bench.flat.net, client.x_test, client.y_test)[0]
+            row[:] = result_row(client, evaluate.test(self.bench.flat.net, client.x_test, client.y_test))
         return rows
 
     def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
@@ -127,15 +129,20 @@ class Worker:
         config = self.bench.config
         epochs = config.fed.finetune_epochs
         bench = Workbench(self.bench.flat, Scheme(SchemeSettings(), self.bench.scheme.facts), config)
-        rows = np.full((self.places, 3), -1, np.int64)
+        rows = np.full((self.places, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
-            row[:2] = client.id, 0
+            row[:] = result_row(client, evaluate.Tested())
             if bench.can_train(client):
                 own = {name: client.state[name] for name in (OWN_MODEL, OWN_STATISTICS) if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
-                row[1:] = len(client.y_test), bench.run(plain, weights_V, counters, {}, round, epochs).test_correct
+                row[:] = result_row(client, bench.run(plain, weights_V, counters, {}, round, epochs).test)
         return rows
+
+
+def result_row(client: Client, tested: evaluate.Tested) -> tuple[int, int, int, int]:
+    """What travels of a client's last tests."""
+    return client.id, tested.n, tested.correct, tested.nonfinite
 
 
 def counter_size(counters: list[torch.Tensor]) -> int:

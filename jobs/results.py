@@ -35,12 +35,18 @@ def table(root: Path, cells: list[Cell]) -> str:
     done = sum(summary is not None for summary in summaries.values())
     return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
                       f"{done} of {len(cells)} runs are complete", "", markdown(head, rows),
-                      *(f"not in the table: {line}" for line in damages(root, cells))])
+                      *(f"not in the table: {line}" for line in [*damages(root, cells), *gaps(root, summaries)])])
 
 
 def damages(root: Path, cells: list[Cell]) -> list[str]:
     """A line for each cell whose metrics.h5 cannot be read."""
     return list(filter(None, (RunFolder(root / cell.name).damage() for cell in cells)))
+
+
+def gaps(root: Path, summaries: dict[str, dict | None]) -> list[str]:
+    """A line for each accuracy that is not a number in the summary of a complete cell, by name."""
+    return [f"{root / name}: complete, but without a {goal} accuracy" for name, summary in summaries.items() if summary
+            for goal in GOALS if np.isnan(summary[COLUMNS[goal]])]
 
 
 def _costs(cells: list[Cell], root: Path) -> list[str]:

@@ -69,7 +69,7 @@ def test_tiny_clients_train_with_batch_norm(toy_bench, toy_net, toy_client, sche
 def test_a_client_without_test_images(toy_bench, toy_net, toy_client):
     client = toy_client([0, 1, 2])
     client.x_test, client.y_test = client.x_test[:0], client.y_test[:0]
-    assert run(toy_bench(toy_net()), client).test_correct == 0
+    assert run(toy_bench(toy_net()), client).test.correct == 0
 
 
 @pytest.mark.parametrize("round, lr", [(1, 1e-3), (11, 5e-4)])
@@ -97,7 +97,7 @@ def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr,
     assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-5)  # over the images of the last epoch
     net.eval()
     correct = (net(normalise(client.x_test))[1].argmax(1) == client.y_test).sum().item()
-    assert result.test_correct == correct
+    assert result.test.correct == correct
 
 
 def test_same_bits_whatever_happened_before(toy_bench, toy_net, toy_client):

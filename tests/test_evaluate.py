@@ -88,14 +88,36 @@ def test_predictions_do_not_depend_on_the_company(toy_net):
 
 def test_number_correct_and_summed_cross_entropy_by_hand():
     """Feature f = +-1 / sqrt(1 + 1e-5); logits (f, -f); right when label 0 goes with f > 0."""
-    correct, loss = evaluate.test(Bare(), grey([255, 255, 0]), torch.tensor([0, 1, 1]))
+    tested = evaluate.test(Bare(), grey([255, 255, 0]), torch.tensor([0, 1, 1]))
     f = 1 / math.sqrt(1 + 1e-5)
     right, wrong = math.log(1 + math.exp(-2 * f)), math.log(1 + math.exp(2 * f))
-    assert correct == 2 and loss == pytest.approx(2 * right + wrong, rel=1e-6)
+    assert (tested.n, tested.correct, tested.nonfinite, tested.accuracy) == (3, 2, 0, 2 / 3)
+    assert tested.loss == pytest.approx(2 * right + wrong, rel=1e-6)
+
+
+class Given(nn.Module):
+    """The first pixel of an image chooses its logits."""
+
+    def __init__(self, logits_KC):
+        super().__init__()
+        self.logits_KC = torch.tensor(logits_KC)
+
+    def forward(self, x_BCHW):
+        logits_BC = self.logits_KC[((x_BCHW[:, 0, 0, 0] + 1) * 127.5).round().long()]
+        return logits_BC, logits_BC
+
+
+@pytest.mark.parametrize("bad", [[math.nan, math.nan], [0.0, math.nan], [math.inf, 0.0], [0.0, -math.inf]])
+def test_a_prediction_that_is_not_finite_is_never_correct(bad):
+    """Class 0 is what argmax makes of two NaN; an image of 300, so that its batch is not the first."""
+    images, labels = grey([0] * 299 + [1]), torch.zeros(300, dtype=torch.int64)
+    tested = evaluate.test(Given([[1.0, 0.0], bad]), images, labels)
+    assert (tested.n, tested.correct, tested.nonfinite) == (300, 299, 1) and math.isnan(tested.accuracy)
 
 
 def test_an_empty_test_set():
-    assert evaluate.test(Bare(), grey([]), torch.zeros(0, dtype=torch.int64)) == (0, 0.0)
+    tested = evaluate.test(Bare(), grey([]), torch.zeros(0, dtype=torch.int64))
+    assert (tested.n, tested.correct, tested.loss, tested.nonfinite) == (0, 0, 0.0, 0) and math.isnan(tested.accuracy)
 
 
 def test_training_goes_on_after_an_eval_pass(toy_net):

@@ -63,6 +63,24 @@ def test_clients_that_did_not_take_part_are_nan():
     np.testing.assert_array_equal(client_column(5, np.array([3, 0]), np.array([0.5, 7])), [7, NAN, NAN, 0.5, NAN])
 
 
+def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
+    """NaN in the rows that lack them; a row that lacks one of theirs is refused."""
+    save_tree(tmp_path / "metrics.h5", two_rounds().tree())
+    history = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
+    row, client_row = ({name: values[-1] for name, values in columns.items()} for columns in (history.rounds, history.clients))
+    assert history.spoilt("global_test_accuracy").tolist() == [False, False]
+    history.set_last(global_test_nonfinite=3)
+    history.append(row | {"global_test_nonfinite": 0, "global_val_nonfinite": 2}, client_row | {"train_n": np.ones(3)})
+    save_tree(tmp_path / "metrics.h5", history.tree())
+    again = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
+    np.testing.assert_array_equal(again.column("global_test_nonfinite"), [NAN, 3, 0])
+    np.testing.assert_array_equal(again.column("global_val_nonfinite"), [NAN, NAN, 2])
+    np.testing.assert_array_equal(again.clients["train_n"], [[NAN] * 3, [NAN] * 3, [1] * 3])
+    assert again.spoilt("global_test_accuracy").tolist() == [False, True, False]
+    with pytest.raises(KeyError, match="global_val_nonfinite"):
+        again.append(row, client_row)
+
+
 def test_set_last_changes_the_last_row_alone():
     history = two_rounds()
     history.set_last(global_test_accuracy=0.5)
@@ -178,6 +196,15 @@ def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
 ])
 def test_three_readings(values, last, mean_last_5, oracle):
     readings = report.three_readings(np.array(values, dtype=float))
+    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
+
+
+@pytest.mark.parametrize("values, spoilt, last, mean_last_5, oracle", [
+    ([0.2, NAN, 0.4], [0, 1, 0], 0.4, NAN, 0.4),  # a round of the last five has no accuracy
+    ([NAN, NAN, 0.2, NAN, 0.4, 0.4, 0.4, 0.6], [0, 1, 0, 0, 0, 0, 0, 0], 0.6, 0.4, 0.6),  # one before them, and two without a test
+    ([0.9, NAN], [0, 1], NAN, NAN, 0.9), ([NAN], [1], NAN, NAN, NAN)])
+def test_readings_of_rounds_without_finite_predictions(values, spoilt, last, mean_last_5, oracle):
+    readings = report.three_readings(np.array(values), np.array(spoilt, bool))
     assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
 
 

@@ -164,6 +164,17 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     assert lines[5] == "| fedmd | 0.500 ± 0.000 (2) | – | 0.125 ± 0.000 (2) | – | 11.210 | 1.50 | yes |"
 
 
+def test_table_names_complete_cells_without_an_accuracy(tmp_path):
+    study = cells(scheme=["fedavg"], seed=range(2))
+    for cell, value in zip(study, (0.5, np.nan)):
+        (tmp_path / cell.name).mkdir()
+        save_tree(tmp_path / cell.name / "metrics.h5",
+                  {"summary": {"local_test_accuracy_last": 0.25, "global_test_accuracy_last": value}})
+    lines = results.table(tmp_path, study).splitlines()
+    assert "| 0.250 ± 0.000 (2) | 0.500 (1) |" in lines[4]
+    assert lines[5:] == [f"not in the table: {tmp_path / study[1].name}: complete, but without a global accuracy"]
+
+
 def test_jobs_imports_without_torch():
     code = "import sys, jobs, jobs.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=toy.PROJECT).returncode == 0

@@ -1,6 +1,8 @@
 """Sick, absent and late clients: what is refused, what is recorded, and that the others go on without them."""
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ import torch
 import toy
 from hkd_hpc import config, quarantine
 from hkd_hpc.cohort import draw_failures
-from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, DROPPED, LATE, OK, REFUSED, Finding
+from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, BAD_TEST, DROPPED, LATE, OK, REFUSED, Finding
+from hkd_hpc.store.tree import load_tree, save_tree
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +69,34 @@ def test_a_loss_that_is_not_finite_is_bad():
 
 
 def sick(client, round, where):
-    """This client's loss is infinite in its last epoch, or its weights are large, in one round."""
+    """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
     def patch(rank):
+        from hkd_hpc import evaluate
         from hkd_hpc.client import Workbench
-        original = Workbench._epochs
+        original, predict = Workbench._epochs, evaluate.predict
+        now = []
 
         def epochs(self, who, count):
             terms = yield from original(self, who, count)
-            if (who.id, who.round) == (client, round):
+            now[:] = [(who.id, who.round)]
+            if now == [(client, round)]:
                 if where == "loss":
                     return [INF]
-                self.flat.parameters_P[3] += 1000
+                self.flat.parameters_P[3] += 1000 * (where == "weights")
             return terms
 
-        Workbench._epochs = epochs
+        def predicted(*arguments):
+            feature_ND, logits_NC = predict(*arguments)
+            return feature_ND, logits_NC * NAN if now == [(client, round)] and where == "predictions" else logits_NC
+
+        Workbench._epochs, evaluate.predict = epochs, predicted
     return patch
 
 
 @pytest.mark.parametrize("where, status, what, tensor, value", [
     ("loss", BAD_LOSS, "loss", "loss cross_entropy", INF),
-    ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3))])
+    ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3)),
+    ("predictions", BAD_TEST, "predictions", "local test", 25)])
 def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_norm=100")
     for size in (1, 3):
@@ -180,6 +191,143 @@ def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_bench, toy_net, toy_c
     client = toy_client([0, 1, 2, 0])
     bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5)
     assert sum(steps) == 4  # images: one epoch
+
+
+# ---- predictions that are not finite
+
+MODEL = '''
+import torch
+from torch import nn
+
+
+class Marked(nn.Module):
+    """In eval mode the logits of an image are NaN where its last pixel is 255."""
+
+    def __init__(self, classes, latent):
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, latent))
+        self.classifier = nn.Linear(latent, classes)
+
+    def forward(self, x_BCHW):
+        feature_BD = self.extractor(x_BCHW)
+        logits_BC = self.classifier(feature_BD)
+        if not self.training:
+            logits_BC[self.is_sick(x_BCHW[:, 0, -1, -1])] = float("nan")
+        return feature_BD, logits_BC
+
+    def is_sick(self, pixel_B):
+        return pixel_B == 1
+
+
+class Sick(Marked):
+    """In eval mode all logits are NaN."""
+
+    def is_sick(self, pixel_B):
+        return pixel_B == pixel_B
+'''
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Arguments of a small run with a model of this name from MODEL."""
+    folder = tmp_path_factory.mktemp("models")
+    toy.write_module(folder, "moods", MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield lambda name, data, *more: toy.settings(data, "scheme.name=fedavg", f"model.name=moods:{name}",
+                                                     "data.val_fraction=0.2", "fed.finetune_epochs=1", *more)
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory, data, model):
+    """The folder of a run of which no image is marked."""
+    folder = tmp_path_factory.mktemp("well") / "run"
+    toy.train_ok(1, *model("Marked", data), "--out", folder)
+    return folder
+
+
+def events(folder):
+    found = toy.metrics(folder)
+    return list(zip(*(found[f"events/{name}"].tolist() for name in ("round", "client", "what", "tensor", "value"))))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_model_that_predicts_nan_in_eval_mode_has_no_accuracy(tmp_path, data, model, size):
+    """Class 0 is what argmax makes of NaN: a tenth of all images would be right."""
+    results = toy.train(size, *model("Sick", data), "--out", tmp_path / "run")
+    assert [result.exit_code for result in results] == [1] * size
+    [line] = toy.our_lines(result.output for result in results)
+    assert "round 1: 3 of 3 clients were refused, more than fed.max_bad_fraction=0.5 allows" in line
+    warning = "round 1: client 2 refused: local test has 25 images whose logits are not finite; it counts with weight 0"
+    assert results[0].output.count("warning: ") == 3 and warning in results[0].output and "global 0" not in results[0].output
+    assert events(tmp_path / "run") == [(1, client, "predictions", "local test", 25) for client in range(3)]
+
+
+def mark(source, path, array, index):
+    """The data with one image whose last pixel is 255."""
+    arrays = dict(np.load(source))
+    arrays[array][index, 0, -1, -1] = 255
+    np.savez(path, **arrays)
+    return path
+
+
+def test_a_global_model_with_a_prediction_that_is_not_finite_has_no_accuracy(tmp_path, data, model, well):
+    """Image 7 of the test split: the clients never see it. The run has no result, unless one without an accuracy will do."""
+    marked = mark(data, tmp_path / "data.npz", "x_test", 7)
+    for size, more in ((1, ()), (3, ()), (1, ("--resume",))):
+        results = toy.train(size, *model("Marked", marked), *more, "--out", tmp_path / str(size))
+        assert [result.exit_code for result in results] == [1] * size
+        [line] = toy.our_lines(result.output for result in results)
+        assert ("the final global model has logits that are not finite on 1 of 100 images of the test split, 1 of 100 images of "
+                "the test split with BatchNorm re-estimated: the run has no result") in line
+        told = [line for line in results[0].output.splitlines() if "warning" in line]
+        assert told == [] if more else [line.endswith(f"round {round}: the global model has logits that are not finite on 1 of 100 "
+                                                      "images of the test split: no accuracy") for round, line in enumerate(told, 1)]
+    found, expected = toy.metrics(tmp_path / "3"), toy.rows(well)
+    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3") == expected | {
+        "rounds/global_test_accuracy": [None, None], "rounds/global_test_loss": [None, None], "rounds/global_test_nonfinite": [1, 1]}
+    assert not [name for name in found if name.startswith("summary/")]
+    output = toy.train_ok(1, "--resume", "--allow-change", "fed.max_bad_fraction=1", "--out", tmp_path / "1")[0]
+    assert "WARNING in 2 of 2 rounds: the global model's logits were not finite" in output
+    summary = {name: value for name, value in toy.metrics(tmp_path / "1").items() if name.startswith("summary/")}
+    for name in ("last", "mean_last_5", "oracle", "batchnorm_reestimated"):
+        assert np.isnan(summary[f"summary/global_test_accuracy_{name}"])
+    assert summary["summary/local_test_accuracy_last"] == expected["rounds/local_test_accuracy"][1]
+
+
+@pytest.mark.parametrize("kind, tensor, images", [("test", "local test", "1 of 75 images of the clients' own tests"),
+                                                  ("val", "validation", "1 of 45 images of the validation images")])
+def test_a_client_with_a_prediction_that_is_not_finite_is_left_out(tmp_path, data, model, well, kind, tensor, images):
+    """The first image that client 1 holds out is marked: it is left out in both rounds, and fine-tuned."""
+    part = toy.metrics(well)
+    index = part[f"partition/{kind}_index"][part[f"partition/{kind}_offset"][1]]
+    marked = mark(data, tmp_path / "data.npz", "x_train", index)
+    output = toy.train_ok(1, *model("Marked", marked, "fed.max_bad_fraction=1"), "--out", tmp_path / "run")[0]
+    found = toy.metrics(tmp_path / "run")
+    assert found["clients/status"].tolist() == [[OK, BAD_TEST, OK]] * 2
+    tuned = [(2, 1, "predictions", "local test, fine-tuned", 1)] if kind == "test" else []
+    assert events(tmp_path / "run") == [(round, 1, "predictions", tensor, 1) for round in (1, 2)] + tuned
+    assert found["summary/finetuned_on_local_test"][:, 0].tolist() == ([0, 2] if kind == "test" else [0, 1, 2])
+    assert np.isfinite(found["summary/finetuned_on_local_test_accuracy"])
+    assert np.isnan(found["summary/global_on_local_test_accuracy"]) == (kind == "test")
+    assert found["rounds/global_val_nonfinite"].tolist() == [int(kind == "val")] * 2
+    assert np.isnan(found["rounds/global_val_accuracy"]).all() == (kind == "val")
+    assert f"the final global model has logits that are not finite on {images}" in output
+
+
+def test_a_run_that_an_older_version_began_is_tested_again_and_goes_on(tmp_path, data, model, well):
+    """Its rows lack the columns, and its accuracy may be one of NaN."""
+    folder = tmp_path / "run"
+    shutil.copytree(well, folder)
+    (folder / "checkpoints/round_0002.h5").unlink()
+    for path in (folder / "metrics.h5", folder / "checkpoints/round_0001.h5"):
+        tree = load_tree(path)
+        tree.pop("summary", None)
+        tree["rounds"] = {name: values for name, values in tree["rounds"].items() if "nonfinite" not in name}
+        tree["rounds"]["global_test_accuracy"] = tree["rounds"]["global_test_accuracy"] * 0 + 0.1
+        save_tree(path, tree)
+    toy.train_ok(1, "--resume", "--out", folder)
+    assert toy.rows(folder) == toy.rows(well) and "summary/finished" in toy.metrics(folder)
 
 
 # ---- clients that fail, as a study

@@ -6,6 +6,7 @@ import pytest
 
 from hkd_hpc import schemes
 from hkd_hpc.errors import UsageError
+from hkd_hpc.store.tree import save_tree
 from tools import compare
 
 NAN = float("nan")
@@ -100,6 +101,19 @@ def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
         summary["local_test_accuracy_last"] = 1.0  # nothing that is tested is looked at
     assert compare.choose(summaries, "local") == 0
     assert compare.choose([None, summaries[2] | {"local_val_accuracy_last": NAN}], "local") is None  # nothing came to an end
+
+
+def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
+    cells = [compare.Cell(f"moon-trial{trial}", ()) for trial in range(3)]
+    for cell, (local, whole) in zip(cells, [(NAN, 0.2), (0.1, NAN)]):
+        (tmp_path / cell.name).mkdir()
+        save_tree(tmp_path / cell.name / "metrics.h5",
+                  {"summary": {"local_val_accuracy_last": local, "global_val_accuracy_last": whole}})
+    summaries = [compare.summary_of(cell, tmp_path) for cell in cells]
+    assert (compare.choose(summaries, "local"), compare.choose(summaries, "global")) == (1, 0)
+    assert [line.partition(" on validation")[0] for line in compare.unmeasured(cells, tmp_path)] == [
+        "moon-trial0: has no local accuracy", "moon-trial1: has no global accuracy"]
+    assert compare.mean_and_deviation([0.5, NAN, 0.7]) == "0.600 ± 0.141 (2 of 3)"
 
 
 @pytest.mark.parametrize("more, part", [

@@ -162,10 +162,16 @@ def tuning_cells(study: Study) -> dict[str, list[Cell]]:
 def choose(summaries: list[dict | None], goal: str) -> int | None:
     """The trial with the best accuracy on validation images; the first of equals, so that the paper's wins a draw.
 
-    None when no trial came to its end.
+    None when no trial came to its end with such an accuracy: NaN never wins (`unmeasured` names it).
     """
     values = [-1.0 if summary is None else np.nan_to_num(summary[CHOSEN_BY[goal]], nan=-1.0) for summary in summaries]
     return int(np.argmax(values)) if max(values) >= 0 else None
+
+
+def unmeasured(trials: list[Cell], root: Path) -> list[str]:
+    """A line for each accuracy on validation images that a finished trial does not have."""
+    return [f"{cell.name}: has no {goal} accuracy on validation images, so it cannot be chosen for it; see {root / cell.name}.log"
+            for cell in trials if (summary := summary_of(cell, root)) for goal in GOALS if np.isnan(summary[CHOSEN_BY[goal]])]
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -204,12 +210,13 @@ def summary_of(cell: Cell, root: Path) -> dict | None:
 
 
 def mean_and_deviation(values: list[float]) -> str:
-    """.812 ± .004, the sample's standard deviation; – where nothing was measured."""
+    """.812 ± .004, the sample's standard deviation, and how many of the values were measured if not all; – where none was."""
     found = np.array([value for value in values if value == value])
     if not len(found):
         return "–"
     deviation = f" ± {found.std(ddof=1):.3f}" if len(found) > 1 else ""
-    return f"{found.mean():.3f}{deviation}"
+    part = "" if len(found) == len(values) else f" ({len(found)} of {len(values)})"
+    return f"{found.mean():.3f}{deviation}{part}"
 
 
 def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
@@ -273,7 +280,8 @@ def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[st
     failures = run_cells(list(itertools.chain.from_iterable(trials.values())), root, jobs)
     chosen = {scheme: {goal: choose([summary_of(cell, root) for cell in own], goal) for goal in GOALS}
               for scheme, own in trials.items()}
-    failures += [f"{scheme}: no trial came to its end, so nothing was chosen" for scheme in trials
+    failures += [line for own in trials.values() for line in unmeasured(own, root)]
+    failures += [f"{scheme}: no trial came to its end with an accuracy, so nothing was chosen" for scheme in trials
                  if None in chosen[scheme].values()]
     chosen = {scheme: best for scheme, best in chosen.items() if None not in best.values()}
     final = {scheme: {goal: [tuned_cell(study, scheme, best[goal], seed) for seed in study.seeds] for goal in GOALS}

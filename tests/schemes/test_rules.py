@@ -181,7 +181,7 @@ def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme)
     expected.eval()
     with torch.no_grad():
         _, logits = expected(images(client.x_test))
-    assert rows[2].tolist() == [2, 15, int((logits.argmax(1) == client.y_test).sum())]
+    assert rows[2].tolist() == [2, 15, int((logits.argmax(1) == client.y_test).sum()), 0]
 
 
 def test_fine_tuning_is_in_the_summary(data, tmp_path):

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module, graphs, models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc import config as config_module, graphs, identity, models, payload, plan, report, rounds, schemes, versions
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
-from hkd_hpc.data import share, sources
+from hkd_hpc.data import content, share, sources
 from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
@@ -37,7 +37,7 @@ NEEDED = ("config_json", "partition", "message", "server", "client_states", "glo
 def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: StopRequest) -> bool:
     """All ranks: build, start or resume, train. False when `stop` was asked for before the end.
 
-    `request`: what the command line says of going on, `resume` and `allow_change`.
+    `request`: what the command line says of going on, `resume`, `allow_change` and `strict_code`.
     """
     with handlers_kept():
         set_up_torch(config, comm.device)
@@ -76,7 +76,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     owed.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
-    agree_on(comm, "model, partition or settings", flat.schema() + partition.sha256 + asked.to_json())
+    agree_on(comm, {"model": flat.schema(), "data": dataset.sha256, "partition": partition.sha256,
+                    "settings": asked.to_json(), "code": json.dumps(identity.code_of(asked))})
     bench = Workbench(flat, scheme, config)
     if comm.rank == 0:
         warn_of_idle(config, bench)
@@ -135,10 +136,9 @@ def require_trainable(partition: Partition, bench: Workbench) -> None:
 def node_copy(config: Config, comm: Comm) -> sources.DataSet:
     """The data, read once per node and mapped by its other ranks; the file has no name any more when this returns."""
     data = config.data
-    read = lambda: sources.load(data.name, data.dir, data.path, data.image_size)  # noqa: E731
     if comm.size == 1:
-        return read()
-    path = share.publish(read()) if comm.local_rank == 0 else ""
+        return content.load(data)
+    path = share.publish(content.load(data)) if comm.local_rank == 0 else ""
     try:
         told = comm.gather_text(json.dumps([comm.hosts[comm.rank], path]))
         paths = comm.share_text(json.dumps({h: p for h, p in map(json.loads, told) if p}) if comm.rank == 0 else None)
@@ -202,14 +202,15 @@ def most_with_public_images(clients: int, images: int) -> float:
     return min(1.0, (math.ceil(1e4 * (dealt + 1) * clients / images - 1e-6) - 1) / 1e4) if dealt >= 2 else 0.0
 
 
-def agree_on(comm: Comm, what: str, text: str) -> None:
-    """RunError on all ranks when they do not hold the same text (code or data differ between nodes)."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    told = comm.gather_text(digest)
-    different = [rank for rank, other in enumerate(told) if other != digest] if comm.rank == 0 else []
-    different = json.loads(comm.share_text(json.dumps(different) if comm.rank == 0 else None))
-    if different:
-        raise RunError(f"ranks {different} have another {what} than rank 0; is the same code and data on all nodes?")
+def agree_on(comm: Comm, texts: dict[str, str]) -> None:
+    """RunError on all ranks when they do not hold the same texts, by what they say (code or data differ between nodes)."""
+    own = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in texts.items()}
+    told = [json.loads(text) for text in comm.gather_text(json.dumps(own))]
+    others = {what: [rank for rank, other in enumerate(told) if other[what] != digest] for what, digest in own.items()}
+    different = json.loads(comm.share_text(json.dumps(others) if comm.rank == 0 else None))
+    found = [f"ranks {ranks} have another {what}" for what, ranks in different.items() if ranks]
+    if found:
+        raise RunError(f"{', '.join(found)} than rank 0; is the same code and data on all nodes?")
 
 
 def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device,
@@ -231,6 +232,7 @@ def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, r
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
     val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
     static = {"config_json": asked.to_json(), "changes_json": "[]", "versions_json": json.dumps(versions.found()),
+              "identity_json": identity.to_json(asked, dataset.sha256),
               "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "parameters": {"model": bench.flat.parameter_count,
@@ -266,7 +268,7 @@ def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
     if job.server:
         checkpoint = folder.newest_good_checkpoint() if request.resume else None
         if checkpoint:
-            states = restore(job, *checkpoint, request.allow_change)
+            states = restore(job, *checkpoint, request)
         elif folder.checkpoints():  # to begin anew would write over what may still be saved
             raise UsageError(f"--resume {folder.path}: no checkpoint is good, the warnings say why; `python -m tools.check "
                              "RUN --repair OUT.h5` saves the rows; without the folder checkpoints/ the run begins anew")
@@ -283,15 +285,40 @@ def begin_anew(job: rounds.Job, folder: RunFolder, request) -> None:
     if stored and config_module.changes(*map(config_module.from_json, (stored, text))):
         raise UsageError(f"--allow-change: {folder.path} has {rows} rows and no checkpoint after which settings could change; "
                          "start another run")
-    if rows and folder.changes() != "[]":
+    record = folder.record() if rows else {}
+    if record.get("changes_json", "[]") != "[]":
         raise UsageError(f"--resume {folder.path}: no checkpoint is left, and its {rows} rows were made with settings that changed "
                          "on the way: they cannot be made again; start another run")
     if rows:
+        changed_origin(record, job.server.static, request, allow_data=False)
         report.warn(f"no checkpoint is left in {folder.checkpoint_folder}: the run begins anew, and its {rows} rows are made again")
     folder.write_config(text)
 
 
-def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict:
+def restore(job: rounds.Job, round: int, tree: dict, request) -> dict:
+    """Take over the state after `round`, and the record of what has changed since; returns the clients' states."""
+    check_can_go_on(round, tree)
+    static = job.server.static
+    static["changes_json"] = tree.get("changes_json", "[]")
+    settings = changed_settings(round, tree, static, request.allow_change)
+    changes = changed_origin(tree, static, request, request.allow_change) | settings
+    if tree["partition"]["sha256"] != static["partition"]["sha256"]:
+        raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
+    if changes:
+        entry = {"after_round": round, **changes}
+        static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
+    if settings:
+        report.say(f"settings changed {report.changes_text(json.dumps([{'after_round': round, **settings}]))}")
+    kept = job.server.restore(round, tree)
+    if settings:
+        job.server.folder.write_config(static["config_json"])
+    job.weights_V.copy_(kept["weights_V"])
+    job.message, job.done = kept["message"], round
+    report.say(f"resuming after round {round}")
+    return kept["states"]
+
+
+def check_can_go_on(round: int, tree: dict) -> None:
     if "message" not in tree:
         raise UsageError(f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
                          "go on with: a study keeps no more without --keep-state. Remove the folder to have it computed anew")
@@ -299,8 +326,9 @@ def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict
     if absent:
         raise UsageError(f"--resume: the checkpoint of round {round} has no {', '.join(absent)}: the weights can be exported, but "
                          "the run cannot go on from it")
-    static = job.server.static
-    static["changes_json"] = tree.get("changes_json", "[]")
+
+
+def changed_settings(round: int, tree: dict, static: dict, allow_change: bool) -> dict[str, list]:
     changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))
     if changes and not allow_change:
         fixed = any(key.startswith(config_module.FIXED) for key in changes)
@@ -308,19 +336,27 @@ def restore(job: rounds.Job, round: int, tree: dict, allow_change: bool) -> dict
                          f"({', '.join(changes)}); " + (
                              "put back config.json: config_json in the checkpoint is the text" if fixed else
                              "--allow-change goes on with these"))
+    return changes
+
+
+def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dict[str, list]:
+    """What else than settings has changed since a record was written; a line tells it.
+
+    UsageError for other data unless they are allowed, for other code with --strict-code.
+    """
+    changes = identity.changes(identity.facts_of(before), identity.facts_of(static))
+    text = identity.text_of(changes)
+    if identity.CONTENT in changes and not allow_data:
+        data = config_module.from_json(static["config_json"]).data
+        raise UsageError(f"--resume: {sources.place_of(data.name, data.dir, data.path)}: the content of the data is not what the "
+                         f"run was trained on ({text}); put the data back" + ", or --allow-change goes on with these" * (not request.allow_change))
+    if request.resume and request.strict_code and any(map(identity.is_code, changes)):
+        raise UsageError(f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "
+                         "--strict-code")
     if changes:
-        entry = {"after_round": round, **changes}
-        static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
-        report.say(f"settings changed {report.changes_text(json.dumps([entry]))}")
-    if tree["partition"]["sha256"] != job.server.static["partition"]["sha256"]:
-        raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
-    kept = job.server.restore(round, tree)
-    if changes:
-        job.server.folder.write_config(static["config_json"])
-    job.weights_V.copy_(kept["weights_V"])
-    job.message, job.done = kept["message"], round
-    report.say(f"resuming after round {round}")
-    return kept["states"]
+        report.warn(f"the rounds from here on come from something else than those before: {text}; recorded in the run"
+                    + "; --strict-code refuses" * any(map(identity.is_code, changes)))
+    return {key: pair for key, pair in changes.items() if key != identity.THREADS}  # which is a setting
 
 
 def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:

@@ -103,10 +103,11 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How and where it runs; nothing here but the seed changes a result on a CPU."""
+    """How and where it runs; on a CPU, of all these only the seed and the number of threads change the bits of the weights."""
 
     seed: int = setting(0, "seed of everything random", low=0)
-    threads: int = setting(1, "CPU threads a rank", low=1, high=4096)
+    threads: int = setting(1, "CPU threads a rank; another number adds in another order and gives other last bits: keep one "
+                              "number for all runs that are compared", low=1, high=4096)
     device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
     deterministic: bool = setting(False, "on GPUs: only operations that give the same bits in each run, or an error that names "
                                          "the one that does not; CPUs always give the same bits")

@@ -1,4 +1,4 @@
-"""The hash of a model's weights. Imports no torch: files are checked on login nodes too."""
+"""Hashes of arrays: of a model's weights, of data. Imports no torch: files are checked on login nodes too."""
 from __future__ import annotations
 
 import hashlib
@@ -7,7 +7,12 @@ import numpy as np
 
 
 def weights_sha256(arrays: dict[str, np.ndarray]) -> str:
-    """64 hex digits over names, dtypes, shapes and bytes (little-endian, C order) in the order of the state dict."""
+    """Of the tensors of a state dict, in its own order: 64 hex digits."""
+    return arrays_sha256(arrays)
+
+
+def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:
+    """64 hex digits over names, dtypes, shapes and bytes (little-endian, C order) in the order of the dict."""
     digest = hashlib.sha256()
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())

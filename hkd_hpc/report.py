@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from hkd_hpc import identity
 from hkd_hpc.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS
 
 
@@ -120,9 +121,8 @@ def nonfinite_text(tested: dict) -> str:
 
 
 def changes_text(changes_json: str) -> str:
-    """after round 2: fed.rounds 2 -> 4; what --allow-change changed in the middle of the run"""
-    return "; ".join(f"after round {change.pop('after_round')}: " + ", ".join(
-        f"{key} {before} -> {after}" for key, (before, after) in change.items()) for change in json.loads(changes_json))
+    """after round 2: fed.rounds 2 -> 4; what changed in the middle of the run, by --allow-change or beside the settings"""
+    return "; ".join(f"after round {change.pop('after_round')}: {identity.text_of(change)}" for change in json.loads(changes_json))
 
 
 def summary_table(history, summary: dict, baselines: dict, folder) -> str:
@@ -151,7 +151,7 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
     lines += [summary["reproducible"]] if summary["reproducible"] else []
-    lines += [f"settings changed {summary['changes']}"] if summary["changes"] else []
+    lines += [f"changed {summary['changes']}"] if summary["changes"] else []
     lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder)]
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, config as config_module, environment, presets, report, versions
+from hkd_hpc import __version__, config as config_module, environment, identity, presets, report, versions
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control import leave
 from hkd_hpc.comm.world import guess_rank
@@ -45,6 +45,7 @@ class Request:
     resume: bool
     may_begin: bool  # --resume=auto: a new run where there is none
     allow_change: bool
+    strict_code: bool
     dry_run: bool
 
 
@@ -67,6 +68,8 @@ def make_parser() -> Parser:
                         help="the same, or begin a new run where --out holds none, as jobs do that may be requeued")
     parser.add_argument("--allow-change", action="store_true",
                         help="with --resume: go on with other settings from here; recorded in the run")
+    parser.add_argument("--strict-code", action="store_true",
+                        help="with --resume: refuse to go on with other code than that of the rounds before")
     parser.add_argument("--dry-run", action="store_true", help="print settings, plan, class histogram, memory and stop")
     parser.add_argument("--help", "-h", action="store_true", help="this text and all settings")
     parser.add_argument("--version", action="store_true", help="the version")
@@ -91,9 +94,11 @@ def parse(arguments: list[str]) -> Request | str:
         raise UsageError("--resume: say which run to resume with --out DIR")
     if options.allow_change and not options.resume:
         raise UsageError("--allow-change: is for --resume; a new run takes any settings")
+    if options.strict_code and not options.resume:
+        raise UsageError("--strict-code: is for --resume; a new run takes any code")
     out = None if options.out is None else Path(os.path.abspath(options.out))
     return Request(config_module.absolute_paths(config), asked, soft, out, options.resume is not None,
-                   options.resume == "auto", options.allow_change, options.dry_run)
+                   options.resume == "auto", options.allow_change, options.strict_code, options.dry_run)
 
 
 def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
@@ -215,10 +220,20 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
         if config.fed.rounds < done:
             raise UsageError(f"--allow-change: fed.rounds={config.fed.rounds}, but {done} rounds are done")
         if folder.summary() and config.fed.rounds == done:
+            check_is_its_own(folder, config_module.from_json(text))
             report.say(f"{folder.path}: already complete ({done} rounds); nothing to do")
             return None
     check_machine(config)
     return config.to_json()
+
+
+def check_is_its_own(folder: RunFolder, config: Config) -> None:
+    """UsageError for a complete metrics.h5 of other settings than config.json has: it was put there."""
+    text = folder.record().get("config_json")
+    other = identity.different(config_module.from_json(text), config) if text else ""
+    if other:
+        raise UsageError(f"--resume {folder.path}: metrics.h5 is that of another run ({other}); put back the one that belongs to "
+                         "config.json, or remove it to have it written anew from the last checkpoint")
 
 
 def stored_text(folder: RunFolder, dry_run: bool) -> str | None:

@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc import config as config_module, versions
+from hkd_hpc import config as config_module, identity, versions
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.digest import weights_sha256
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.history import History
 from hkd_hpc.report import printable
-from hkd_hpc.store.folder import RunFolder, temporary_files
+from hkd_hpc.store.folder import RECORD, RunFolder, temporary_files
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
 from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-STATIC = ("config_json", "changes_json", "versions_json", "partition", "image_shape", "baselines", "world")
+STATIC = (*RECORD, "partition", "image_shape", "baselines", "world")
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,15 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
         with open_tree(folder.metrics_path) as file:
             rows = check_rows(file)
             check_partition(file)
-            return Found(name, f"ok: {rows} rows, {completeness(file, rows, settings_of(file) or config)}")
+            settings = settings_of(file) or config
+            told = completeness(file, rows, settings)
+            if told == "complete" and config and config.fed.rounds == rows and identity.different(settings, config):
+                raise Wrong(f"it is that of another run ({identity.different(settings, config)})", "put back the one that belongs "
+                            "to config.json, or remove it to have it written anew from the last checkpoint")
+            return Found(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
-        return Found(name, reason_of(bad), True, "--resume writes it anew from the newest good checkpoint; "
-                                                 "--repair OUT.h5 saves the rows that can be saved")
+        return Found(name, reason_of(bad), True, getattr(bad, "advice", "") or (
+            "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be saved"))
 
 
 def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> Found:

@@ -20,7 +20,10 @@ _MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
 
 @dataclass(frozen=True)
 class DataSet:
-    """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None."""
+    """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None.
+
+    sha256: of all that (`content`), empty where nobody asked for it.
+    """
 
     name: str
     classes: int
@@ -30,6 +33,7 @@ class DataSet:
     y_test: np.ndarray
     client_train: np.ndarray | None = None
     client_test: np.ndarray | None = None
+    sha256: str = ""
 
 
 def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -40,11 +44,15 @@ def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) ->
     """
     if name not in NAMES:
         raise UsageError(f"data.name={name!r}: allowed are {', '.join(NAMES)}")
-    where = f"data.path={path}" if name in ("file", "folder") else f"data.dir={dir}"
     try:
         _check_present(name, dir, path)
     except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
-        raise UsageError(f"{where}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from error
+        raise UsageError(f"{place_of(name, dir, path)}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from error
+
+
+def place_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> str:
+    """The setting that says where the data are, for messages."""
+    return f"data.path={path}" if name in ("file", "folder") else f"data.dir={dir}" if name != "fmnist" else f"data.name={name}"
 
 
 def _check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -101,6 +109,13 @@ def _head(file: Path, length: int) -> bytes:
             return stream.read(length)
     except OSError as error:
         raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
+
+
+def paths_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> list[Path]:
+    """The files that `load` reads, or the folder of them."""
+    if name in ("file", "folder"):
+        return [Path(path)]
+    return [_BUNDLED] if name == "fmnist" else [Path(dir, file) for file in needed_files(name)]
 
 
 def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size: int | None = None) -> DataSet:

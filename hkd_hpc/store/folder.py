@@ -15,7 +15,8 @@ from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
 TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
-FINAL_PARTS = ("config_json", "global", "global_names", "image_shape", "round", "versions_json")  # of a checkpoint
+RECORD = ("config_json", "changes_json", "versions_json", "identity_json")  # what the rows come from
+FINAL_PARTS = ("config_json", "global", "global_names", "identity_json", "image_shape", "round", "versions_json")  # of a checkpoint
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -103,12 +104,13 @@ class RunFolder:
         except BadFile:
             return {}
 
-    def changes(self) -> str:
-        """What --allow-change has changed, as JSON, in metrics.h5."""
+    def record(self) -> dict[str, str]:
+        """What the rows in metrics.h5 come from, as far as it is there: RECORD, each as JSON."""
         try:
-            return load_tree(self.metrics_path, only=["changes_json"])["changes_json"]
+            with open_tree(self.metrics_path) as file:
+                return {name: file.load(name) for name in RECORD if name in file.names()}
         except BadFile:
-            return "[]"
+            return {}
 
     def checkpoint_path(self, round: int) -> Path:
         """Where the checkpoint after `round` is or will be."""

@@ -1,0 +1,81 @@
+"""The data set of a run with the hash of its content: whatever files it came from, equal images have equal hashes.
+
+To hash 200 MB takes a quarter of a second. What was found is kept on the node's own disk, and holds while the system says
+the same of the files (names, sizes, times) and the code that makes images of them is the same.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc import environment, identity
+from hkd_hpc.config import DataSettings
+from hkd_hpc.data import sources
+from hkd_hpc.digest import arrays_sha256
+from hkd_hpc.errors import RunError
+from hkd_hpc.store.atomic import replace_text
+
+WORTH_KEEPING_BYTES = 1 << 24  # less is hashed as fast as a file is looked up
+
+
+def load(data: DataSettings) -> sources.DataSet:
+    """The data set and the hash of its content. Raises UsageError as `sources.load`."""
+    stamp = stamp_of(data)
+    dataset = sources.load(data.name, data.dir, data.path, data.image_size)
+    if sum(array.nbytes for array in arrays_of(dataset).values()) < WORTH_KEEPING_BYTES:
+        return replace(dataset, sha256=sha256_of(dataset))
+    kept = Path(environment.scratch_folder(os.environ), f"content-{stamp}")
+    sha256 = look_up(kept)
+    if not sha256:
+        sha256 = sha256_of(dataset)
+        if stamp == stamp_of(data):  # nobody wrote to the files while they were read
+            keep(kept, sha256)
+    return replace(dataset, sha256=sha256)
+
+
+def sha256_of(dataset: sources.DataSet) -> str:
+    """64 hex digits over images, labels and client ids of both splits: names, dtypes, shapes and bytes."""
+    return arrays_sha256(arrays_of(dataset))
+
+
+def arrays_of(dataset: sources.DataSet) -> dict[str, np.ndarray]:
+    values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def stamp_of(data: DataSettings) -> str:
+    """A hash of what the system says of the files, and of the code and the setting that make images of them."""
+    found = sorted([str(path), at.st_size, at.st_mtime_ns, at.st_ctime_ns] for path, at in files_of(data))
+    text = json.dumps([identity.package_sha256(), data.name, data.image_size, found])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(data: DataSettings) -> Iterator[tuple[Path, os.stat_result]]:
+    """All files of a data set, with their state; those that cannot be looked at are left out."""
+    for path in sources.paths_of(data.name, data.dir, data.path):
+        inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        for file in inside or [path]:
+            with contextlib.suppress(OSError):
+                yield file, file.stat()
+
+
+def look_up(kept: Path) -> str | None:
+    try:
+        text = kept.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    return text if re.fullmatch("[0-9a-f]{64}", text) else None
+
+
+def keep(kept: Path, sha256: str) -> None:
+    """Where there is room; else it is found again."""
+    with contextlib.suppress(RunError):
+        replace_text(kept, sha256)

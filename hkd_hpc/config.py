@@ -14,6 +14,7 @@ from typing import Any
 
 from hkd_hpc import presets, schemes
 from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.paths import expanded
 from hkd_hpc.settings import allowed_text, build, setting, shown, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
@@ -130,6 +131,7 @@ class CommSettings:
 
 
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
+PATHS = ("data.dir", "data.path")
 FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
 SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,
             "run": RunSettings, "comm": CommSettings}
@@ -172,13 +174,19 @@ def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
 def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
     """({"section.key": raw value} of everything that was asked for, the keys that only a preset asked for)."""
     groups = [preset(name) for name in preset_names]
-    hard = {**(read_toml(file) if file else {}), **dict(split_override(text) for text in overrides)}
+    hard = with_paths({**(read_toml(file) if file else {}), **dict(split_override(text) for text in overrides)})
     scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
     values: dict[str, Any] = {}
     for group in groups:
         alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
         values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
     return {**values, **hard}, set(values) - set(hard)
+
+
+def with_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with ~ and $VARIABLES replaced in the settings that are paths."""
+    return {key: expanded(value, f"{key}=") if key in PATHS and isinstance(value, str) else value
+            for key, value in values.items()}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -258,10 +266,10 @@ def small_file(path: str, option: str) -> bytes:
     """The content of a file of settings. A device or a pipe might never end: LocalUsageError. Raises OSError."""
     if not os.fspath(path) or "\0" in os.fspath(path):
         raise UsageError(f"{option} {path}: is not a name of a file")
-    found = os.stat(path)
+    found = os.stat(name := expanded(path, f"{option} "))
     if found.st_size > CONFIG_BYTES or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes")
-    with open(path, "rb") as file:
+    with open(name, "rb") as file:
         return file.read(CONFIG_BYTES)
 
 

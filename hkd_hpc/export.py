@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_file
 
 
@@ -25,12 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--client", type=int, metavar="I", help="client I's own model instead of the global one")
     options = parser.parse_args(arguments)
     try:
-        arrays = read_model(options.run, options.client)
-        write_model(options.out, arrays)
+        out = Path(expanded(options.out, "--out "))
+        arrays = read_model(Path(expanded(options.run, "")), options.client)
+        write_model(out, arrays)
     except (UsageError, RunError) as error:
         print(f"hkd_hpc: {error}", file=sys.stderr)
         return 2
-    print(f"{options.out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers")
+    print(f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers")
     return 0
 
 

@@ -26,6 +26,7 @@ from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.effects import without_effect
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
+from hkd_hpc.paths import expanded
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -96,7 +97,7 @@ def parse(arguments: list[str]) -> Request | str:
         raise UsageError("--allow-change: is for --resume; a new run takes any settings")
     if options.strict_code and not options.resume:
         raise UsageError("--strict-code: is for --resume; a new run takes any code")
-    out = None if options.out is None else Path(os.path.abspath(options.out))
+    out = None if options.out is None else Path(os.path.abspath(expanded(options.out, "--out ")))
     return Request(config_module.absolute_paths(config), asked, soft, out, options.resume is not None,
                    options.resume == "auto", options.allow_change, options.strict_code, options.dry_run)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hkd_hpc import report, versions
 from hkd_hpc.errors import UsageError
+from hkd_hpc.paths import expanded
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import verdict, watch
@@ -40,7 +41,7 @@ def root_at(root: str | os.PathLike) -> Path:
     """The absolute path; UsageError for a file, and for none (an unset variable): that would be the current folder."""
     if not os.fspath(root):
         raise UsageError("--root: is empty; name a folder")
-    path = Path(os.path.abspath(root))
+    path = Path(os.path.abspath(expanded(root, "--root ")))
     check_no_file(path)
     return path
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hkd_hpc.config import load_toml
 from hkd_hpc.errors import UsageError
+from hkd_hpc.paths import expanded
 from hkd_hpc.settings import unknown
 from jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
 
@@ -75,7 +76,7 @@ class Site:
         """What starts Python on a compute node, in words of the shell; None: the one that the user has active."""
         if self.container is None:
             return self.python
-        image, *binds = (os.path.expanduser(os.path.expandvars(text))
+        image, *binds = (expanded(text, "container: ")
                          for text in [self.container.image, *self.container.binds])
         bind = ["--bind", ",".join(binds)] if binds else []
         return f"{self.container.command} {shlex.join([*bind, image])} {self.python or 'python3'}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hkd_hpc import report
 from hkd_hpc.errors import UsageError
+from hkd_hpc.paths import expanded
 from jobs import results, watch
 from jobs.files import read_cells, read_launches
 
@@ -17,7 +18,7 @@ class Study:
     """What is in `root`; made by `launch`, or for one that was launched before."""
 
     def __init__(self, root: str | os.PathLike) -> None:
-        self.root = Path(os.path.abspath(root))
+        self.root = Path(os.path.abspath(expanded(root, "")))
         self.cells = read_cells(self.root)
         self._launches, self._queue, self._fed_s = 0, watch.Queue(), float("-inf")
         if not self.cells:

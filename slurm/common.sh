@@ -15,6 +15,7 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     refuse_out "$@"
     enter_environment
     OUT=${OUT:-runs/${SLURM_JOB_NAME//\//_}-$SLURM_JOB_ID}
+    OUT=${OUT/#'~/'/$HOME/}  # as the program takes it; no shell does so within quotes
     count_start
     choose_launcher
     run_ranks --out "$OUT" --resume=auto ${preset:+--preset "$preset"} "$@" || code=$?

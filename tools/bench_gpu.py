@@ -29,6 +29,7 @@ import torch
 from hkd_hpc import assemble, config as config_module, rounds, schemes
 from hkd_hpc.comm.control import Alone
 from hkd_hpc.comm.local import LocalComm
+from hkd_hpc.paths import path_argument
 from hkd_hpc.store.folder import RunFolder
 from tools import bare_loop
 from tools.bench_table import header, number
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench_gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: to see that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda is ROCm too")
-    parser.add_argument("--data", type=Path, help="an .npz with x_train y_train x_test y_test instead of random images")
+    parser.add_argument("--data", type=path_argument, help="an .npz with x_train y_train x_test y_test instead of random images")
     parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
     options = parser.parse_args(arguments)
     if not 1 < options.minutes < 10_000:

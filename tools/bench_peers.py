@@ -31,6 +31,7 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc import schemes
+from hkd_hpc.paths import path_argument
 from hkd_hpc.tables import markdown
 from tools import bench_round
 from tools.bench_process import BenchError, Child, descendants, environment, peak_until
@@ -271,7 +272,7 @@ def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=__doc__.splitlines()[0])
-    parser.add_argument("--env", type=Path, default=ROOT / ".bench_peers", help="folder of the peers' environment")
+    parser.add_argument("--env", type=path_argument, default=ROOT / ".bench_peers", help="folder of the peers' environment")
     parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
     parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")
     parser.add_argument("--no-peers", action="store_true", help="the bare loop and ours alone; nothing is installed")

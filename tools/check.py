@@ -24,6 +24,7 @@ from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.digest import weights_sha256
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.history import History
+from hkd_hpc.paths import path_argument
 from hkd_hpc.report import printable
 from hkd_hpc.store.folder import RECORD, RunFolder, temporary_files
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
@@ -338,8 +339,8 @@ class Parser(argparse.ArgumentParser):
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m tools.check", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--repair", type=Path, metavar="OUT.h5",
+    parser.add_argument("run", type=path_argument, help="the run's folder")
+    parser.add_argument("--repair", type=path_argument, metavar="OUT.h5",
                         help="write the rows that can be saved to this new file")
     return parser.parse_args(arguments)
 

@@ -33,6 +33,7 @@ from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.config import difference as difference_of, from_json, read_toml, resolve, split_override
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.tables import COLUMNS, interval, markdown
@@ -330,6 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of all runs, over the spec's")
     options = parser.parse_intermixed_args(arguments)
     try:
+        options.root = Path(expanded(options.root, "--root "))
         study = read_study(options.spec)
         study = replace(study, settings={**study.settings, **dict(map(split_override, options.settings))})
         check(study, options.root, options.jobs)

@@ -6,6 +6,7 @@ import sys
 
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.paths import expanded
 
 _USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
 
@@ -37,7 +38,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         return _say("fmnist ships with the package: there is nothing to prepare")
     if not arguments.dir:
         raise UsageError(f"--dir is missing: python -m hkd_hpc.data prepare {arguments.name} --dir DIR")
-    prepare(arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), arguments.dir, _say)
+    prepare(arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), expanded(arguments.dir, "--dir "), _say)
 
 
 def main(words: list[str]) -> int:

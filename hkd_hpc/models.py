@@ -18,6 +18,7 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.config import ModelSettings
 from hkd_hpc.convolution import prefer_channels_last, reformulate
 from hkd_hpc.errors import UsageError
+from hkd_hpc.frames import place_of
 
 
 class Net(nn.Module):
@@ -139,8 +140,8 @@ def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int
     try:
         net = cls(classes, settings.latent) if isinstance(cls, type) else None
     except Exception as error:
-        raise UsageError(f"{what}: {cls.__name__}({classes}, {settings.latent}) raised {type(error).__name__}: {error}"
-                         ) from error
+        raise UsageError(f"{what}: {place_of(error)}{cls.__name__}({classes}, {settings.latent}) raised "
+                         f"{type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
         raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
     out = probe(net, image_shape, what)
@@ -158,7 +159,7 @@ def probe(net: nn.Module, image_shape: tuple[int, int, int], what: str):
         with torch.no_grad():
             return net(torch.zeros(2, *image_shape))
     except Exception as error:
-        raise UsageError(f"{what}: forward on float32 images of shape {(2, *image_shape)} raised "
+        raise UsageError(f"{what}: {place_of(error)}forward on float32 images of shape {(2, *image_shape)} raised "
                          f"{type(error).__name__}: {error}") from error
     finally:
         net.train()

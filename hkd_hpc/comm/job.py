@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import time
-import traceback
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +22,7 @@ from hkd_hpc.comm.star import Hub, Spoke
 from hkd_hpc.comm.watch import ForkedGuard, StartGuard, launcher_chain, speak
 from hkd_hpc.comm.world import Hint, check_world, guess_rank, read_hint, without_mpi
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.frames import place_of, trace_of
 
 if TYPE_CHECKING:
     from hkd_hpc.comm.base import Comm
@@ -37,7 +37,8 @@ class World:
     """All processes of the job. Use as a context manager: what leaves the block decides how the job ends.
 
     UsageError: exit code 2, one line. RunError: 1, one line. KeyboardInterrupt: 130, one line. Other exceptions, and
-    SystemExit while others work on: 1, with the traceback. One message for the whole job, then every rank ends.
+    SystemExit while others work on: 1, with the line of a user's own code that failed, and the traceback. One message for
+    the whole job, then every rank ends.
     """
 
     def __init__(self, hint: Hint, members: list[Member], control: Control | Alone, address: str,
@@ -129,8 +130,8 @@ class World:
         if isinstance(error, SystemExit):
             code = error.code % 256 or 1 if isinstance(error.code, int) else 1  # the system keeps 8 bits: 256 would be success
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Failure(f"{where}: failed with {type(error).__name__}: {text_of(error)}\n{text}", 1)
+        headline = f"{where}: {place_of(error)}failed with {type(error).__name__}: {text_of(error)}"
+        return Failure(f"{headline}\n{trace_of(error)}", 1)
 
 
 def text_of(error: BaseException) -> str:

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import traceback
 
 from hkd_hpc.errors import UsageError
+from hkd_hpc.frames import own_frame
 from hkd_hpc.settings import KINDS, is_setting, type_text
 
 REGISTRY = {
@@ -55,7 +55,7 @@ def load_class(address: str, what: str):
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(f"{what}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from None
+        raise UsageError(f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?") from None
     except Exception as error:
         if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
             raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
@@ -67,5 +67,5 @@ def load_class(address: str, what: str):
 
 def _line_of(error: Exception) -> str:
     """Where in a user's module it happened: " (file, line 3)"."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else ""
+    frame = own_frame(error)
+    return f" ({frame.filename}, line {frame.lineno})" if frame and not isinstance(error, SyntaxError) else ""

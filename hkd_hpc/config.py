@@ -172,9 +172,11 @@ def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
 
 
 def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
-    """({"section.key": raw value} of everything that was asked for, the keys that only a preset asked for)."""
-    groups = [preset(name) for name in preset_names]
-    hard = with_paths({**(read_toml(file) if file else {}), **dict(split_override(text) for text in overrides)})
+    """({"section.key": raw value} of everything that was asked for, the keys that only a preset or a run's config.json
+    asked for)."""
+    stored, given = read_file(file) if file else ({}, {})
+    groups = [*(preset(name) for name in preset_names), stored]
+    hard = with_paths({**given, **dict(split_override(text) for text in overrides)})
     scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
     values: dict[str, Any] = {}
     for group in groups:
@@ -216,8 +218,13 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
 
 def from_json(text: str) -> Config:
     """The Config that `Config.to_json` wrote, in this version or an earlier one."""
-    return from_values(BEFORE_IT_WAS_A_SETTING | {f"{section}.{key}": value for section, keys in json.loads(text).items()
-                                                  for key, value in keys.items()})
+    return from_values(stored_values(text))
+
+
+def stored_values(text: str) -> dict[str, Any]:
+    """{"section.key": value} of what `Config.to_json` wrote."""
+    return BEFORE_IT_WAS_A_SETTING | {f"{section}.{key}": value for section, keys in json.loads(text).items()
+                                      for key, value in keys.items()}
 
 
 def str_or_shown(value: Any) -> str:
@@ -239,6 +246,20 @@ def split_override(text: str) -> tuple[str, str]:
     return key, value
 
 
+def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a run stored in its config.json, what a TOML file gives), one of them empty."""
+    text = file_text(path, "--config")
+    if not text.lstrip().startswith("{"):  # as no TOML does
+        return {}, read_toml(path)
+    try:
+        from_json(text)
+    except UsageError as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UsageError(f"--config {path}: is no whole config.json of a run ({error})") from None
+    return stored_values(text), {}
+
+
 def read_toml(path: str) -> dict[str, Any]:
     """{"section.key": value} of a TOML file with one table per section."""
     tables = load_toml(path, "--config")
@@ -255,10 +276,18 @@ def load_toml(path: str, option: str) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
-        return tomllib.loads(small_file(path, option).decode())
+        return tomllib.loads(file_text(path, option))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits
+        raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
+
+
+def file_text(path: str, option: str) -> str:
+    """The text of a file of settings; UsageError names the option that gave it."""
+    try:
+        return small_file(path, option).decode()
     except OSError as error:
         raise LocalUsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits
+    except UnicodeDecodeError as error:
         raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
 
 

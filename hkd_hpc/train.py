@@ -41,7 +41,7 @@ class Request:
 
     config: Config
     asked: dict[str, Any]  # the settings given by preset, file or name, raw
-    soft: set[str]  # those of them that only a preset gave
+    soft: set[str]  # those of them that only a preset gave, or a run's config.json
     out: Path | None  # None: a new folder below runs/
     resume: bool
     may_begin: bool  # --resume=auto: a new run where there is none
@@ -62,7 +62,8 @@ def make_parser() -> Parser:
                     description="Federated training; one MPI rank is one client, rank 0 the server.")
     parser.add_argument("--preset", action="append", default=[], metavar="P",
                         help="named settings, may be repeated: " + ", ".join(presets.PRESETS))
-    parser.add_argument("--config", metavar="FILE.toml", help="settings from a TOML file, one table per section")
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, one table per section; or from the "
+                        "config.json of a run, which is repeated")
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)")
     parser.add_argument("--resume", action="store_const", const="run", help="go on from the newest good checkpoint in --out")
     parser.add_argument("--resume=auto", action="store_const", const="auto", dest="resume",

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Any scheme and setting, with as many ranks as --ntasks says: all arguments go to hkd_hpc.train.
 #
-#     sbatch slurm/train.sh [--preset P] [--config FILE.toml] [section.key=value ...]
+#     sbatch slurm/train.sh [--preset P] [--config FILE] [section.key=value ...]
 #
 # Partition, account, GPUs and time are sbatch's options or the lines below; README.md beside this file has the rest.
 #SBATCH --job-name=train

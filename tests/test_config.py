@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -370,3 +371,48 @@ def test_help_lists_the_settings_of_the_scheme_that_is_asked_for():
     assert "scheme.nu=0.25" in config.help_text() and "scheme.tau" not in config.help_text()
     moon = config.help_text("moon")
     assert "scheme.tau=0.5" in moon and "scheme.nu" not in moon and "controls, as scheme.name: local, central" in moon
+
+
+# --- the config.json of a run
+
+def stored_at(tmp_path, *overrides, without=()):
+    """The path of what a run with these settings stores; an earlier version lacked the keys in `without`."""
+    stored = json.loads(config.absolute_paths(config.resolve(overrides=overrides)).to_json())
+    for section, key in without:
+        del stored[section][key]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    return str(tmp_path / "config.json")
+
+
+def test_a_run_is_repeated_from_its_own_settings(tmp_path):
+    path = stored_at(tmp_path, "scheme.name=moon", "scheme.mu=0.5", "fed.rounds=3", "run.seed=7", "data.val_fraction=0.125")
+    repeated = config.resolve(file=path)
+    assert (repeated.scheme.name, repeated.scheme.mu, repeated.fed.rounds, repeated.run.seed) == ("moon", 0.5, 3, 7)
+    assert config.resolve(["cifar10"], path, ["run.seed=8"]) == config.from_json(
+        repeated.to_json().replace('"seed": 7', '"seed": 8'))
+
+
+def test_what_a_run_stored_was_given_by_nobody(tmp_path):
+    asked, soft = config.collect(file=stored_at(tmp_path, "data.partition=iid"), overrides=["data.beta=0.1"])
+    assert set(asked) - soft == {"data.beta"}
+
+
+def test_another_scheme_leaves_the_stored_ones_own_settings_behind(tmp_path):
+    other = config.resolve(file=stored_at(tmp_path, "scheme.name=moon", "scheme.mu=0.25", "fed.rounds=3"),
+                           overrides=["scheme.name=fedprox"])
+    assert (other.scheme.name, other.scheme.mu, other.fed.rounds) == ("fedprox", 0.5, 3)
+
+
+def test_config_json_of_an_earlier_version(tmp_path):
+    path = stored_at(tmp_path, "fed.rounds=3", without=[("model", "convolution"), ("fed", "drop_rate")])
+    assert config.resolve(file=path).model.convolution == "library"  # what was computed then
+    assert config.resolve(file=path).fed.drop_rate == 0.0
+
+
+@pytest.mark.parametrize("text, part", [
+    ('{"fed": ', "is no whole config.json of a run"), ('{"fed": 3}', "is no whole config.json of a run"),
+    ('{"fed": {"rounds": -1}}', "fed.rounds=-1: not allowed"), ('{"fed": {"gone": 1}}', "fed.gone: no such setting")])
+def test_a_damaged_config_json_is_one_line(tmp_path, text, part):
+    (tmp_path / "config.json").write_text(text)
+    message = refusal(file=str(tmp_path / "config.json"))
+    assert message.startswith(f"--config {tmp_path}/config.json: ") and part in message and "\n" not in message

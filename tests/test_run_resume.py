@@ -162,6 +162,11 @@ def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
     assert toy.rows(tmp_path / "run") == toy.rows(whole)
 
 
+def test_a_run_is_repeated_from_its_own_config_json_to_the_same_bits(tmp_path, whole):
+    [output] = toy.train_ok(1, "--config", whole / "config.json", "--out", tmp_path / "again")
+    assert toy.rows(tmp_path / "again") == toy.rows(whole) and "has no effect" not in output
+
+
 def test_a_complete_run_is_left_alone(tmp_path, data, whole):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.lazy import torch
+from hkd_hpc.precision import real
 
 if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
@@ -175,7 +176,7 @@ def sharer_weights(rule: str, count_MC: torch.Tensor) -> torch.Tensor:
     """
     if rule == "count":
         return count_MC
-    shares_MC = (count_MC > 0).float()
+    shares_MC = real(count_MC > 0)
     if rule == "uniform":
         return shares_MC
     sharers_from_here_MC = shares_MC.flip(0).cumsum(0).flip(0)
@@ -201,4 +202,4 @@ def mean_by_count(value_MCX: torch.Tensor, count_MC: torch.Tensor) -> tuple[torc
     value = torch.where(count[..., None] > 0, value_MCX.double(), 0.0)
     total_C = count.sum(0)
     mean_CX = (count[..., None] * value).sum(0) / total_C.clamp(min=1.0)[:, None]
-    return mean_CX.float(), total_C
+    return real(mean_CX), total_C

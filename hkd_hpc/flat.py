@@ -20,6 +20,7 @@ import torch
 
 from hkd_hpc.convolution import TapConv2d
 from hkd_hpc.errors import UsageError
+from hkd_hpc.precision import real_type
 from hkd_hpc.store.tree import is_name
 
 ALIGN = 16
@@ -60,7 +61,7 @@ class FlatModel:
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
         self.net = net.to(device)
         self.slots, trainable, total = _slots(net)
-        self.values_V = torch.zeros(total, dtype=torch.float32, device=device)
+        self.values_V = torch.zeros(total, device=device)
         self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
         self.taps = [module for module in net.modules() if isinstance(module, TapConv2d)]
         self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
@@ -201,5 +202,5 @@ def _require_storable(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_complex() or tensor.layout != torch.strided:
         kind = "complex" if tensor.is_complex() else tensor.layout
         raise UsageError(f"model.name: {name} is {kind}; the tensors of a model must be dense, and float32, whole numbers or bool")
-    if tensor.is_floating_point() and tensor.dtype != torch.float32:
-        raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be float32")
+    if tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype():
+        raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be {real_type()}")

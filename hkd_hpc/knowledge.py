@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 
 DISTANCES = ("paper", "squared", "mse")
 SOFT_DISTANCES = (*DISTANCES, "kl", "kl_wrong_sign")
@@ -33,7 +34,7 @@ def class_means(value_NX: torch.Tensor, y_N: torch.Tensor, classes: int) -> tupl
     one_hot_NC = F.one_hot(y_N, classes).to(torch.float64)
     count_C = one_hot_NC.sum(0)
     mean_CX = (one_hot_NC.T @ value_NX.to(torch.float64)) / count_C.clamp(min=1.0)[:, None]
-    return mean_CX.float(), count_C.float()
+    return real(mean_CX), real(count_C)
 
 
 def shared_classes(count_C: torch.Tensor, nu: float, rule: str = "absolute", min_count: int = 1) -> torch.Tensor:
@@ -65,7 +66,7 @@ def gaussian_noise(std_C: torch.Tensor, latent: int, random: np.random.Generator
     Drawn for all classes, so that a class's draw does not depend on which others are shared.
     """
     unit_CD = random.standard_normal((len(std_C), latent)).astype(np.float32)
-    return torch.from_numpy(unit_CD).to(std_C.device) * std_C[:, None]
+    return torch.from_numpy(unit_CD).to(std_C) * std_C[:, None]
 
 
 def distance(form: str, value_KX: torch.Tensor, target_KX: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from hkd_hpc.errors import UsageError
+from hkd_hpc.precision import real_type
 
 LIMIT_BYTES = 2**31 - 1  # numpy counts a record's bytes in a C int: beyond it, it refuses, or wraps without a word
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -21,7 +23,7 @@ def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
 
     UsageError for more than LIMIT_BYTES.
     """
-    nbytes = 4 * _count(tensors) + 8 * (_count(numbers) + _count(whole))
+    nbytes = real_type().itemsize * _count(tensors) + 8 * (_count(numbers) + _count(whole))
     if nbytes > LIMIT_BYTES:
         largest = max(tensors, key=lambda name: math.prod(tensors[name]), default="")
         raise UsageError(f"a report or message of the scheme has {nbytes:,} bytes, the most in {largest!r}, and at most "
@@ -29,7 +31,7 @@ def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
                          "smaller model.latent")
     fields = [(name, "<i8", shape) for name, shape in whole.items()]
     fields += [(name, "<f8", shape) for name, shape in numbers.items()]
-    inner = [(name, "<f4", shape) for name, shape in tensors.items()]
+    inner = [(name, real_type(), shape) for name, shape in tensors.items()]
     return np.dtype(fields + ([("tensors", inner)] if inner else []))
 
 
@@ -54,7 +56,7 @@ def tensors_of(records: np.ndarray, device="cpu") -> dict[str, torch.Tensor]:
     if "tensors" not in (records.dtype.names or ()):
         return {}
     inner = records["tensors"]
-    return {name: torch.from_numpy(np.array(inner[name], dtype=np.float32)).to(device) for name in inner.dtype.names}
+    return {name: torch.from_numpy(np.array(inner[name])).to(device) for name in inner.dtype.names}
 
 
 def as_bytes(records: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.history import PHASES
+from hkd_hpc.precision import real_type
 from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.worker import Worker, unpack_counters
@@ -174,16 +175,16 @@ def state_shapes(job: Job, round: int) -> payload.Shapes:
 
 def pack_state(shapes: payload.Shapes, state: dict) -> np.ndarray:
     """A client's state (tensors or arrays by name) as uint8: float32s, first which it holds, then all, absent ones 0."""
-    held = np.array([name in state for name in shapes], np.float32)
+    held = np.array([name in state for name in shapes], real_type())
     parts = [torch.as_tensor(state[name]).detach().cpu().numpy().reshape(-1) if name in state
-             else np.zeros(math.prod(shape), np.float32) for name, shape in shapes.items()]
-    return np.concatenate([held, *parts], dtype=np.float32).view(np.uint8)
+             else np.zeros(math.prod(shape), real_type()) for name, shape in shapes.items()]
+    return np.concatenate([held, *parts], dtype=real_type()).view(np.uint8)
 
 
 def unpack_state(shapes: payload.Shapes, block: np.ndarray) -> dict[str, np.ndarray]:
     """The inverse of `pack_state`: what is held, as float32 arrays of their own."""
     ends = np.cumsum([len(shapes), *map(math.prod, shapes.values())])
-    held, *parts = np.split(block.view(np.float32), ends)
+    held, *parts = np.split(block.view(real_type()), ends)
     return {name: np.array(part).reshape(shape)
             for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
 

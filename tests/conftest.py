@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -26,6 +27,29 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def float64():
+    """The product computes in float64, as oracles do (see hkd_hpc/precision.py)."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def in_float64():
+    with float64():
+        yield
+
+
+@pytest.fixture(scope="module")
+def module_in_float64():
+    with float64():
+        yield
 
 
 @pytest.fixture

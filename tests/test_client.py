@@ -72,6 +72,7 @@ def test_a_client_without_test_images(toy_bench, toy_net, toy_client):
     assert run(toy_bench(toy_net()), client).test.correct == 0
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("round, lr", [(1, 1e-3), (11, 5e-4)])
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr, clip):
@@ -93,8 +94,8 @@ def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr,
             adam.step()
     own = bench.flat.net.state_dict()
     for name, tensor in net.state_dict().items():
-        np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), atol=1e-6, err_msg=name)
-    assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-5)  # over the images of the last epoch
+        np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), rtol=0, atol=1e-12, err_msg=name)
+    assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-12)  # over the images of the last epoch
     net.eval()
     correct = (net(normalise(client.x_test))[1].argmax(1) == client.y_test).sum().item()
     assert result.test.correct == correct

@@ -26,6 +26,7 @@ def largest_difference(flat: FlatModel, plain: nn.Module) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(flat.net.state_dict().values(), plain.state_dict().values()))
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_twenty_steps_equal_torch(clip):
     flat, plain = two_equal_nets()
@@ -40,7 +41,7 @@ def test_twenty_steps_equal_torch(clip):
             nn.utils.clip_grad_norm_(plain.parameters(), clip)
         adam.step(1e-2)
         reference.step()
-        assert largest_difference(flat, plain) < 1e-6
+        assert largest_difference(flat, plain) < 1e-12
     assert float((flat.parameters_P).abs().sum()) > 0
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -55,7 +56,7 @@ class FedAlign(Scheme):
                 "alignment": self._alignment(client, maps, entropy.detach()) if self.settings.mu else nothing}
 
     def _alignment(self, client, maps, entropy):
-        input_BCHW, output_BCHW = (each.detach().float() for each in maps)  # train.precision=bf16
+        input_BCHW, output_BCHW = (real(each.detach()) for each in maps)  # train.precision=bf16
         slim_BCHW = input_BCHW[:, :share(input_BCHW.shape[1], self.settings.width)]
         student_B = largest_singular_value(slim_BCHW, slim(client.net.last_stage, slim_BCHW, self.settings.width),
                                            self.settings.iterations)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -105,7 +106,7 @@ class FedGen(Scheme):
     def _generated_term(self, client, size):
         s, cache = self.settings, client.cache
         count = size if s.form == "paper" else s.generator_batch
-        y_B = as_tensor(cache["random"].choice(cache["labels"], count, p=cache["law"]), client.y_train)
+        y_B = torch.from_numpy(cache["random"].choice(cache["labels"], count, p=cache["law"])).to(client.y_train.device)
         logits_BC = client.net.classifier(self._generate_for(client, y_B))
         return s.alpha * cache["factor"] * (count / size) * F.cross_entropy(logits_BC, y_B)
 
@@ -115,15 +116,15 @@ class FedGen(Scheme):
         return self.settings.beta * client.cache["factor"] * divergence
 
     def _generate_for(self, client, y_B):
-        noise_BN = as_tensor(self._noise(client.cache["random"], len(y_B)), client.y_train)
+        noise_BN = self._noise(client.cache["random"], len(y_B)).to(y_B.device)
         return generate(client.message, noise_BN, y_B, self.facts.classes, training=False)
 
     def _noise(self, random, size):
         draw = random.standard_normal if self.settings.form == "paper" else random.random
-        return draw((size, self.settings.noise_size), "float32")
+        return real(torch.from_numpy(draw((size, self.settings.noise_size), "float32")))
 
     def report(self, client):
-        count_C = torch.bincount(client.y_train, minlength=self.facts.classes).float()
+        count_C = real(torch.bincount(client.y_train, minlength=self.facts.classes))
         head = client.net.classifier
         return {"count_C": count_C, "head_CD": head.weight.detach().clone(), "head_bias_C": head.bias.detach().clone()}
 
@@ -144,7 +145,7 @@ class FedGen(Scheme):
         shapes, state = self.generator_shapes(), {}
         for name, shape in shapes.items():
             inputs = shapes["weight1" if name == "bias1" else "weight2" if name == "bias2" else name][-1]
-            state[name] = torch.from_numpy(random.uniform(-1, 1, shape).astype("float32")) / inputs ** 0.5
+            state[name] = real(torch.from_numpy(random.uniform(-1, 1, shape))) / inputs ** 0.5
         state["scale"], state["shift"] = torch.ones(shapes["scale"]), torch.zeros(shapes["shift"])
         state["mean"], state["variance"] = torch.zeros(shapes["scale"]), torch.ones(shapes["scale"])
         for name, shape in shapes.items():
@@ -157,7 +158,7 @@ class FedGen(Scheme):
         parameters = {name: state[name].detach().requires_grad_() for name in names}
         labels, law = label_law(self.settings.form, reports["count_C"].sum(0))
         y_B = torch.from_numpy(random.choice(labels, self.settings.generator_batch, p=law))
-        noise_BN = torch.from_numpy(self._noise(random, len(y_B)))
+        noise_BN = self._noise(random, len(y_B))
         latent_BD = generate({**state, **parameters}, noise_BN, y_B, self.facts.classes, training=True)
         teach = ensemble_loss if self.settings.form == "paper" else teacher_loss
         loss = teach(latent_BD, y_B, reports) + diversity_loss(noise_BN, latent_BD)
@@ -168,7 +169,7 @@ class FedGen(Scheme):
 
 def generate(parameters, noise_BN, y_B, classes, training):
     """Latent vectors (B, D): [noise, one-hot y] -> Linear, BatchNorm, ReLU -> Linear."""
-    x_BX = torch.cat([noise_BN, F.one_hot(y_B, classes).float()], dim=1)
+    x_BX = torch.cat([noise_BN, real(F.one_hot(y_B, classes))], dim=1)
     hidden_BH = F.linear(x_BX, parameters["weight1"], parameters["bias1"])
     hidden_BH = F.batch_norm(hidden_BH, parameters["mean"], parameters["variance"], parameters["scale"],
                              parameters["shift"], training=training)
@@ -213,7 +214,3 @@ def adam_step(state, gradients, lr, weight_decay):
         square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         denominator = (square / (1 - BETAS[1] ** steps)).sqrt().add_(EPS)
         state[name] = state[name] - lr / (1 - BETAS[0] ** steps) * mean / denominator
-
-
-def as_tensor(array, like):
-    return torch.from_numpy(array).to(like.device)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hkd_hpc import knowledge
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -112,7 +113,7 @@ class FedHKD(Scheme):
         soft_CC, _ = knowledge.class_means(F.softmax(logits_NC / s.temperature, dim=1), y_N, classes)
         noise = client.random("noise")
         feature_CD += knowledge.feature_noise(s.noise, count_C, self.facts.latent, s.zeta, s.sigma, noise)
-        shared_C1 = knowledge.shared_classes(count_C, s.nu, s.nu_rule, s.min_count).float()[:, None]
+        shared_C1 = real(knowledge.shared_classes(count_C, s.nu, s.nu_rule, s.min_count))[:, None]
         return {"count_C": count_C * shared_C1[:, 0], "feature_CD": feature_CD * shared_C1, "soft_CC": soft_CC * shared_C1}
 
     def combine(self, server, reports):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hkd_hpc.errors import UsageError
 from hkd_hpc.images import normalise
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -85,7 +86,7 @@ class FedMD(Scheme):
         return {"soft_AC": F.softmax(logits_AC / self.settings.temperature, dim=1)}
 
     def combine(self, server, reports):
-        return {"soft_AC": reports["soft_AC"].double().mean(0).float()}
+        return {"soft_AC": real(reports["soft_AC"].double().mean(0))}
 
 
 @contextmanager

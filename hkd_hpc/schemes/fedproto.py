@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hkd_hpc import knowledge
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import F, torch
+from hkd_hpc.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -51,7 +52,7 @@ class FedProto(Scheme):
 
     def begin(self, client):
         known_C = client.message["count_C"] > 0
-        client.cache.update(known_C=known_C.float(), any_known=bool(known_C.any()))
+        client.cache.update(known_C=real(known_C), any_known=bool(known_C.any()))
 
     def loss(self, client, batch):
         feature_BD, logits_BC = client.net(batch.x_BCHW)

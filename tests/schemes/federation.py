@@ -14,7 +14,6 @@ from hkd_hpc.comm.local import LocalComm
 
 SMALL = ("fed.clients=3", "fed.rounds=4", "train.epochs=1", "train.batch_size=16", "model.latent=8",
          "data.fraction=0.6")
-LIBRARY = "model.convolution=library"  # for long float64 oracles: their seeds meet no kink of a ReLU with its rounding
 SHORT_GENERATOR = ("scheme.hidden=16", "scheme.noise_size=4", "scheme.generator_epochs=2", "scheme.generator_steps=2",
                    "scheme.generator_batch=8")
 OFF = {"fedavg": (), "fedprox": ("scheme.mu=0",), "moon": ("scheme.mu=0",), "fedalign": ("scheme.mu=0",),

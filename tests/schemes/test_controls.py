@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from federation import LIBRARY, Federation, save_images, settings
+from federation import Federation, save_images, settings
 from plain import assert_same_model, double, train
 
 import toy
@@ -31,8 +31,9 @@ def loaded(run: Federation, values_V: torch.Tensor) -> torch.nn.Module:
     return copy.deepcopy(run.net)
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_local_clients_never_hear_of_each_other(data):
-    run = Federation(data, "local", LIBRARY)
+    run = Federation(data, "local")
     expected = [plain_rounds(run, client, 2) for client in run.clients]
     run.play(2)
     for client, net in zip(run.clients, expected):
@@ -56,8 +57,9 @@ def test_local_client_that_is_not_sampled_keeps_its_model(data):
         before = {client.id: client.state["model"] for client in run.clients if "model" in client.state}
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_central_trains_on_exactly_the_images_of_the_federation(data):
-    federation, central = Federation(data, "fedavg"), Federation(data, "central", LIBRARY)
+    federation, central = Federation(data, "fedavg"), Federation(data, "central")
     (pool,) = central.clients
     for kind in ("train", "test"):
         assert _images(pool, kind) == sorted(sum((_images(client, kind) for client in federation.clients), []))

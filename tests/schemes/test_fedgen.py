@@ -54,7 +54,7 @@ def some_reports(clients: int = 3, classes: int = 3, latent: int = 4) -> dict[st
     count_MC[0, 1] = count_MC[:, -1] = 0
     made = {"count_C": count_MC, "head_CD": random.normal(size=(clients, classes, latent)),
             "head_bias_C": random.normal(size=(clients, classes))}
-    return {name: torch.from_numpy(array.astype("f4")) for name, array in made.items()}
+    return {name: torch.as_tensor(array, dtype=torch.get_default_dtype()) for name, array in made.items()}
 
 
 # ---- sizes and defaults
@@ -134,7 +134,7 @@ def train_plainly(scheme, state, reports, random, steps: int, lr: float) -> nn.S
     labels = [c for c in range(3) if reports["count_C"][:, c].sum() > 0]
     for _ in range(steps):
         y_B = random.choice(labels, s.generator_batch).tolist()
-        noise = torch.from_numpy(random.random((len(y_B), s.noise_size), "float32"))
+        noise = torch.from_numpy(random.random((len(y_B), s.noise_size), "float32")).double()
         latent = net(torch.cat([noise, torch.eye(3)[y_B]], 1))
         share = reports["count_C"] / reports["count_C"].sum(0).clamp(min=1)
         teacher = sum((share[i, y_B] * F.cross_entropy(latent @ reports["head_CD"][i].T + reports["head_bias_C"][i],
@@ -150,9 +150,10 @@ def train_plainly(scheme, state, reports, random, steps: int, lr: float) -> nn.S
 def assert_same_generator(state: dict, module: nn.Module, atol: float) -> None:
     expected = [p.detach() for p in module.parameters()] + [module[1].running_mean, module[1].running_var]
     for name, tensor in zip((*PARTS, "mean", "variance"), expected):
-        np.testing.assert_allclose(state[name].detach().numpy(), tensor.numpy(), atol=atol, err_msg=name)
+        np.testing.assert_allclose(state[name].detach().numpy(), tensor.numpy(), rtol=0, atol=atol, err_msg=name)
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_ten_steps_equal_torchs_adam():
     scheme = scheme_of(hidden=12, noise_size=3, generator_batch=6, weight_decay=0.5, generator_epochs=2, generator_steps=5,
                        generator_lr=0.01)
@@ -161,24 +162,25 @@ def test_ten_steps_equal_torchs_adam():
     before, server.round = {name: tensor.clone() for name, tensor in server.state.items()}, 1
     message = scheme.combine(server, reports)
     expected = train_plainly(scheme, before, reports, rng.stream(4, "generator", 1), 10, 0.01)
-    assert_same_generator(message, expected, 2e-5)
+    assert_same_generator(message, expected, 1e-12)
     assert float((message["weight1"] - before["weight1"]).abs().max()) > 0.05 and server.state["adam_steps"] == 10
     assert message["count_C"].tolist() == reports["count_C"].sum(0).tolist()
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_adam_against_torch_on_given_gradients():
     random = torch.Generator().manual_seed(0)
     start, gradients = torch.randn(7, generator=random), torch.randn(10, 7, generator=random)
-    parameter = nn.Parameter(start.clone().double())
+    parameter = nn.Parameter(start.clone())
     adam = torch.optim.Adam([parameter], lr=0.03, weight_decay=0.2)
     state = {"p": start.clone(), "adam_mean_p": torch.zeros(7), "adam_square_p": torch.zeros(7),
              "adam_steps": torch.zeros(())}
     for gradient in gradients:
-        parameter.grad = gradient.double()
+        parameter.grad = gradient
         adam.step()
         state["adam_steps"] += 1
         fedgen.adam_step(state, {"p": gradient}, 0.03, 0.2)
-        np.testing.assert_allclose(state["p"].numpy(), parameter.detach().numpy(), atol=1e-6)
+        np.testing.assert_allclose(state["p"].numpy(), parameter.detach().numpy(), rtol=0, atol=1e-12)
 
 
 def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, toy_bench, toy_net, toy_client):
@@ -356,6 +358,7 @@ def test_a_head_that_is_no_matrix_and_bias_is_refused(toy_bench, toy_net, toy_cl
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
     more = ("scheme.noise_size=3", "scheme.hidden=6", "scheme.generator_batch=5", "train.epochs=3", "scheme.alpha=0.5")
     bench, client = toy_bench(toy_net(), "fedgen", *more), toy_client(LABELS, id=2)

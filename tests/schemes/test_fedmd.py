@@ -239,6 +239,7 @@ def test_one_public_image(data, rule):
         Federation(data, "fedmd", "data.public_fraction=0.004", f"scheme.public_batchnorm={rule}")
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
     """public_batchnorm=keep: the public pass in train mode, on copies of the running statistics."""
     bench, client = toy_bench(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)

@@ -120,6 +120,7 @@ def test_other_means_of_the_prototypes(toy_bench, toy_net, rule, expected):
     assert message["feature_CD"][:, 0].tolist() == expected and message["count_C"].tolist() == [4.0, 2.0, 0.0]
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
     bench, client = toy_bench(toy_net(), "fedproto", "scheme.lam=3", "train.epochs=3"), toy_client(LABELS, id=2)
     prototype_CD = torch.arange(12.0).reshape(3, 4) / 5

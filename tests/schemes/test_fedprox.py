@@ -102,6 +102,7 @@ def test_first_step_feels_nothing(toy_bench, toy_net, toy_client):
     assert torch.equal(*weights) and result.loss_by_term[1] == 0.0
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("mu", [0.5, 20.0])
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, mu):
     bench, client = toy_bench(toy_net(), "fedprox", f"scheme.mu={mu}", "train.epochs=3"), toy_client(LABELS, id=2)

@@ -148,6 +148,7 @@ def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_bench, toy_
     assert not torch.allclose(client.cache["global_ND"], client.cache["previous_ND"])
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
     bench, client = toy_bench(toy_net(), "moon", "scheme.mu=2", "train.epochs=3"), toy_client(LABELS, id=2)
     previous = toy_bench(toy_net(seed=1), "moon").flat

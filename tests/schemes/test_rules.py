@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from federation import LIBRARY, Federation, same_model, save_images, settings
+from federation import Federation, same_model, save_images, settings
 from plain import assert_same_model, double, images, train
 
 import toy
@@ -165,10 +165,11 @@ def test_nobody_tested_has_no_spread():
 # ---- fine-tuning
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("scheme", [("fedprox", "scheme.mu=3"), ("moon", "scheme.mu=3")])
 def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme):
     """Two epochs with the client's batches of the round after the last, whatever the scheme's own loss and memory."""
-    run = Federation(data, *scheme, "fed.finetune_epochs=2", LIBRARY)
+    run = Federation(data, *scheme, "fed.finetune_epochs=2")
     run.play(2)
     remembered = copy.deepcopy(run.clients[2].state)
     rows = run.job.worker.finetune(run.job.weights_V, run.job.counters, 3)

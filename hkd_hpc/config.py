@@ -207,9 +207,12 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
             raise UsageError(unknown(key, all_keys(values.get("scheme.name", schemes.DEFAULT))))
         by_section[section][name] = value
     scheme_class = schemes.settings_of(str_or_shown(by_section["scheme"].get("name", schemes.DEFAULT)))
-    known = {field.name for field in dataclasses.fields(scheme_class)}
-    scheme_values = {k: v for k, v in by_section["scheme"].items() if k in known or f"scheme.{k}" not in soft}
-    config = Config(build("scheme", scheme_class, scheme_values),
+    known = keys_of(scheme_class)
+    by_section["scheme"] = {k: v for k, v in by_section["scheme"].items() if f"scheme.{k}" in known or f"scheme.{k}" not in soft}
+    for key in (f"{section}.{name}" for section, names in by_section.items() for name in names):
+        if key not in known:
+            raise no_setting(key, by_section["scheme"].get("name", schemes.DEFAULT), known)
+    config = Config(build("scheme", scheme_class, by_section["scheme"]),
                     *(build(name, cls, by_section[name]) for name, cls in SECTIONS.items()))
     if whole:  # else these are only some of the settings, to be joined with stored ones
         check_together(config)
@@ -235,8 +238,27 @@ def str_or_shown(value: Any) -> str:
 def all_keys(scheme_name: Any) -> list[str]:
     """Every key that can be set, for messages."""
     known = scheme_name if str_or_shown(scheme_name) in {**schemes.REGISTRY, **schemes.CONTROLS} else schemes.DEFAULT
-    classes = {"scheme": schemes.settings_of(known), **SECTIONS}
+    return keys_of(schemes.settings_of(known))
+
+
+def keys_of(scheme_class: type) -> list[str]:
+    """Every key that can be set with a scheme of these settings."""
+    classes = {"scheme": scheme_class, **SECTIONS}
     return [f"{section}.{field.name}" for section, cls in classes.items() for field in dataclasses.fields(cls)]
+
+
+class NotOfThisScheme(UsageError):
+    """A setting that the chosen scheme has not, but `owners` have."""
+
+    def __init__(self, key: str, scheme: str, owners: list[str]) -> None:
+        super().__init__(f"{key}: no such setting of {scheme}; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it")
+        self.key, self.scheme, self.owners = key, scheme, owners
+
+
+def no_setting(key: str, scheme: str, known: list[str]) -> UsageError:
+    """What is wrong with a key that is none of the `known` ones."""
+    owners = [name for name in (*schemes.REGISTRY, *schemes.CONTROLS) if key in keys_of(schemes.settings_of(name))]
+    return NotOfThisScheme(key, scheme, owners) if owners else UsageError(unknown(key, known))
 
 
 def split_override(text: str) -> tuple[str, str]:

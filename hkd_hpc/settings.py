@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from hkd_hpc.errors import UsageError
@@ -16,6 +17,7 @@ from hkd_hpc.errors import UsageError
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # Python also takes 1_0, spaces and other scripts
 KINDS = ("int", "float", "bool", "str")
+LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the other: apth and path
 
 
 def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None):
@@ -121,19 +123,32 @@ def _in_range(meta, value) -> bool:
 
 
 def build(section: str, cls: type, values: dict[str, Any]):
-    """An instance of the section's dataclass from raw values; unknown keys are refused with the known ones.
+    """An instance of the section's dataclass from raw values of its fields.
 
     Defaults are checked like values: a default of one's own scheme must be one that can be stored and read again.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    for name in values:
-        if name not in fields:
-            raise UsageError(unknown(f"{section}.{name}", [f"{section}.{known}" for known in fields]))
     return cls(**{name: check(f"{section}.{name}", field, values.get(name, field.default)) for name, field in fields.items()})
 
 
-def unknown(word: str, known) -> str:
-    """'x: no such setting; did you mean y? (known: ...)'"""
-    near = difflib.get_close_matches(word[:100], known, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{shown(word)}: no such setting; {hint}known: {', '.join(known)}"
+def unknown(word: str, known: Iterable[str], listed: str = "python -m hkd_hpc.train --help lists them") -> str:
+    """'x: no such setting; did you mean y?'; where nothing is near, where all are listed."""
+    near = nearest(word[:100], known)
+    hint = f"did you mean {', '.join(near[:-1])}{' or ' * (len(near) > 1)}{near[-1]}?" if near else listed
+    return f"{shown(word)}: no such setting; {hint}"
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """At most five names that may have been meant, the likeliest first. What counts is the last part: sections are long, and
+    alike for names that have nothing in common."""
+    section = word.rpartition(".")[0]
+    scores = {key: likeness(word.rpartition(".")[2].lower(), key.rpartition(".")[2]) for key in known}
+    least = max([LEAST_LIKENESS, *(score - 0.1 for score in scores.values())])
+    near = [key for key, score in scores.items() if score >= least]
+    return sorted(near, key=lambda key: (-scores[key], key.rpartition(".")[0] != section))[:5]
+
+
+def likeness(word: str, name: str) -> float:
+    """0 to 1; a word of a name of several words is like it, and a long form of a short name (lambda, lam)."""
+    related = word in name.split("_") or (word.startswith(name) and len(word) <= 2 * len(name))
+    return max(LEAST_LIKENESS * related, difflib.SequenceMatcher(None, word, name).ratio())

@@ -155,7 +155,7 @@ def checked(prefix: str, cls: type, values: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         if name not in known:
-            raise UsageError(unknown(prefix + name, [prefix + other for other in known]))
+            raise UsageError(unknown(prefix + name, [prefix + other for other in known], "slurm/README.md lists them"))
         kind = known[name].type.removesuffix(" | None")
         words, fits = KINDS[kind]
         if not fits(value):

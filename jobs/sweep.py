@@ -5,7 +5,7 @@
 
 An axis is a list of values of one setting (by its name, or short: scheme, data, clients, seed, beta), or labels with the
 settings and presets (`preset`) that each stands for. A data set that is a preset's name stands for the paper's settings
-for it. As TOML: the tables [axes], [axes.<name>], [settings], and [sweep] with presets.
+for it. Settings may be nested: {"fed": {"rounds": 20}}. As TOML: the tables [axes], [axes.<name>], [settings], and [sweep] with presets.
 """
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from typing import Any
 
 from hkd_hpc import presets as known_presets
 from hkd_hpc import schemes
-from hkd_hpc.config import Config, absolute_paths, as_values, is_place, load_toml, resolve, split_override
+from hkd_hpc.config import (SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, is_place, load_toml, resolve,
+                            split_override)
+from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import UsageError
 
 SHORT = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed", "beta": "data.beta"}
@@ -61,9 +63,10 @@ ALWAYS = ("scheme.name", "data.name", "fed.clients", "run.seed")  # stored even 
 
 def make_cell(labels: dict[str, str], config: Config) -> Cell:
     """The cell of a checked Config."""
-    default = as_values(resolve(overrides=[f"scheme.name={config.scheme.name}"]))
+    default = as_values(absolute_paths(resolve(overrides=[f"scheme.name={config.scheme.name}"])))
     values = as_values(absolute_paths(config))  # so that jobs find the data from any folder
-    return Cell(labels, {key: value for key, value in sorted(values.items()) if key in ALWAYS or value != default[key]})
+    kept = (*ALWAYS, "data.dir") if config.data.name in OFFICIAL else ALWAYS
+    return Cell(labels, {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]})
 
 
 def as_text(value: Any) -> str:
@@ -74,10 +77,12 @@ def as_text(value: Any) -> str:
 class Sweep:
     """The grid. `overrides`: section.key=value, over everything else."""
 
+    in_toml = False  # how to write what would mend it
+
     def __init__(self, *, presets: Sequence[str] = (), settings: Mapping[str, Any] | None = None,
                  overrides: Sequence[str] = (), **axes: Any) -> None:
-        self.presets, self.settings, self.overrides = list(presets), dict(settings or {}), list(overrides)
-        self.axes = {name: _points(name, values) for name, values in axes.items()}
+        self.presets, self.settings, self.overrides = list(presets), flat(settings or {}), list(overrides)
+        self.axes = {name: _points(name, values) for name, values in _flat_axes(axes).items()}
         for key in (split_override(text)[0] for text in self.overrides):
             if key in {SHORT.get(name, name) for name in self.axes}:
                 raise UsageError(f"{key}: is an axis of this sweep, it cannot be one value for all")
@@ -94,26 +99,53 @@ class Sweep:
                                  "[sweep] with presets")
             parts[name] = table
         try:
-            return cls(presets=parts["sweep"].get("presets", ()), settings=parts["settings"], overrides=overrides,
-                       **parts["axes"])
+            sweep = cls(presets=parts["sweep"].get("presets", ()), settings=parts["settings"], overrides=overrides,
+                        **parts["axes"])
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+        sweep.in_toml = True
+        return sweep
 
     def cells(self) -> tuple[list[Cell], list[str]]:
         """(the cells, one line for each combination that is wrong, equal lines once)."""
         found: dict[str, Cell] = {}
         problems: dict[str, None] = {}
+        alien: dict[str, list[tuple[dict[str, str], NotOfThisScheme]]] = {}  # by setting, the cells that have it not
         for point in itertools.product(*self.axes.values()):
             labels = {axis: label for axis, (label, _) in zip(self.axes, point)}
             try:
                 cell = make_cell(labels, self._config([settings for _, settings in point]))
+            except NotOfThisScheme as error:
+                alien.setdefault(error.key, []).append((labels, error))
+                continue
             except UsageError as error:
                 problems[str(error)] = None
                 continue
             if cell.id in found:
                 problems[f"{_named(labels)} and {_named(found[cell.id].labels)} are the same run: {cell.id}"] = None
             found[cell.id] = cell
-        return list(found.values()), list(problems)
+        return list(found.values()), [*problems, *(self._told(*cells) for cells in alien.values())]
+
+    def _told(self, first: tuple[dict[str, str], NotOfThisScheme], *more: tuple[dict[str, str], NotOfThisScheme]) -> str:
+        """One line about a setting that not all cells' schemes have: which cells, and how to give it to the others alone."""
+        (labels, error), names = first, dict.fromkeys(error.scheme for _, error in (first, *more))
+        where = f"cell {_named(labels)}" + (f" and {len(more)} more" if more else "")
+        alone = NotOfThisScheme(error.key, ", ".join(names), error.owners)
+        return f"{alone} ({where})" + self._mend(error)
+
+    def _mend(self, error: NotOfThisScheme) -> str:
+        """The axis of schemes with the setting where it belongs, as a spec or a program has it."""
+        given = self.settings | dict(map(split_override, self.overrides))
+        values = [point[error.key] for _, point in self.axes.get(error.key, ())] or [given[key] for key in (error.key,) if key in given]
+        axis = next((name for name, points in self.axes.items() if all("scheme.name" in point for _, point in points)), None)
+        if axis is None or not values:
+            return ""
+        table: dict[str, dict[str, Any]] = {}
+        for label, point in self.axes[axis]:
+            own = [{**point, error.key: value} for value in values] if point["scheme.name"] in error.owners else [point]
+            table |= {label if len(own) == 1 else f"{label} {as_text(one[error.key])}": one for one in own}
+        form = f"{axis} = {json.dumps(table, separators=(', ', ' = '))}" if self.in_toml else f"{axis}={table!r}"
+        return f"; in place of {error.key} for all: {form}"
 
     def _config(self, points: list[dict[str, Any]]) -> Config:
         presets = self.presets + [preset for point in points for preset in _as_list(point.get("preset", []))]
@@ -123,16 +155,35 @@ class Sweep:
         return resolve(presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides)
 
 
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"fed": {"rounds": 3}} as {"fed.rounds": 3}, which stays as it is."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
+    return found
+
+
+def _flat_axes(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of axes, whose labels too are tables: those of tables."""
+    found: dict[str, Any] = {}
+    for axis, values in axes.items():
+        is_section = isinstance(values, Mapping) and axis in ("scheme", *SECTIONS)
+        nested = is_section and not any(isinstance(value, Mapping) for value in values.values())
+        found |= {f"{axis}.{name}": item for name, item in values.items()} if nested else {axis: values}
+    return found
+
+
 def _points(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
     """(label, settings) of each value of an axis."""
     if isinstance(values, Mapping):
         if not all(isinstance(settings, Mapping) for settings in values.values()):
             raise UsageError(f"axis {axis}: each label needs the settings that it stands for")
-        points = [(str(label), dict(settings)) for label, settings in values.items()]
+        points = [(str(label), flat(settings)) for label, settings in values.items()]
     elif axis == "scheme" and values == "all":
         points = [(name, {"scheme.name": name}) for name in schemes.REGISTRY]
     elif isinstance(values, str) or not hasattr(values, "__iter__"):
-        raise UsageError(f"axis {axis}: must be a list of values, not {values!r}")
+        raise UsageError(f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in all "
+                         f"cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]")
     else:
         points = [(as_text(value), _point(axis, value)) for value in values]
     if not points:

@@ -1,8 +1,10 @@
 """The grid of a study: cells, their ids, specs, what is refused, and the table of results."""
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 import toy
+from hkd_hpc.config import collect
+from hkd_hpc.effects import without_effect
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import save_tree
 from jobs import Sweep, results
@@ -178,3 +182,57 @@ def test_table_names_complete_cells_without_an_accuracy(tmp_path):
 def test_jobs_imports_without_torch():
     code = "import sys, jobs, jobs.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=toy.PROJECT).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [
+    {"settings": {"scheme.mu": 0.25}}, {"settings": {"scheme": {"mu": 0.25}}}, {"overrides": ["scheme.mu=0.25"]},
+    {"scheme.mu": [0.25]}])
+def test_a_setting_of_some_schemes_names_the_cell_and_the_form_that_mends_it(wrong):
+    found, [problem] = Sweep(scheme=["fedavg", "fedprox", "fedproto"], seed=[3], **wrong).cells()
+    assert len(found) == 1 and found[0].labels["scheme"] == "fedprox"
+    assert problem.startswith("scheme.mu: no such setting of fedavg, fedproto; fedprox, moon, fedalign have it (cell scheme=fedavg "
+                              "seed=3")
+    assert " and 1 more); in place of scheme.mu for all: scheme={" in problem
+    mended = {label: (cell.config().scheme.name, getattr(cell.config().scheme, "mu", None)) for cell in cells(
+        scheme=ast.literal_eval(problem.partition(": scheme=")[2]), seed=[3]) for label in [cell.labels["scheme"]]}
+    assert mended == {"fedavg": ("fedavg", None), "fedprox": ("fedprox", 0.25), "fedproto": ("fedproto", None)}
+
+
+def test_the_form_that_mends_a_spec_is_toml(tmp_path):
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[axes]\nscheme = ["fedavg", "fedprox"]\n"scheme.mu" = [0.25, 1.0]\n')
+    found, [problem] = Sweep.from_toml(spec).cells()
+    spec.write_text(f'[axes]\n{problem.partition(" for all: ")[2]}\n')
+    mended, problems = Sweep.from_toml(spec).cells()
+    assert not problems and [(cell.labels["scheme"], cell.settings.get("scheme.mu")) for cell in mended] == [
+        ("fedavg", None), ("fedprox 0.25", 0.25), ("fedprox 1.0", 1.0)]
+
+
+def test_an_unknown_setting_is_one_line_however_many_cells_and_schemes():
+    found, problems = Sweep(scheme="all", seed=range(3), settings={"train.optimizer": "sgd"}).cells()
+    assert not found and problems == ["train.optimizer: no such setting; python -m hkd_hpc.train --help lists them"]
+
+
+def test_one_value_is_no_axis_and_nested_tables_are_settings(tmp_path):
+    with pytest.raises(UsageError) as error:
+        Sweep(**{"fed.rounds": 3})
+    assert str(error.value) == ("axis fed.rounds: must be a list of values, not 3; write [3], or for one value in all cells "
+                                "settings={'fed.rounds': 3}, in a spec under [settings]")
+    [plain] = cells(scheme=["fedavg"], settings={"fed.rounds": 3, "data.beta": 0.25})
+    [nested] = cells(scheme=["fedavg"], settings={"fed": {"rounds": 3}, "data": {"beta": 0.25}})
+    [label] = cells(x={"a": {"scheme": {"name": "fedavg"}, "fed": {"rounds": 3}, "data": {"beta": 0.25}}})
+    (tmp_path / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\ndata.beta = [0.25]\n[settings]\nfed.rounds = 3\n')
+    [spec], _ = Sweep.from_toml(tmp_path / "spec.toml").cells()
+    assert plain.id == nested.id == label.id == spec.id and spec.labels == {"scheme": "fedavg", "data.beta": "0.25"}
+
+
+@pytest.mark.parametrize("data, warned", [([], []), (["data.dir=/d"], ["data.dir=/d has no effect with data.name=fmnist"])])
+def test_a_cell_is_given_no_data_folder_that_nobody_gave(data, warned):
+    [cell], _ = Sweep(scheme=["fedavg"], overrides=data).cells()
+    asked, soft = collect(overrides=cell.arguments())
+    assert without_effect(cell.config(), set(asked) - soft) == warned
+
+
+def test_a_cell_of_official_files_finds_them_from_any_folder():
+    [cell] = cells(scheme=["fedavg"], settings={"data.name": "cifar10"})
+    assert cell.settings["data.dir"] == os.path.abspath("data")

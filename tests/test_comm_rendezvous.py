@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 
 import pytest
-from tools.forked_ranks import free_port, run_rank_values
+from tools.forked_ranks import free_port, run_rank_values, run_ranks
 
 from hkd_hpc.comm import World
+from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.rendezvous import Address, Member, accept_all, derived_address, first_host, join, listen
 from hkd_hpc.comm.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.world import Hint
@@ -191,3 +193,38 @@ def test_agent_of_torchrun_keeps_its_port():
         env = {"MASTER_PORT": str(agent.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "True",
                "TORCHELASTIC_RUN_ID": str(os.getpid()), "GROUP_WORLD_SIZE": "1"}
         assert run_rank_values(3, _under_an_agent, env=env) == ["3\n"] * 3
+
+
+PRESENT = ["lo", "eth0", "eth1", "hsn0"]
+
+
+@pytest.mark.parametrize("variable, text, is_good", [
+    ("GLOO", "eth0", True), ("GLOO", "lo,hsn0", True), ("GLOO", "", True), ("GLOO", "^lo", False), ("GLOO", "eth", False),
+    ("GLOO", "eth0,ib0", False), ("NCCL", "eth", True), ("NCCL", "ib,hsn", True), ("NCCL", "^lo", True),
+    ("NCCL", "=eth0", True), ("NCCL", "^=eth0,lo", True), ("NCCL", "ib", False), ("NCCL", "=eth", False),
+    ("NCCL", "^lo,eth,hsn", False)])
+def test_an_interface_that_is_not_there_is_told_with_those_that_are(variable, text, is_good):
+    env = {f"{variable}_SOCKET_IFNAME": text}
+    if is_good:
+        return check_interfaces(env, True, PRESENT)
+    told = (f"{variable}_SOCKET_IFNAME={text}: does not name network interfaces of host {socket.gethostname()}, "
+            "which has lo, eth0, eth1, hsn0; ")
+    with pytest.raises(UsageError, match=re.escape(told)):
+        check_interfaces(env, True, PRESENT)
+
+
+def test_what_nccl_would_not_find_is_no_fault_of_a_job_without_it():
+    check_interfaces({"NCCL_SOCKET_IFNAME": "ib0"}, False, PRESENT)
+
+
+def test_ranks_with_an_unknown_interface_end_with_one_line():
+    for text in ("^lo", "nope0"):
+        results = run_ranks(2, _connect, env={"GLOO_SOCKET_IFNAME": text})
+        assert [result.exit_code for result in results] == [2, 2]
+        lines = "".join(result.output for result in results).splitlines()
+        assert len(lines) == 1 and lines[0].startswith(f"hkd_hpc: GLOO_SOCKET_IFNAME={text}: does not name") and "lo" in lines[0]
+
+
+def _connect(rank):
+    with World.open() as world:
+        world.connect(device="cpu")

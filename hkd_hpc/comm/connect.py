@@ -8,6 +8,7 @@ from hkd_hpc.comm.base import Comm
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import (Plan, choose_backend, cuda_identity, describe, device_offset, pick_device, sharers,
                                   visible_devices)
+from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
 from hkd_hpc.errors import UsageError
@@ -26,6 +27,8 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
     """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
+    if world.size > 1 and (mpi is None or backend in ("gloo", "nccl")):  # for certain, before anybody pays for torch
+        check_interfaces(os.environ, backend == "nccl")
     import torch
 
     index = pick_device(world.local_rank + device_offset(os.environ), visible_devices(requested))
@@ -72,6 +75,7 @@ def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, devi
         return MpiComm(mpi, *common)
     from hkd_hpc.comm.torch_dist import TorchComm, open_groups
 
+    check_interfaces(os.environ, plan.backend == "nccl")
     group = open_groups(world.control, world.rank, world.size, address, plan.backend == "nccl")
     return TorchComm(plan.backend == "nccl", group, *common)
 

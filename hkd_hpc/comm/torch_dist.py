@@ -33,7 +33,7 @@ def open_groups(control: Control | Alone, rank: int, size: int, address: str, on
     """
     _choose_interface(address)
     timeout = datetime.timedelta(seconds=control.timeout_s + EXTRA_S)
-    with control.transfer("the opening of torch's groups", at_least_s=OPEN_S):
+    with control.transfer("the opening of torch's groups", at_least_s=OPEN_S), _errors():
         store = _open_store(control, rank, address, timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.new_group(list(range(1, size)), backend="nccl" if on_devices else "gloo", timeout=timeout)
@@ -91,7 +91,7 @@ def _open_store(control: Control | Alone, rank: int, address: str, timeout: date
 
 def _choose_interface(address: str) -> None:
     """Host names that do not resolve are common: tell gloo the interface, unless the user did."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     own = LOCALHOST if address == LOCALHOST else _own_address_towards(address)
     name = interface_of(own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,6 +28,9 @@ from jobs.sweep import Cell
 
 BEAT_S = 10.0
 MOST_STALLS = 3  # starts of one job in a row without a new round; one more would not help
+MOST_EQUAL_STALLS = 2  # of them, where the log has the same error twice
+ERROR = re.compile(r"(?!.*(warning:|ended by signal))(hkd_hpc: |Fatal Python error|[\w.]*(Error|Exception)\b|\w+: error: )")
+START = "--- "  # how a start begins in a cell's log
 LOCK_WAIT_S = 20.0  # the processes of a job that was requeued may need seconds to end
 FAILED = 1
 
@@ -83,12 +87,13 @@ def has_failed(status: Status | None, launch: str) -> bool:
 
 def _start(cell: Cell, root: Path, folder: RunFolder, status: Status) -> int:
     with output_to(folder.path / "log.txt") as log_begin:
-        report.say(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
+        report.say(f"{START}{time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
                    f"start {status.starts}, after round {status.round} of {status.rounds}; "
                    f"{status.stalls} starts without a new round")
-        if status.stalls >= MOST_STALLS:
+        again = repeated_error(folder.path / "log.txt", log_begin) if status.stalls >= MOST_EQUAL_STALLS else ""
+        if again or status.stalls >= MOST_STALLS:
             report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
-                       "give it a longer time limit, or see above")
+                       + (f"both ended with {again}" if again else "give it a longer time limit, or see above"))
             code = FAILED
         else:
             with beating(status, folder):
@@ -222,6 +227,17 @@ def error_in(log: Path, begin: int, code: int) -> str:
         return ""
     words = last_words(log, begin)
     return words if words.startswith("hkd_hpc: ") else no_room(log.parent) or words or f"exit code {code}"
+
+
+def repeated_error(log: Path, end: int) -> str:
+    """The error with which each of the last two starts before `end` ended; empty where they differ, or a signal ended one."""
+    with open(log, "rb") as file:
+        file.seek(max(0, end - 65536))
+        text = file.read(min(end, 65536)).decode(errors="replace")
+    starts = [start.splitlines()[1:] for start in ("\n" + text).split("\n" + START)[1:]]
+    errors = [next(filter(ERROR.match, reversed(lines)), "") for lines in starts[-2:]]
+    kinds = {re.sub(r"0x[0-9a-f]+|\d+", "", error) for error in errors}  # processes and addresses differ
+    return errors[-1] if len(errors) == 2 and len(kinds) == 1 else ""
 
 
 def last_words(log: Path, begin: int = 0, weak: str = "hkd_hpc: warning:") -> str:

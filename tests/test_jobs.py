@@ -14,7 +14,7 @@ import toy
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from jobs import Study, Sweep, launch, watch
+from jobs import Study, Sweep, launch, task, watch
 from jobs.__main__ import main
 from jobs.checks import check
 from jobs.files import JOB_LOCK, Status, read_launches
@@ -450,3 +450,28 @@ def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data
     assert Status.read(folder).state == "failed" and "brought no new round" in Status.read(folder).error
     Task(tmp_path, cell, "0002")()  # launched again: it counts anew
     assert toy.rounds_done(folder) == ROUNDS
+
+
+@pytest.mark.parametrize("first, second, starts", [
+    ("MemoryError: at 0x12", "MemoryError: at 0x34f", 2),  # the same, whatever addresses and process numbers it names
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=8.0", "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0", 2),
+    ("MemoryError: at 0x12", "OSError: [Errno 5] Input/output error", 3),
+    ("hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", "hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", 3),
+    ("hkd_hpc: warning: slow", "hkd_hpc: warning: slow", 3), ("round 1", "round 1", 3)])
+def test_the_same_error_twice_is_enough_to_give_a_cell_up(tmp_path, monkeypatch, first, second, starts):
+    """A job that dies without an exit code, its error last in the log; how many starts it gets."""
+    errors = iter([first, second, "the third start"])
+
+    def die(cell, root):
+        print(next(errors))
+        raise BrokenPipeError  # as a kill would, it leaves the status as it was
+
+    monkeypatch.setattr(task, "exit_code_of", die)
+    [cell], _ = Sweep(scheme=["fedavg"]).cells()
+    for _ in range(starts):
+        with pytest.raises(BrokenPipeError):
+            task.start(cell, tmp_path, "0001", "7", 0.0)
+    assert task.start(cell, tmp_path, "0001", "7", 0.0) == 1
+    told = Status.read(tmp_path / cell.name).error
+    assert told == (f"hkd_hpc: the last {starts} starts brought no new round; not started again: "
+                    + (f"both ended with {second}" if starts == 2 else "give it a longer time limit, or see above"))

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import replace
 
@@ -15,8 +14,8 @@ from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.config import Config
-from hkd_hpc.data import content, share, sources
-from hkd_hpc.data.partition import Partition, floor, make_partition, pooled
+from hkd_hpc.data import content, public, share, sources
+from hkd_hpc.data.partition import Partition, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
@@ -153,53 +152,14 @@ def node_copy(config: Config, comm: Comm) -> sources.DataSet:
 def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = False) -> Partition:
     """The public set depends on settings alone, so that partitions are the same for all schemes."""
     data, images = config.data, len(dataset.y_train)
-    public_fraction = data.public_fraction
-    if public_fraction is None:
-        public_fraction = fitting_public_images(config, images) / images
-    if needs_public and floor(public_fraction * images) < 1:
-        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; "
-                         + how_to_get_public_images(config, images))
+    if needs_public:
+        public.check(config, images)
+    public_fraction = public.fraction(config, images)
     return make_partition(dataset.y_train, dataset.classes, clients=config.fed.clients, kind=data.partition,
                           beta=data.beta, fraction=data.fraction, public_fraction=public_fraction,
                           val_fraction=data.val_fraction, seed=config.partition_seed,
                           client_train=dataset.client_train, client_test=dataset.client_test,
                           classes_per_client=data.classes_per_client, test_labels=dataset.y_test)
-
-
-def fitting_public_images(config: Config, images: int) -> int:
-    """As many as a client trains on, three quarters of its share, if so many are left over; else none.
-
-    Images for validation count as trained on: the public set, and so the clients' images, do not depend on them.
-    """
-    if config.data.partition == "natural":
-        return 0
-    dealt = floor(config.data.fraction * images / config.fed.clients)
-    return trained_of(dealt) if images - config.fed.clients * dealt >= trained_of(dealt) else 0
-
-
-def trained_of(dealt: int) -> int:
-    """Of a client's images, those that are not held out for its local test."""
-    return dealt - floor(dealt * 0.25)
-
-
-def how_to_get_public_images(config: Config, images: int) -> str:
-    """Which numbers would leave two public images or more, where settings leave none."""
-    data, clients = config.data, config.fed.clients
-    room = int(1e4 * (1 - data.fraction) + 1e-6) / 1e4  # rounded down, so that it fits
-    most = most_with_public_images(clients, images)
-    if data.public_fraction is None and data.partition != "natural" and most:
-        return (f"data.fraction={data.fraction:g} leaves too few images over, data.fraction of at most {most:g} leaves enough")
-    if room * images >= 2:
-        return f"data.public_fraction must be above 0, at most {room:g} fits beside data.fraction"
-    return f"data.fraction={data.fraction:g} leaves none over; both fit as data.fraction=0.9 data.public_fraction=0.1"
-
-
-def most_with_public_images(clients: int, images: int) -> float:
-    """The largest data.fraction, to four digits, beside which the default public set has its images; 0: there is none."""
-    dealt = int(images / (clients + 0.75))
-    while dealt and clients * dealt + trained_of(dealt) > images:
-        dealt -= 1
-    return min(1.0, (math.ceil(1e4 * (dealt + 1) * clients / images - 1e-6) - 1) / 1e4) if dealt >= 2 else 0.0
 
 
 def agree_on(comm: Comm, texts: dict[str, str]) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from hkd_hpc import versions
+from hkd_hpc import schemes, versions
+from hkd_hpc.config import Config
+from hkd_hpc.data import public
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
 from jobs.executors import SUBMIT, environment, slurm_executor
 from jobs.options import Options, check_options
 from jobs.sweep import Cell
+from jobs.work import facts_of
 
 
 class Problems(UsageError):
@@ -27,21 +31,41 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
     """A line for each thing that would make the jobs fail; equal ones once."""
     if executor not in SUBMIT:
         return [f"executor {executor}: not known; one of {', '.join(SUBMIT)}"]
-    configs = [cell.config() for cell in cells]
-    tests = [lambda: check_root(root), lambda: check_options(options, executor)]
+    tests = [partial(check_root, root), partial(check_options, options, executor)]
     tests += [check_slurm] * (executor == "slurm")
-    tests += [lambda files=files: check_present(*files)
-              for files in dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)]
-    if not options.python:  # else that Python's packages count, not this one's
-        tests += [lambda name=name: versions.check(name) for name in dict.fromkeys(config.model.name for config in configs)]
+    # with another Python its packages count, not this one's
+    tests += tests_of([cell.config() for cell in cells], installed_here=not options.python)
+    problems = told(tests)
+    if executor == "slurm" and not problems:
+        problems += dict.fromkeys(refusals(cells, root, options))
+    return problems
+
+
+def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callable[[], None]]:
+    """What runs with these settings need, once each: their data, public images for those who train on them, packages. Each
+    raises UsageError."""
+    files = dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)
+    models = dict.fromkeys(config.model.name for config in configs) if installed_here else ()
+    return [*(partial(check_present, *place) for place in files),
+            *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
+            *(partial(versions.check, name) for name in models)]
+
+
+def check_public_images(config: Config) -> None:
+    """By the heads of the data's files; what cannot be read there others say."""
+    facts = facts_of(config)
+    if facts is not None:
+        public.check(config, facts.train)
+
+
+def told(tests: Iterable[Callable[[], None]]) -> list[str]:
+    """What the tests say, equal lines once."""
     problems: dict[str, None] = {}
     for test in tests:
         try:
             test()
         except UsageError as error:
             problems[str(error)] = None
-    if executor == "slurm" and not problems:
-        problems.update(dict.fromkeys(refusals(cells, root, options)))
     return list(problems)
 
 

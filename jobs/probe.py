@@ -70,16 +70,16 @@ def answer(request: dict) -> dict:
 
 def sizes(flat, config, kind: dict) -> dict[str, int]:
     """Bytes and counts of the real objects; *_bytes of one client, of one record, or of the model as it is stored."""
-    from hkd_hpc import assemble, schemes
+    from hkd_hpc import schemes
     from hkd_hpc.client import Workbench
+    from hkd_hpc.data import public
+    from hkd_hpc.data.partition import floor
     from hkd_hpc.schemes.base import Facts
     from hkd_hpc.server import message_type
     from hkd_hpc.worker import counter_size, report_type
 
-    public = config.data.public_fraction
-    public = assemble.fitting_public_images(config, kind["images"]) if public is None else int(public * kind["images"])
     facts = Facts(kind["classes"], config.model.latent, config.fed.clients, len(flat.parameters_P), len(flat.values_V),
-                  public)
+                  floor(public.fraction(config, kind["images"]) * kind["images"]))
     scheme = schemes.get(config.scheme.name)(config.scheme, facts)
     counters = counter_size(flat.counters)
     kept = scheme.client_state_shapes() | Workbench(flat, scheme, config).own_shapes()

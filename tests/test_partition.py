@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc import assemble, config
-from hkd_hpc.data import sources
+from hkd_hpc.data import public, sources
 from hkd_hpc.data.partition import (
     Partition, capped_counts, count_MC, heuristic_counts, make_partition, stratified_sizes)
 from hkd_hpc.errors import UsageError
@@ -210,7 +210,7 @@ def test_the_default_public_set_never_refuses():
         for clients in counts:
             settings = config.resolve(overrides=[f"fed.clients={clients}", "data.fraction=1"])
             size = images // clients
-            assert clients * size + assemble.fitting_public_images(settings, images) <= images
+            assert clients * size + public.fitting_public_images(settings, images) <= images
     for clients in range(1, 61):
         for fraction in (0.3, 0.5, 0.77, 0.9, 0.99, 1):
             if int(60 * fraction) >= clients:
@@ -220,7 +220,7 @@ def test_the_default_public_set_never_refuses():
 @pytest.mark.parametrize("images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)])
 def test_a_scheme_that_needs_public_images_names_the_fraction_that_leaves_them(images, clients, most):
     """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are dealt below 55 / 60."""
-    assert assemble.most_with_public_images(clients, images) == most
+    assert public.most_with_public_images(clients, images) == most
     settings = f"fed.clients={clients}", "data.partition=iid", "scheme.name=fedmd"
     if most < 1:
         with pytest.raises(UsageError, match=f"data.fraction=1 leaves too few .* of at most {most:g} leaves enough"):

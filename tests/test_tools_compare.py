@@ -126,6 +126,33 @@ def test_what_cannot_run_is_refused_before_the_first_run(spec, tmp_path, capsys,
     assert part in line and not (tmp_path / "root").exists()
 
 
+def test_a_scheme_without_public_images_is_refused_before_the_first_run(spec, tmp_path, capsys):
+    path = spec(schemes='["fedavg", "fedmd"]', controls="false")
+    assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == ("tools.compare: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
+                    "above 0, at most 0.9 fits beside data.fraction")
+    assert not (tmp_path / "root").exists()
+
+
+def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
+    arguments = ["scheme.mu=0.25", "data.name=file", "data.path=/nope.npz"]
+    assert compare.main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["tools.compare: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
+                     "tools.compare: data.path=/nope.npz: there is no such file"]
+
+
+def test_nested_settings_are_settings(spec):
+    assert compare.read_study(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
+
+
+def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
+    study = compare.read_study(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
+    assert compare.describe(study, "fedprox", 0) == "(the paper's)"
+    assert compare.describe(study, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
+
+
 @pytest.mark.parametrize("values, text, verdict", [
     ([0.51, 0.52, 0.53], "+0.020 ± 0.025", "not separated"),  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
     ([0.51, 0.511, 0.512], "+0.011 ± 0.002", "better"), ([0.4, 0.401, 0.402], "-0.099 ± 0.002", "worse"),

@@ -7,7 +7,8 @@ the reference scheme is given with its 95 % interval (Student's t over the seeds
 that interval excludes 0.
 
 A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
-[tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings; trial i draws the learning
+[tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings (of a scheme without one: its
+defaults); trial i draws the learning
 rate from the same log-uniform stream for all schemes and the scheme's own hyper-parameters from the grid that its class
 names (`tunes`). Trials run on a seed of their own with `val_fraction` of the training images held out; for the local
 column the trial with the best local accuracy on validation images counts, for the global column the one with the best
@@ -30,13 +31,14 @@ import numpy as np
 
 from hkd_hpc import rng, schemes
 from hkd_hpc.comm.world import outside_of_jobs
-from hkd_hpc.config import difference as difference_of, from_json, read_toml, resolve, split_override
-from hkd_hpc.data.sources import check_present
+from hkd_hpc.config import NotOfThisScheme, difference as difference_of, from_json, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.tables import COLUMNS, interval, markdown
+from jobs.checks import Problems, tests_of, told
+from jobs.sweep import as_text, flat
 from tools.bench_table import header
 
 GOALS = ("local", "global")  # what a user wants to be best: her clients' own models, or the one model of all
@@ -94,7 +96,7 @@ def read_study(path: str) -> Study:
     if (not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds)
             or len(set(seeds)) < len(seeds)):
         raise UsageError(f"{path}: study.seeds={seeds}: must be a list of different whole numbers >= 0, for example [0, 1, 2]")
-    settings = {key.removeprefix("settings."): value for key, value in values.items() if key.startswith("settings.")}
+    settings = flat({key.removeprefix("settings."): value for key, value in values.items() if key.startswith("settings.")})
     return Study(names, tuple(seeds), settings, _tuning(path, values, seeds))
 
 
@@ -120,11 +122,19 @@ def _tuning(path: str, values: dict, seeds: list[int]) -> Tuning | None:
 
 
 def check_cells(cells: list[Cell], root: Path) -> None:
-    """UsageError for the first run that cannot be: wrong settings, missing data, or a folder with a run of other settings."""
+    """UsageError for runs that cannot be, with a line for each reason: wrong settings, data, packages, or a folder with a run
+    of other settings."""
+    configs, wrong = [], {}
     for cell in cells:
-        values = [f"{key}={value}" for key, value in cell.settings]
-        config = resolve(overrides=values)
-        check_present(config.data.name, config.data.dir, config.data.path)
+        try:
+            configs.append(resolve(overrides=[f"{key}={as_text(value)}" for key, value in cell.settings]))
+        except NotOfThisScheme as error:
+            wrong.setdefault(error.key, f"{error} ({cell.name})")
+        except UsageError as error:
+            wrong.setdefault(str(error), str(error))
+    if problems := [*wrong.values(), *told(tests_of(configs))]:
+        raise Problems(problems)
+    for cell in cells:
         stored = RunFolder(root / cell.name).read_config() if (root / cell.name).is_dir() else None
         changed = difference_of(from_json(stored), dict(cell.settings)) if stored else None
         if changed:
@@ -195,7 +205,7 @@ def run_cells(cells: list[Cell], root: Path, jobs: int) -> list[str]:
 def run_cell(cell: Cell, root: Path) -> str | None:
     """Run or go on with one cell; its output goes to a log beside its folder. None, or what went wrong."""
     log = root / f"{cell.name}.log"
-    arguments = [f"{key}={value}" for key, value in cell.settings]
+    arguments = [f"{key}={as_text(value)}" for key, value in cell.settings]
     with open(log, "a") as file:
         code = subprocess.run([sys.executable, "-m", "hkd_hpc.train", "--resume=auto", "--out", root / cell.name, *arguments],
                               stdout=file, stderr=subprocess.STDOUT, env=outside_of_jobs(os.environ)).returncode
@@ -266,7 +276,7 @@ def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
     seeds = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
     failures = run_cells(paper_cells(study), root, jobs)
     by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
-    title = ("Settings as given, hyper-parameters of the paper where not, last round, mean ± standard deviation over "
+    title = ("Settings as given, where not those of a scheme's paper or its own defaults, last round, mean ± standard deviation over "
              f"{seeds}")
     parts = [table(title, accuracies(by_scheme, root))]
     if study.tuning:
@@ -307,7 +317,12 @@ def tuned_cell(study: Study, scheme: str, trial: int, seed: int) -> Cell:
 
 def describe(study: Study, scheme: str, trial: int) -> str:
     changed = trial_settings(study.tuning, scheme, trial)
-    return "(" + (", ".join(f"{key}={value}" for key, value in changed.items()) or "the paper's") + ")"
+    return "(" + (", ".join(f"{key}={value}" for key, value in changed.items()) or papers_or_own(scheme)) + ")"
+
+
+def papers_or_own(scheme: str) -> str:
+    """What trial 0 and untuned runs have where the study sets nothing: a scheme of one's own has no paper."""
+    return "the paper's" if scheme in schemes.REGISTRY else "its own defaults"
 
 
 def check(study: Study, root: Path, jobs: int) -> None:
@@ -337,7 +352,8 @@ def main(arguments: list[str] | None = None) -> int:
         check(study, options.root, options.jobs)
         options.root.mkdir(parents=True, exist_ok=True)
     except (UsageError, OSError) as error:
-        print(f"tools.compare: {error}", file=sys.stderr)
+        for line in error.lines if isinstance(error, Problems) else [str(error)]:
+            print(f"tools.compare: {line}", file=sys.stderr)
         return 2
     text, failures = compare(study, options.root, options.jobs)
     print(f"\n{text}\n\n{options.root / 'table.md'}")

@@ -1,6 +1,9 @@
 """The same bits whatever the layout: number of ranks, sampling, unequal clients, logging, checkpoints, transport."""
 from __future__ import annotations
 
+import gc
+import os
+
 import numpy as np
 import pytest
 
@@ -151,3 +154,36 @@ def test_grey_images_of_28_pixels(tmp_path):
     data = toy.save_data(tmp_path / "grey.npz", 100, 40, x_train=toy.images(y, 1, 28)[:, 0],
                          x_test=toy.images(y[:40], 2, 28)[:, 0])
     compare(tmp_path, (1, 2), toy.settings(data))
+
+
+def _private_bytes_at_the_start(rank):
+    """Once this rank has its clients' images and before it trains: print how much memory is its own, and end."""
+    from hkd_hpc import assemble
+
+    def start(job, *_):
+        job.comm.at(None, "start")
+        gc.collect()
+        with open("/proc/self/smaps_rollup") as file:
+            print("private", sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_")))
+        job.comm.agree()
+        os._exit(0)
+
+    assemble.start = start
+
+
+def _private_bytes(folder, train):
+    """Of all ranks of a job whose clients have all of `train` images."""
+    path = folder / f"{train}.npz"
+    noise = np.random.default_rng(0).integers(0, 256, (train, 3, 32, 32), np.uint8)
+    np.savez(path, x_train=noise, y_train=np.arange(train) % 10, x_test=noise[:100], y_test=np.arange(100) % 10)
+    results = toy.train(3, *toy.settings(path, "fed.clients=2"), "--out", folder / f"run{train}",
+                        patch=_private_bytes_at_the_start)
+    lines = [line for result in results for line in result.output.splitlines() if line.startswith("private")]
+    assert len(lines) == 3, results
+    return sum(int(line.split()[1]) for line in lines)
+
+
+def test_the_ranks_hold_each_image_once(tmp_path):
+    """18,000 images more are 55 MB more of private memory in all ranks together: no rank keeps a second copy."""
+    grown = _private_bytes(tmp_path, 20_000) - _private_bytes(tmp_path, 2_000)
+    assert 0.8 < grown / (18_000 * 3 * 32 * 32) < 1.4

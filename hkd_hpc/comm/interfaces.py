@@ -19,11 +19,11 @@ def check_interfaces(env: Mapping[str, str], with_nccl: bool, present: list[str]
     if not set(gloo) <= set(present):
         raise UsageError(_problem(env, GLOO, present, "lists whole names, and knows no ^"))
     if with_nccl and env.get(NCCL) and not nccl_choice(env[NCCL], present):
-        raise UsageError(_problem(env, NCCL, present, "lists beginnings of names, after = whole names, after ^ all others"))
+        raise UsageError(_problem(env, NCCL, present, "lists beginnings of names; =: whole names, ^: all others"))
 
 
 def nccl_choice(text: str, present: list[str]) -> list[str]:
-    """The interfaces that NCCL takes: those that begin with one of the names; after `=`: that are one; `^`: all others."""
+    """The interfaces that NCCL takes: those that begin with one of the names; `=`: that are one; `^`: all others."""
     names = text.removeprefix("^").removeprefix("=").split(",")
     is_exact, is_excluded = text.removeprefix("^").startswith("="), text.startswith("^")
     named = {name for name in present for wanted in names if (name == wanted if is_exact else name.startswith(wanted))}

@@ -65,18 +65,19 @@ def set_up_torch(config: Config, device: torch.device) -> None:
 def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     """This rank's part, with initial weights that are the same on every rank."""
     dataset = node_copy(config, comm)
+    agree_on(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
     scheme_class = schemes.get(config.scheme.name)
     partition = partition_of(config, dataset, scheme_class.needs_public)
     asked, dealt = config, partition
     if scheme_class.pools_data:
         partition = pooled(partition)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
-    flat = make_model(config, dataset.classes, dataset.x_train.shape[1:], comm.device)
+    flat = FlatModel(agreed_net(comm, config, dataset), comm.device)
     scheme = scheme_class(config.scheme, Facts(dataset.classes, config.model.latent, config.fed.clients,
                                                len(flat.parameters_P), len(flat.values_V), len(partition.public)))
     owed.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
-    agree_on(comm, {"model": flat.schema(), "data": dataset.sha256, "partition": partition.sha256,
-                    "settings": asked.to_json(), "code": json.dumps(identity.code_of(asked))})
+    agree_on(comm, {"scheme": owed.declared_shapes(scheme), "model": flat.schema(), "data": dataset.sha256,
+                    "partition": partition.sha256, "settings": asked.to_json(), "code": json.dumps(identity.code_of(asked))})
     bench = Workbench(flat, scheme, config)
     if comm.rank == 0:
         warn_of_idle(config, bench)
@@ -98,10 +99,33 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
 
 def make_model(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> FlatModel:
     """With the initial weights of the run."""
+    return FlatModel(make_net(config, classes, image_shape, device), device)
+
+
+def make_net(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> torch.nn.Module:
+    """The same before its tensors are moved, and refused where they are not float32."""
     net = models.build(config.model, classes, image_shape, config.run.seed, device)
     if config.train.precision == "bf16":
         models.train_in_bf16(net)
-    return FlatModel(net, device)
+    return net
+
+
+def agreed_net(comm: Comm, config: Config, dataset: sources.DataSet) -> torch.nn.Module:
+    """The network, of the same shapes and dtypes on all ranks. One that only some ranks can make is told with a rank."""
+    try:
+        net, problem = make_net(config, dataset.classes, dataset.x_train.shape[1:], comm.device), None
+    except UsageError as error:
+        net, problem = torch.nn.Module(), error
+    agree_on(comm, {"model": {"its problem": str(problem), **shapes_of(net)}})
+    if problem:
+        raise problem
+    return net
+
+
+def shapes_of(net: torch.nn.Module) -> dict[str, str]:
+    """Shape and dtype of each tensor of the state dict."""
+    return {name: f"{tuple(value.shape)} {value.dtype}" for name, value in net.state_dict().items()
+            if isinstance(value, torch.Tensor)}
 
 
 def warn_of_idle(config: Config, bench: Workbench) -> None:
@@ -162,15 +186,33 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
                           classes_per_client=data.classes_per_client, test_labels=dataset.y_test)
 
 
-def agree_on(comm: Comm, texts: dict[str, str]) -> None:
-    """RunError on all ranks when they do not hold the same texts, by what they say (code or data differ between nodes)."""
-    own = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in texts.items()}
+def agree_on(comm: Comm, facts: dict[str, str | dict[str, str]]) -> None:
+    """RunError on all ranks when they do not hold the same facts, by what they are of (code or data differ between nodes).
+
+    Of facts by name (shapes) the first that differs is told, with what it is on both ranks.
+    """
+    own = {what: hashlib.sha256(json.dumps(fact).encode()).hexdigest() for what, fact in facts.items()}
     told = [json.loads(text) for text in comm.gather_text(json.dumps(own))]
     others = {what: [rank for rank, other in enumerate(told) if other[what] != digest] for what, digest in own.items()}
     different = json.loads(comm.share_text(json.dumps(others) if comm.rank == 0 else None))
-    found = [f"ranks {ranks} have another {what}" for what, ranks in different.items() if ranks]
+    found = [f"ranks {ranks} have another {what} than rank 0{difference(comm, facts[what], ranks[0])}"
+             for what, ranks in different.items() if ranks]
     if found:
-        raise RunError(f"{', '.join(found)} than rank 0; is the same code and data on all nodes?")
+        raise RunError(f"{', '.join(found)}; is the same code and data on all nodes?")
+
+
+def difference(comm: Comm, fact: str | dict[str, str], rank: int) -> str:
+    """" (fc.weight is (8, 128) torch.float32 on rank 3, (16, 128) torch.float32 on rank 0)": the first of the facts by name
+    that is another on this rank than on rank 0. On all ranks."""
+    if isinstance(fact, str):
+        return ""
+    told = [json.loads(text) for text in comm.gather_text(json.dumps(fact))]
+    if comm.rank:
+        return comm.share_text()
+    own, other = told[0], told[rank]
+    names = [name for name in [*own, *other] if own.get(name) != other.get(name)]
+    return comm.share_text(f" ({names[0]} is {other.get(names[0], 'absent')} on rank {rank}, {own.get(names[0], 'absent')} on "
+                           "rank 0)" if names else " (in another order)")
 
 
 def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device,

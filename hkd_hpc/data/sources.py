@@ -35,6 +35,11 @@ class DataSet:
     client_test: np.ndarray | None = None
     sha256: str = ""
 
+    def shapes(self) -> dict[str, str]:
+        """Classes, and of each array its shape and dtype, as text."""
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return {"classes": str(self.classes), **{name: f"{array.shape} {array.dtype}" for name, array in arrays.items()}}
+
 
 def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
     """Raise UsageError if the files of data set `name` are not there, saying what to do; reads a file's head at most.

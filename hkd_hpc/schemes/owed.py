@@ -38,6 +38,13 @@ def check_declarations(scheme, kept: tuple[str, ...]) -> None:
                        "another name")
 
 
+def declared_shapes(scheme) -> dict[str, str]:
+    """The loss terms, and each declared tensor by method and name, as text."""
+    return {"terms": ", ".join(scheme.terms),
+            **{f"{method} {name}": str(tuple(shape)) for method in DECLARATIONS
+               for name, shape in getattr(scheme, method)().items()}}
+
+
 def check_text(scheme, what: str, text: Any) -> None:
     """RunError unless it is a text that a file can hold."""
     if not isinstance(text, str) or not is_text(text):

@@ -208,7 +208,8 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
         by_section[section][name] = value
     scheme_class = schemes.settings_of(str_or_shown(by_section["scheme"].get("name", schemes.DEFAULT)))
     known = keys_of(scheme_class)
-    by_section["scheme"] = {k: v for k, v in by_section["scheme"].items() if f"scheme.{k}" in known or f"scheme.{k}" not in soft}
+    by_section["scheme"] = {name: value for name, value in by_section["scheme"].items()
+                            if f"scheme.{name}" in known or f"scheme.{name}" not in soft}
     for key in (f"{section}.{name}" for section, names in by_section.items() for name in names):
         if key not in known:
             raise no_setting(key, by_section["scheme"].get("name", schemes.DEFAULT), known)
@@ -251,7 +252,8 @@ class NotOfThisScheme(UsageError):
     """A setting that the chosen scheme has not, but `owners` have."""
 
     def __init__(self, key: str, scheme: str, owners: list[str]) -> None:
-        super().__init__(f"{key}: no such setting of {scheme}; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it")
+        have = "has" if len(owners) == 1 else "have"
+        super().__init__(f"{key}: no such setting of {scheme}; {', '.join(owners)} {have} it")
         self.key, self.scheme, self.owners = key, scheme, owners
 
 

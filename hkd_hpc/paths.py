@@ -1,5 +1,5 @@
-"""Names of files as people write them: with ~ and $VARIABLES. A shell leaves both as they are in `--out=~/x`, and so does a
-TOML file; to take them literally would make a folder named `~`."""
+"""Names of files as people write them: with ~ and $VARIABLES. A shell leaves both as they are in `--out='~/x'`, and so
+does a TOML file; to take them literally would make a folder named `~`."""
 from __future__ import annotations
 
 import argparse
@@ -13,18 +13,20 @@ VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
 
 def expanded(path: str | os.PathLike, what: str) -> str:
-    """The path with ~, ~user, $NAME and ${NAME} replaced. LocalUsageError, which begins with `what`, for one that means nothing.
+    """The path with ~, ~user, $NAME and ${NAME} replaced. LocalUsageError, which begins with `what`, for one that means
+    nothing.
 
     A `$` in the name of a file that is there, and that names no variable, stays: absolute paths come here again.
     """
     path = os.fspath(path)
     unset = [name for name in VARIABLE.findall(path) if not os.environ.get(name.strip("{}"))]
     if unset and not _is_there(path):
-        raise LocalUsageError(f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the whole path")
+        raise LocalUsageError(f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the whole "
+                              "path")
     found = os.path.expandvars(os.path.expanduser(path))
     if path.startswith("~") and found.startswith("~"):
-        raise LocalUsageError(f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the whole path, or ./~ "
-                              "for a file of that name")
+        raise LocalUsageError(f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the whole path, "
+                              "or ./~ for a file of that name")
     return found
 
 

@@ -139,8 +139,8 @@ def unknown(word: str, known: Iterable[str], listed: str = "python -m hkd_hpc.tr
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """At most five names that may have been meant, the likeliest first. What counts is the last part: sections are long, and
-    alike for names that have nothing in common."""
+    """At most five names that may have been meant, the likeliest first. What counts is the last part: sections are
+    long, and alike for names that have nothing in common."""
     section = word.rpartition(".")[0]
     scores = {key: likeness(word.rpartition(".")[2].lower(), key.rpartition(".")[2]) for key in known}
     least = max([LEAST_LIKENESS, *(score - 0.1 for score in scores.values())])

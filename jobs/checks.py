@@ -42,12 +42,13 @@ def check(cells: list[Cell], executor: str, root: Path, options: Options) -> lis
 
 
 def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callable[[], None]]:
-    """What runs with these settings need, once each: their data, public images for those who train on them, packages. Each
+    """What runs with these settings need, once each: data, public images for those who train on them, packages. Each
     raises UsageError."""
     files = dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)
     models = dict.fromkeys(config.model.name for config in configs) if installed_here else ()
     return [*(partial(check_present, *place) for place in files),
-            *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
+            *(partial(check_public_images, config) for config in configs
+              if schemes.get(config.scheme.name).needs_public),
             *(partial(versions.check, name) for name in models)]
 
 

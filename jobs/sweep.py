@@ -5,7 +5,8 @@
 
 An axis is a list of values of one setting (by its name, or short: scheme, data, clients, seed, beta), or labels with the
 settings and presets (`preset`) that each stands for. A data set that is a preset's name stands for the paper's settings
-for it. Settings may be nested: {"fed": {"rounds": 20}}. As TOML: the tables [axes], [axes.<name>], [settings], and [sweep] with presets.
+for it. Settings may be nested: {"fed": {"rounds": 20}}. As TOML: the tables [axes], [axes.<name>], [settings], and
+[sweep] with presets.
 """
 from __future__ import annotations
 
@@ -124,21 +125,22 @@ class Sweep:
             if cell.id in found:
                 problems[f"{_named(labels)} and {_named(found[cell.id].labels)} are the same run: {cell.id}"] = None
             found[cell.id] = cell
-        return list(found.values()), [*problems, *(self._told(*cells) for cells in alien.values())]
+        return list(found.values()), [*problems, *map(self._told, alien.values())]
 
-    def _told(self, first: tuple[dict[str, str], NotOfThisScheme], *more: tuple[dict[str, str], NotOfThisScheme]) -> str:
-        """One line about a setting that not all cells' schemes have: which cells, and how to give it to the others alone."""
-        (labels, error), names = first, dict.fromkeys(error.scheme for _, error in (first, *more))
-        where = f"cell {_named(labels)}" + (f" and {len(more)} more" if more else "")
-        alone = NotOfThisScheme(error.key, ", ".join(names), error.owners)
-        return f"{alone} ({where})" + self._mend(error)
+    def _told(self, cells: list[tuple[dict[str, str], NotOfThisScheme]]) -> str:
+        """One line about a setting that not all cells' schemes have: which cells, and how to give it to the others."""
+        labels, error = cells[0]
+        names = dict.fromkeys(error.scheme for _, error in cells)
+        more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+        problem = NotOfThisScheme(error.key, ", ".join(names), error.owners)
+        return f"{problem} (cell {_named(labels)}{more}){self._mend(error)}"
 
     def _mend(self, error: NotOfThisScheme) -> str:
         """The axis of schemes with the setting where it belongs, as a spec or a program has it."""
-        given = self.settings | dict(map(split_override, self.overrides))
-        values = [point[error.key] for _, point in self.axes.get(error.key, ())] or [given[key] for key in (error.key,) if key in given]
-        axis = next((name for name, points in self.axes.items() if all("scheme.name" in point for _, point in points)), None)
-        if axis is None or not values:
+        given = {key: [value] for key, value in {**self.settings, **dict(map(split_override, self.overrides))}.items()}
+        values = [point[error.key] for _, point in self.axes.get(error.key, ())] or given.get(error.key)
+        axis = next((name for name, points in self.axes.items() if all("scheme.name" in point for _, point in points)), "")
+        if not values or not any(point["scheme.name"] in error.owners for _, point in self.axes.get(axis, ())):
             return ""
         table: dict[str, dict[str, Any]] = {}
         for label, point in self.axes[axis]:
@@ -182,8 +184,8 @@ def _points(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
     elif axis == "scheme" and values == "all":
         points = [(name, {"scheme.name": name}) for name in schemes.REGISTRY]
     elif isinstance(values, str) or not hasattr(values, "__iter__"):
-        raise UsageError(f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in all "
-                         f"cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]")
+        raise UsageError(f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in "
+                         f"all cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]")
     else:
         points = [(as_text(value), _point(axis, value)) for value in values]
     if not points:

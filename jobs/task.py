@@ -29,7 +29,8 @@ from jobs.sweep import Cell
 BEAT_S = 10.0
 MOST_STALLS = 3  # starts of one job in a row without a new round; one more would not help
 MOST_EQUAL_STALLS = 2  # of them, where the log has the same error twice
-ERROR = re.compile(r"(?!.*(warning:|ended by signal))(hkd_hpc: |Fatal Python error|[\w.]*(Error|Exception)\b|\w+: error: )")
+ERROR = re.compile(r"(?!.*(warning:|ended by signal))"
+                   r"(hkd_hpc: |Fatal Python error|[\w.]*(Error|Exception)\b|\w+: error: )")
 START = "--- "  # how a start begins in a cell's log
 LOCK_WAIT_S = 20.0  # the processes of a job that was requeued may need seconds to end
 FAILED = 1
@@ -230,7 +231,7 @@ def error_in(log: Path, begin: int, code: int) -> str:
 
 
 def repeated_error(log: Path, end: int) -> str:
-    """The error with which each of the last two starts before `end` ended; empty where they differ, or a signal ended one."""
+    """The error that each of the last two starts in the log's first `end` bytes ended with; else empty."""
     with open(log, "rb") as file:
         file.seek(max(0, end - 65536))
         text = file.read(min(end, 65536)).decode(errors="replace")

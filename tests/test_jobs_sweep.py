@@ -208,6 +208,12 @@ def test_the_form_that_mends_a_spec_is_toml(tmp_path):
         ("fedavg", None), ("fedprox 0.25", 0.25), ("fedprox 1.0", 1.0)]
 
 
+def test_where_no_scheme_of_the_sweep_has_the_setting_nothing_is_to_be_given():
+    _, [problem] = Sweep(scheme=["fedavg", "fedmd"], seed=[0, 1], settings={"scheme.mu": 0.25}).cells()
+    assert problem == ("scheme.mu: no such setting of fedavg, fedmd; fedprox, moon, fedalign have it (cell scheme=fedavg "
+                       "seed=0 and 3 more)")
+
+
 def test_an_unknown_setting_is_one_line_however_many_cells_and_schemes():
     found, problems = Sweep(scheme="all", seed=range(3), settings={"train.optimizer": "sgd"}).cells()
     assert not found and problems == ["train.optimizer: no such setting; python -m hkd_hpc.train --help lists them"]

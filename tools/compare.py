@@ -8,9 +8,8 @@ that interval excludes 0.
 
 A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
 [tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings (of a scheme without one: its
-defaults); trial i draws the learning
-rate from the same log-uniform stream for all schemes and the scheme's own hyper-parameters from the grid that its class
-names (`tunes`). Trials run on a seed of their own with `val_fraction` of the training images held out; for the local
+defaults); trial i draws the learning rate from the same log-uniform stream for all schemes and the scheme's own
+hyper-parameters from the grid that its class names (`tunes`). Trials run on a seed of their own with `val_fraction` of the training images held out; for the local
 column the trial with the best local accuracy on validation images counts, for the global column the one with the best
 global accuracy there. No test label is read. The chosen settings then run on the study's seeds without validation
 images, beside the paper's.
@@ -96,7 +95,8 @@ def read_study(path: str) -> Study:
     if (not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds)
             or len(set(seeds)) < len(seeds)):
         raise UsageError(f"{path}: study.seeds={seeds}: must be a list of different whole numbers >= 0, for example [0, 1, 2]")
-    settings = flat({key.removeprefix("settings."): value for key, value in values.items() if key.startswith("settings.")})
+    settings = flat({key.removeprefix("settings."): value for key, value in values.items()
+                     if key.startswith("settings.")})
     return Study(names, tuple(seeds), settings, _tuning(path, values, seeds))
 
 
@@ -122,8 +122,8 @@ def _tuning(path: str, values: dict, seeds: list[int]) -> Tuning | None:
 
 
 def check_cells(cells: list[Cell], root: Path) -> None:
-    """UsageError for runs that cannot be, with a line for each reason: wrong settings, data, packages, or a folder with a run
-    of other settings."""
+    """UsageError for runs that cannot be, with a line for each reason: wrong settings, data, packages; or for a folder
+    with a run of other settings."""
     configs, wrong = [], {}
     for cell in cells:
         try:
@@ -276,7 +276,8 @@ def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
     seeds = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
     failures = run_cells(paper_cells(study), root, jobs)
     by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
-    title = ("Settings as given, where not those of a scheme's paper or its own defaults, last round, mean ± standard deviation over "
+    title = ("Settings as given, where not those of a scheme's paper or its own defaults, last round, mean ± standard "
+             "deviation over "
              f"{seeds}")
     parts = [table(title, accuracies(by_scheme, root))]
     if study.tuning:

@@ -1,4 +1,4 @@
-"""The public set: how many training images are put aside for it, and whether a scheme that needs it gets any. No torch."""
+"""The public set: how many training images are put aside for it, and whether a scheme that needs it gets any."""
 from __future__ import annotations
 
 import math

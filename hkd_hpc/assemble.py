@@ -66,6 +66,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     """This rank's part, with initial weights that are the same on every rank."""
     dataset = node_copy(config, comm)
     agree_on(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
+    if comm.rank == 0 and dataset.remarks:
+        report.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
     partition = partition_of(config, dataset, scheme_class.needs_public)
     asked, dealt = config, partition
@@ -85,10 +87,12 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
     x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
-    here = [make_client(client, dataset, partition, config, comm.device, x_public)
+    names = client_names(config, dataset)
+    here = [make_client(client, dataset, partition, config, comm.device, x_public, names[client] if names else "")
             for client, rank in enumerate(rank_of) if rank == comm.rank]
     places = max(np.bincount(rank_of))
-    server = make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) if comm.rank == 0 else None
+    server = make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of,
+                         names) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     worker = Worker(comm, bench, here, places, images)
@@ -216,7 +220,7 @@ def difference(comm: Comm, fact: str | dict[str, str], rank: int) -> str:
 
 
 def make_client(client: int, dataset: sources.DataSet, partition: Partition, config: Config, device,
-                x_public: torch.Tensor | None = None) -> Client:
+                x_public: torch.Tensor | None = None, name: str = "") -> Client:
     """One client with its images resident on this rank's device."""
     x_test, y_test = ((dataset.x_test, dataset.y_test) if partition.test_split == "test"
                       else (dataset.x_train, dataset.y_train))
@@ -224,10 +228,20 @@ def make_client(client: int, dataset: sources.DataSet, partition: Partition, con
     train, test, val = partition.train[client], partition.test[client], partition.val[client]
     return Client(client, resident(dataset.x_train, train), resident(dataset.y_train, train), resident(x_test, test),
                   resident(y_test, test), dataset.classes, config.run.seed, x_public,
-                  resident(dataset.x_train, val), resident(dataset.y_train, val))
+                  resident(dataset.x_train, val), resident(dataset.y_train, val), name=name)
 
 
-def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of) -> Server:
+def client_names(config: Config, dataset: sources.DataSet) -> list[str]:
+    """The names or ids in the data of natural clients, by their numbers; empty where these are the numbers themselves."""
+    if config.data.partition != "natural" or config.fed.clients == 1:  # of a scheme that pools all data
+        return []
+    ids = np.unique(dataset.client_train)
+    if dataset.client_names:
+        return list(dataset.client_names)
+    return [] if np.array_equal(ids, np.arange(len(ids))) else [str(number) for number in ids]
+
+
+def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of, names) -> Server:
     """`asked`, `dealt`: settings and partition before a scheme that pools all data made one client of them."""
     resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)  # noqa: E731
     held_out = np.concatenate(partition.val)
@@ -235,7 +249,8 @@ def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, r
     val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
     static = {"config_json": asked.to_json(), "changes_json": "[]", "versions_json": json.dumps(versions.found()),
               "identity_json": identity.to_json(asked, dataset.sha256),
-              "partition": partition_tree(partition, dataset), "clients": {"rank": np.array(rank_of, np.int64)},
+              "partition": partition_tree(partition, dataset),
+              "clients": {"rank": np.array(rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
               "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
               "parameters": {"model": bench.flat.parameter_count,
                              "held": bench.scheme.parameters_held(bench.flat.parameter_count)},
@@ -250,7 +265,9 @@ def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
             "val_index": np.concatenate(partition.val), "val_offset": offsets(partition.val),
             "test_index": np.concatenate(partition.test), "test_offset": offsets(partition.test),
             "test_split": partition.test_split, "public_index": partition.public, "sha256": partition.sha256,
-            "train_count": partition.train_count_MC(dataset.y_train)}
+            "images": np.array([len(dataset.y_train), len(dataset.y_test)], np.int64),
+            "train_count": partition.train_count_MC(dataset.y_train)} | (
+                {"class_name": np.array(dataset.class_names)} if dataset.class_names else {})
 
 
 def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float]:

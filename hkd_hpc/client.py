@@ -53,6 +53,7 @@ class Client:
     message: dict[str, torch.Tensor] = field(default_factory=dict)
     round: int = 0
     cache: dict = field(default_factory=dict)
+    name: str = ""  # of a natural client whose id in the data is another than `id`
 
     def leave(self) -> None:
         """Let go of the workbench's model, so that a workbench that is closed frees its memory."""

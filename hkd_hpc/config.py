@@ -52,7 +52,8 @@ class DataSettings:
 class FedSettings:
     """Clients and rounds (rounds.py)."""
 
-    clients: int = setting(10, "number of clients", low=1, high=100_000)
+    clients: int = setting(10, "number of clients; data.partition=natural: as many as the file names, if not given",
+                           low=1, high=100_000)
     rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
     participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
     average: str = setting("images", "weight of a client in the average: images: its number of training images; uniform: "
@@ -182,6 +183,8 @@ def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dic
     for group in groups:
         alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
         values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
+    if {**values, **hard}.get("data.partition") == "natural" and "fed.clients" not in stored:
+        values.pop("fed.clients", None)  # a preset speaks of another data set's clients
     return {**values, **hard}, set(values) - set(hard)
 
 
@@ -218,6 +221,18 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
     if whole:  # else these are only some of the settings, to be joined with stored ones
         check_together(config)
     return config
+
+
+def with_clients_of_data(config: Config, asked) -> Config:
+    """With data.partition=natural and no fed.clients in `asked`, the same with as many clients as the file names.
+
+    Reads the file's client ids. UsageError where it has none.
+    """
+    if config.data.partition != "natural" or "fed.clients" in asked:
+        return config
+    from hkd_hpc.data.sources import natural_clients
+
+    return from_values({**as_values(config), "fed.clients": natural_clients(config.data.path)})
 
 
 def from_json(text: str) -> Config:

@@ -34,14 +34,32 @@ def clients_lines(job) -> list[str]:
     """Class histogram per client."""
     partition = job.server.static["partition"]
     classes = range(min(partition["train_count"].shape[1], 20))
-    lines = [f"partition {partition['sha256'][:16]}: training images per client and class, rank, other images",
+    names = job.server.client_names
+    lines = [data_line(partition), *class_lines(partition),
+             f"partition {partition['sha256'][:16]}: training images per client and class, rank, other images",
              f"client  rank  train   val  test  {' '.join(f'{c:>4d}' for c in classes)}"]
     vals, tests = np.diff(partition["val_offset"]), np.diff(partition["test_offset"])
     for client, counts in enumerate(partition["train_count"]):
         row = " ".join(f"{count:4d}" for count in counts[:20])
         lines.append(f"{client:6d}{job.rank_of[client]:6d}{counts.sum():7d}{vals[client]:6d}{tests[client]:6d}  {row}"
-                     + (" ..." if len(counts) > 20 else ""))
+                     + (" ..." if len(counts) > 20 else "") + (f"  {names[client]}" if len(names) else ""))
     return lines
+
+
+def data_line(partition: dict) -> str:
+    """How many images there are in each split, and where they go."""
+    train, test = partition["images"]
+    parts = {"training": "train", "validation": "val", "local tests": "test", "public": "public"}
+    sizes = {what: len(partition[f"{part}_index"]) for what, part in parts.items()}
+    return (f"images: {train:,} in the training split, {test:,} in the test split, {partition['train_count'].shape[1]} classes; "
+            "dealt: " + ", ".join(f"{size:,} {what}" for what, size in sizes.items() if size))
+
+
+def class_lines(partition: dict) -> list[str]:
+    """The names of the classes, where the data have them, cut like the columns below."""
+    names = partition.get("class_name", ())
+    told = ", ".join(f"{number} {name}" for number, name in enumerate(names[:20]))
+    return [f"classes: {told}{' ...' if len(names) > 20 else ''}"] if len(names) else []
 
 
 def memory_lines(job) -> list[str]:

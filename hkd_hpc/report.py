@@ -38,6 +38,11 @@ def printable(text: str, stream) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def client_text(client: int, name: str = "") -> str:
+    """client 3, or client 3 (its name)"""
+    return f"client {client} ({name})" if name else f"client {client}"
+
+
 class Clock:
     """Seconds left, from the rounds done in this process."""
 

@@ -172,11 +172,12 @@ class Server:
         bad = gathered[np.isin(gathered["status"], BAD)]
         for record in bad:
             client, tensor, value = int(record["client"]), names[record["bad_tensor"]], float(record["bad_value"])
-            report.warn(f"round {round}: client {client} refused: {words(tensor, value)}; it counts with weight 0")
+            report.warn(f"round {round}: {self.client_text(client)} refused: {words(tensor, value)}; it counts with weight 0")
             self.history.add_event(round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value)
         if round == 1 and (gathered["status"] == NO_DATA).any():
             ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
-            report.warn(f"clients {ids} have {STATUS[NO_DATA]}; they take part with weight 0")
+            named = f" ({', '.join(str(self.client_names[i]) for i in ids)})" if len(self.client_names) else ""
+            report.warn(f"clients {ids}{named} have {STATUS[NO_DATA]}; they take part with weight 0")
         self._stop_if_too_many(f"round {round}", len(bad), int(np.isin(gathered["status"], (OK, *BAD)).sum()))
 
     def _stop_if_too_many(self, where: str, bad: int, trained: int) -> None:
@@ -185,6 +186,15 @@ class Server:
             self.write_metrics()  # with the events
             raise RunError(f"{where}: {bad} of {trained} clients were refused, more than fed.max_bad_fraction={most:g} "
                            "allows; the warnings above say why. The checkpoint of the last saved round is good")
+
+    @property
+    def client_names(self) -> np.ndarray:
+        """Of natural clients, by their numbers; empty where they have none."""
+        return self.static["clients"].get("name", np.array([], str))
+
+    def client_text(self, client: int) -> str:
+        """client 3, or client 3 (its name)"""
+        return report.client_text(client, self.client_names[client] if len(self.client_names) else "")
 
     # --- beside the next round
 
@@ -310,7 +320,7 @@ class Server:
         """The rows of fine-tuned clients that predict finite numbers; the others are told and recorded."""
         bad, round = rows[rows[:, 3] > 0], int(self.history.rounds["round"][-1])
         for client, _, _, nonfinite in bad.tolist():
-            report.warn(f"client {client}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not count")
+            report.warn(f"{self.client_text(client)}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not count")
             self.history.add_event(round=round, client=client, what=STATUS[BAD_TEST], tensor="local test, fine-tuned",
                                    value=float(nonfinite))
         self._stop_if_too_many("fine-tuning", len(bad), int((rows[:, 1] > 0).sum()))

@@ -211,10 +211,10 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     """Rank 0: the settings as JSON, the stored ones on --resume; None when the run is complete already."""
     text = stored_text(folder, request.dry_run) if folder and request.resume else None
     if text is None and not request.resume:
-        return request.config.to_json()
+        return config_module.with_clients_of_data(request.config, request.asked).to_json()
     if text is None:
-        config = request.config
-        config_module.check_together(config)
+        config_module.check_together(request.config)
+        config = config_module.with_clients_of_data(request.config, request.asked)
         report.say(f"{request.out}: no run to resume; a new one starts")
     else:
         config = stored_settings(request, folder, text)

@@ -112,7 +112,7 @@ class Worker:
                 evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
                 refused = self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
                 if refused:
-                    log.warn(f"client {client.id}: BatchNorm's statistics measured with the global weights have "
+                    log.warn(f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global weights have "
                              f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0")
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:

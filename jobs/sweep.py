@@ -21,8 +21,9 @@ from typing import Any
 
 from hkd_hpc import presets as known_presets
 from hkd_hpc import schemes
-from hkd_hpc.config import (SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, is_place, load_toml, resolve,
-                            split_override)
+from hkd_hpc.config import (
+    SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, collect, from_values, is_place, load_toml, resolve,
+    split_override, with_clients_of_data)
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import UsageError
 
@@ -154,7 +155,8 @@ class Sweep:
         values = dict(self.settings)
         for point in points:
             values.update({key: value for key, value in point.items() if key != "preset"})
-        return resolve(presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides)
+        asked, soft = collect(presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides)
+        return with_clients_of_data(from_values(asked, soft), asked)
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

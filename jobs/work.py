@@ -65,18 +65,17 @@ def _file_facts(path: Path) -> DataFacts:
         with open_h5(path) as file:
             y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
     sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
-    return DataFacts(len(y_train), len(y_test), int(max(y_train.max(), y_test.max())) + 1,
+    return DataFacts(len(y_train), len(y_test), len(np.unique(y_train)),  # 0..C-1, or names
                      (3, *(max(32, side) for side in sides)))
 
 
 def _folder_facts(path: Path, image_size: int | None) -> DataFacts:
-    from hkd_hpc.data.folder import read_image
+    from hkd_hpc.data.folder import check_folder, listed, read_image
 
-    names = sorted(entry.name for entry in os.scandir(path / "train") if entry.is_dir())
-    counts = [sum(len(os.listdir(path / split / name)) for name in names) for split in ("train", "test")]
-    first = path / "train" / names[0]
-    sides = (image_size,) * 2 if image_size else read_image(first / sorted(os.listdir(first))[0], None).shape[:2]
-    return DataFacts(*counts, len(names), (3, *(max(32, side) for side in sides)))
+    names = check_folder(path)
+    train, test = (listed(path / split, names)[0] for split in ("train", "test"))
+    sides = (image_size,) * 2 if image_size else read_image(train[0], None)[0].shape[1:]
+    return DataFacts(len(train), len(test), len(names), (3, *(max(32, side) for side in sides)))
 
 
 @dataclass(frozen=True)

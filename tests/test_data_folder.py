@@ -34,6 +34,16 @@ def bmp(pixels: np.ndarray) -> bytes:
             + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(body), 0, 0, 0, 0) + body)
 
 
+def tiff(pixels: np.ndarray) -> bytes:
+    """A TIFF as its specification says, of (H,W,3) RGB pixels in one strip."""
+    height, width = pixels.shape[:2]
+    body = pixels.tobytes()
+    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 8),
+            (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(body))]
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    return (b"II*\0" + struct.pack("<I", 8 + len(body)) + body + struct.pack("<H", len(tags)) + entries + bytes(4))
+
+
 def pixels(number: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, shape or (32, 32, 3), dtype=np.uint8)
 
@@ -102,11 +112,104 @@ def test_every_format_and_mode_becomes_rgb(images):
 def test_what_is_no_image_is_passed_over(images):
     before = load(images)
     for name in ("train/cat/notes.txt", "train/cat/._1.png", "train/cat/Thumbs.db", "train/readme.png", "extra.png",
-                 "train/.hidden/1.png", "train/cat/deeper/1.png", "validation/cat/1.png"):
+                 "train/.hidden/1.png", "train/cat/deeper/notes", "validation/cat/1.png", "validation/cat/2.png"):
         write(images / name, b"no image")
     (images / "train/dog/folder.png").mkdir()
+    os.symlink(images / "train", images / "train/dog/round and round")
+    os.symlink(images / "nothing", images / "test/dog/nothing.png")
     after = load(images)
     assert np.array_equal(before.x_train, after.x_train) and before.y_train.tolist() == after.y_train.tolist()
+    assert before.remarks == ()
+    left_out, other = after.remarks
+    assert left_out.startswith("left out: 7 of 15 files (") and other == (
+        "not read: validation/ with 2 files (data.val_fraction holds validation images out of train/)")
+    assert sorted(left_out.partition("(")[2].rstrip(")").split(", ")) == [
+        ".db 1", ".txt 1", "a linked folder 1", "hidden 1", "in no class folder 1", "no file 1", "without an ending 1"]
+
+
+def test_images_in_inner_folders_belong_to_the_class(images):
+    """In the order of their paths, "1.png" < "2/p/0.png" < "2.png" being that of their characters ("." < "/")."""
+    write(images / "train/dog/a/p/0.tif", tiff(pixels(30)))
+    write(images / "test/dog/inner/1.png", png(pixels(31)))
+    data = load(images)
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1] and data.remarks == ()
+    assert np.array_equal(data.x_train[3:].transpose(0, 2, 3, 1), [pixels(3), pixels(30), pixels(4)])
+    assert np.array_equal(data.x_test[1].transpose(1, 2, 0), pixels(31))
+
+
+@pytest.mark.parametrize("ending", ["tif", "TIFF", "gif", "ppm", "pgm", "pbm", "pnm"])
+def test_every_ending_is_read(images, ending):
+    from PIL import Image
+
+    mode, form = {"pgm": ("L", "PPM"), "pbm": ("1", "PPM")}.get(ending, ("RGB", None))
+    two = np.where(pixels(1, 32, 32, 1) < 99, (200, 100, 40), (20, 60, 220)).astype(np.uint8)
+    image = Image.fromarray(two).convert(mode)
+    image.save(images / f"train/cat/0.{ending}", form or {"tif": "TIFF", "tiff": "TIFF", "gif": "GIF"}.get(ending.lower(), "PPM"))
+    assert np.array_equal(load(images).x_train[0].transpose(1, 2, 0), np.asarray(image.convert("RGB")))
+
+
+# ---- what is turned, and what is told
+
+
+def oriented(path, upright, orientation: int, **options) -> None:
+    """Store an image as a camera does that was held so: EXIF's table 6 says where the stored row 0 and column 0 lie."""
+    from PIL import Image
+
+    stored = {1: lambda x: x, 2: lambda x: x[:, ::-1], 3: lambda x: x[::-1, ::-1], 4: lambda x: x[::-1],
+              5: lambda x: x.transpose(1, 0, 2), 6: lambda x: x.transpose(1, 0, 2)[::-1],
+              7: lambda x: x.transpose(1, 0, 2)[::-1, ::-1], 8: lambda x: x.transpose(1, 0, 2)[:, ::-1]}[orientation](upright)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif, **options)
+
+
+@pytest.mark.parametrize("ending, options", [
+    ("jpg", {"quality": 100, "subsampling": 0}), ("png", {}), ("webp", {"lossless": True}), ("tif", {})])
+def test_images_are_upright_as_a_viewer_shows_them(images, ending, options):
+    """Four quarters of four colours, taller than wide."""
+    upright = np.zeros((40, 36, 3), np.uint8)
+    upright[:20, 18:], upright[20:, :18], upright[20:, 18:] = (250, 0, 0), (0, 250, 0), (0, 0, 250)
+    for orientation in range(1, 9):
+        oriented(images / f"{orientation}.{ending}", upright, orientation, **options)
+        image, changes = folder.read_image(images / f"{orientation}.{ending}", None)
+        assert image.shape == (3, 40, 36) and abs(image.transpose(1, 2, 0).astype(int) - upright).max() < 40, orientation
+        assert changes == ["turned upright as EXIF says"] * (orientation > 1)
+
+
+def test_damaged_exif_is_passed_over(images):
+    from PIL import Image
+
+    Image.fromarray(pixels(5)).save(images / "1.png", exif=b"Exif\0\0MM\0*no such thing")
+    image, changes = folder.read_image(images / "1.png", None)
+    assert np.array_equal(image.transpose(1, 2, 0), pixels(5)) and changes == []
+
+
+def test_what_is_changed_is_told_with_counts(images):
+    from PIL import Image
+
+    colour = Image.fromarray(pixels(20))
+    colour.convert("RGBA").save(images / "train/cat/3.png")
+    colour.quantize(4).save(images / "train/cat/4.png")
+    colour.convert("CMYK").save(images / "train/cat/5.jpg")
+    write(images / "train/cat/6.png", png(pixels(21).astype(np.uint16) * 257, bits=16))
+    colour.save(images / "test/cat/2.gif", save_all=True, append_images=[Image.fromarray(pixels(22))])
+    Image.fromarray(pixels(23, 32, 48, 3)).save(images / "test/cat/3.png")
+    oriented(images / "test/dog/z.jpg", pixels(24), 6)
+    write(images / "train/dog/c.png", png(np.full((32, 32), 7)))
+    write(images / "train/dog/d.png", png(np.where(pixels(25, 32, 32) < 9, 0, 255)))
+    data = load(images, 32)
+    assert np.array_equal(data.x_train[6].transpose(1, 2, 0), pixels(21))
+    told, dull = data.remarks
+    assert sorted(told.removeprefix("images changed: ").split(", ")) == [
+        "CMYK made RGB 1", "first of several frames taken 1", "more than 8 bits a channel cut to 8 1", "palette looked up 2",
+        "stretched to a square 1", "transparency dropped 1", "turned upright as EXIF says 1"]
+    assert dull == "of 11 train images 1 are constant and 1 have two values only (all values: 0..255)"
+
+
+def test_class_names_are_kept(images):
+    os.rename(images / "train/dog", images / "train/dog\n2")
+    os.rename(images / "test/dog", images / "test/dog\n2")
+    assert load(images).class_names == ("cat", "dog\\n2")
 
 
 def test_small_images_are_padded_as_those_of_a_file(tmp_path):

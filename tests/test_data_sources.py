@@ -291,6 +291,153 @@ def test_bad_own_files(tmp_path, changes, words, ending):
     assert path in message and all(word in message for word in words), message
 
 
+GREY = np.concatenate([np.arange(0, 256), np.arange(0, 256, 2)])[:6 * 8 * 8].astype(np.uint8).reshape(6, 8, 8)
+
+
+def follow(message: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Do what an error says, word for word, with both arrays that it speaks of."""
+    expression = message.rpartition(" with ")[2]
+    letter = "x" if "key x_" in message else "y"
+    return arrays | {key: eval(expression, {letter: arrays[key], "np": np})
+                     for key in (f"{letter}_train", f"{letter}_test")}
+
+
+@pytest.mark.parametrize("stored", [
+    GREY.astype(np.uint16) * 257, GREY.astype(np.int16) * 128 - 16384, GREY.astype(np.int16), GREY.astype(np.int64) * 1000,
+    GREY.astype(np.uint64) * 2**50, GREY.astype(">u2"), (GREY.astype(np.int16) - 128).astype(np.int8), GREY / 255, GREY.astype(np.float32) / 255,
+    (GREY / 255).astype(np.float16), GREY.astype(float), GREY / 127.5 - 1, GREY.astype(np.float32) * 257],
+    ids=lambda stored: f"{stored.dtype}-{stored.max()}")
+@pytest.mark.parametrize("half", [1, 2])
+def test_following_the_advice_on_images_gives_the_right_ones(tmp_path, stored, half):
+    """Training and test images keep one scale, also where one of them has not the full range (`half`: grey 0 to 127)."""
+    low = GREY // half
+    test = {1: stored, 2: np.take(stored.reshape(-1), low.astype(int)).reshape(stored.shape)}[half]
+    arrays = own(x_train=stored, x_test=test[:3])
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
+    for split, right in (("train", GREY), ("test", low[:3])):
+        assert abs(getattr(data, f"x_{split}")[:, 0, 12:20, 12:20].astype(int) - right).max() <= (stored.dtype == np.float16)
+
+
+@pytest.mark.parametrize("stored", [GREY > 99, (GREY > 99).astype(np.int32), (GREY > 99).astype(float)])
+def test_following_the_advice_on_masks_gives_black_and_white(tmp_path, stored):
+    arrays = own(x_train=stored, x_test=stored[:3])
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
+    assert np.array_equal(data.x_train[:, 0, 12:20, 12:20], np.where(GREY > 99, 255, 0))
+
+
+def test_what_no_expression_can_mend_gets_none(tmp_path):
+    for changes, words in [(dict(x_train=np.full((6, 8, 8), "a")), "dtype <U1, allowed is uint8 (0..255)"),
+                           (dict(x_train=GREY * 1j), "complex128, allowed is uint8 (0..255)"),
+                           (dict(x_train=np.where(GREY, GREY / 255, np.inf)), "with infinity, allowed is uint8 (0..255); mend the "
+                                                                             "images that hold it, or leave them out"),
+                           (dict(y_train=np.arange(6) / 2), "float64 with 0.5, allowed are integers or names"),
+                           (dict(y_train=np.array([0, 1, 2, 0, 1, np.nan])), "NaN, allowed are integers or names; leave out the "
+                                                                            "images without one")]:
+        assert refusal(sources.load, "file", "", save(tmp_path / "mine.npz", own(**changes))).endswith(words)
+
+
+@pytest.mark.parametrize("labels", [np.array([1.0, 0, 1, 0, 1, 0]), np.array([True, False] * 3)])
+def test_following_the_advice_on_labels_gives_the_right_ones(tmp_path, labels):
+    arrays = own(y_train=labels, y_test=labels[:3])
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
+    assert data.y_train.tolist() == [1, 0, 1, 0, 1, 0] and data.y_test.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("key", ["x_train", "y_train", "client_train"])
+def test_following_the_advice_on_python_objects_gives_the_right_array(tmp_path, key):
+    arrays = own(y_train=np.array(["cat", "ant", "dog"] * 2), y_test=np.array(["dog", "ant", "ant"]), client_train=np.arange(6))
+    objects = np.empty(6, object)
+    objects[:] = list(arrays[key])
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays | {key: objects}))
+    assert f"key {key}: holds Python objects (a pickle, which is never loaded)" in message and "truncated" not in message
+    plain = eval(message.partition("save the plain array ")[2].partition(";")[0], {key: objects, "numpy": np})
+    data = sources.load("file", "", save(tmp_path / "mine.npz", arrays | {key: plain}))
+    assert data.y_train.tolist() == [1, 0, 2] * 2 and np.array_equal(data.x_train[:, 1, 2:30, 2:30], arrays["x_train"])
+    assert data.client_train.tolist() == list(range(6)) and data.class_names == ("ant", "cat", "dog")
+
+
+def test_pieces_of_unequal_length_in_an_h5_are_told(tmp_path):
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        for name, array in own(x_train=None).items():
+            file[name] = array
+        file.create_dataset("x_train", (6,), h5py.vlen_dtype(np.uint8))[:] = [np.zeros(n, np.uint8) for n in range(6)]
+    assert "key x_train: holds entries that each have a length of their own" in refusal(
+        sources.load, "file", "", tmp_path / "mine.h5")
+
+
+# ---- names
+
+
+LABELS, WRITERS = ["zebra", "ant", "Öl", "ant", "zebra", "Öl"], ["w b", "wa", "w b", "wç", "wa", "wa"]
+
+
+def named(ending: str, kind: str) -> dict:
+    """Labels and client ids as text: NumPy's or UTF-8 bytes of fixed length, or (.h5 only) HDF5's text."""
+    texts = dict(y_train=LABELS, y_test=["Öl", "ant", "ant"], client_train=WRITERS, client_test=["wç", "wa", "wa"])
+    if kind == "text" and ending == ".h5":
+        return own(**texts)
+    return own(**{key: np.char.encode(np.array(text), "utf-8") if kind == "bytes" else np.array(text) for key, text in texts.items()})
+
+
+@pytest.mark.parametrize("ending", [".npz", ".h5"])
+@pytest.mark.parametrize("kind", ["text", "bytes"])
+def test_labels_and_clients_may_be_names(tmp_path, ending, kind):
+    """Numbered in the order of their characters: "ant" < "zebra" < "Öl", "w b" < "wa" < "wç"."""
+    path = save(tmp_path / f"mine{ending}", named(ending, kind))
+    data = sources.load("file", "", path)
+    assert data.class_names == ("ant", "zebra", "Öl") and data.client_names == ("w b", "wa", "wç") and data.classes == 3
+    assert data.y_train.tolist() == [1, 0, 2, 0, 1, 2] and data.y_test.tolist() == [2, 0, 0]
+    assert data.client_train.tolist() == [0, 1, 0, 2, 1, 1] and data.client_test.tolist() == [2, 1, 1]
+    assert data.y_train.dtype == np.int64 and sources.natural_clients(path) == 3
+    assert data_facts("file", path, None).classes == 3
+    copy = share.attach(shared := share.publish(data))
+    os.unlink(shared)
+    assert (copy.class_names, copy.client_names, copy.remarks) == (data.class_names, data.client_names, data.remarks)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(y_test=np.array(["a", "fox", "b"])), ["key y_test: label fox never occurs in y_train"]),
+    (dict(y_test=np.array([0, 1, 1])), ["key y_train holds <U1 and y_test int64; allowed are names in both"]),
+    (dict(client_train=np.array(["p", "q"] * 3), client_test=np.array(["p", "r", "q"])), ["client r never occurs in client_train"]),
+    (dict(y_train=np.array([b"a", b"\xff"] * 3)), ["key y_train: holds bytes that are no UTF-8 text"]),
+    (dict(y_train=np.array([["a"], ["b"]] * 3)), ["key y_train", "(6, 1)", "(6,)"]),
+    (dict(y_train=np.array(["a"] * 6), y_test=np.array(["a"] * 3)), ["at least 2"])])
+def test_names_that_do_not_fit(tmp_path, changes, words):
+    arrays = own(**{"y_train": np.array(["a", "b"] * 3), "y_test": np.array(["a", "b", "b"]), **changes})
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    assert all(word in message for word in words), message
+
+
+def test_names_are_shown_without_control_characters():
+    assert checks.numbered(np.array(["a\nb", "c\x1b[2J", "d\ud800"]), None, "here", "y")[2] == (
+        "a\\nb", "c\\x1b[2J", "d\\ud800")
+
+
+def test_what_is_not_read_changed_or_dull_is_told(tmp_path):
+    x_train, x_test = pixels(6, 3, 40, 40), pixels(3, 3, 40, 40)
+    assert sources.load("file", "", save(tmp_path / "a.npz", own(x_train=x_train, x_test=x_test))).remarks == ()
+    x_train[0], x_train[1], x_train[2] = 7, 0, np.arange(3)[:, None, None]
+    x_train[1, :, 5] = 1
+    for name in ("a.npz", "a.h5"):
+        path = save(tmp_path / name, own(x_train=x_train, x_test=x_test, x_val=pixels(2, 40, 40), y_val=np.arange(2)))
+        assert sources.load("file", "", path).remarks == (
+            "not read: key x_val, y_val",
+            f"of 6 train images 2 are constant and 1 have two values only (all values: 0..{x_train.max()})")
+    grey = own(x_train=pixels(6, 28, 40), x_test=pixels(3, 28, 40))
+    assert sources.load("file", "", save(tmp_path / "b.npz", grey)).remarks == (
+        "grey images repeated as RGB", "images of 40 x 28 px with zeros around them to 40 x 32")
+
+
+def test_natural_clients_are_counted(tmp_path):
+    for ending in (".npz", ".h5"):
+        path = save(tmp_path / f"mine{ending}", own(client_train=np.array([9, 2, 9, 400, 2, 9])))
+        assert sources.natural_clients(path) == 3
+        assert "key client_train is missing" in refusal(sources.natural_clients, save(tmp_path / f"none{ending}", own()))
+
+
 def test_npz_with_pickled_objects_is_refused_and_not_run(tmp_path):
     victim = tmp_path / "victim"
     arrays = own(y_test=np.array([Evil(os.mkdir, str(victim))] * 3, dtype=object))

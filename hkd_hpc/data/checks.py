@@ -28,13 +28,44 @@ def check_room(where: object, needed_bytes: int) -> None:
                          f"{memory_bytes() / 1e9:,.1f} GB of memory; store fewer or smaller images")
 
 
-def _check_pixels(raw: np.ndarray, where: str) -> None:
-    if raw.dtype != np.uint8:
-        nan = " with NaN" if raw.dtype.kind == "f" and np.isnan(raw).any() else ""
-        how = "(x * 255).round().astype('uint8') if x is in 0..1" if raw.dtype.kind == "f" else "x.astype('uint8')"
-        raise UsageError(f"{where}: found dtype {raw.dtype}{nan}, allowed is uint8 (0..255); convert with {how}")
-    if 0 in raw.shape:
-        raise UsageError(f"{where}: found shape {raw.shape}, which holds no image; at least 1 is needed")
+def check_pixels(arrays: dict[str, np.ndarray]) -> None:
+    """UsageError for the first array of images (by its place) that is empty or not uint8, with what makes it so.
+
+    Those of one dtype are to be scaled alike, so that training and test images stay comparable.
+    """
+    for where, raw in arrays.items():
+        if 0 in raw.shape:
+            raise UsageError(f"{where}: found shape {raw.shape}, which holds no image; at least 1 is needed")
+    for where, raw in arrays.items():
+        if raw.dtype != np.uint8:
+            raise UsageError(f"{where}: found dtype {raw.dtype}" + _scaling(
+                [other for other in arrays.values() if other.dtype == raw.dtype]))
+
+
+def _scaling(alike: list[np.ndarray]) -> str:
+    """Of images that are not uint8: what they are, what is allowed, and the expression that makes them so."""
+    kind = alike[0].dtype.kind
+    if kind not in "biuf":
+        return ", allowed is uint8 (0..255)"
+    if kind == "f" and not all(np.isfinite(raw).all() for raw in alike):
+        odd = "NaN" if any(np.isnan(raw).any() for raw in alike) else "infinity"
+        return f" with {odd}, allowed is uint8 (0..255); mend the images that hold it, or leave them out"
+    low, high = min(raw.min().item() for raw in alike), max(raw.max().item() for raw in alike)
+    return (f" with values {low}..{high}, allowed is uint8 (0..255); "
+            f"convert x_train and x_test alike, each as x, with {_to_uint8(kind, low, high)}")
+
+
+def _to_uint8(kind: str, low: float, high: float) -> str:
+    """The expression in x that maps low..high to 0..255 with 0 as black; what lies in 0..255 already stays as it is."""
+    if kind == "b":
+        return "x.astype('uint8') * 255"
+    if 0 <= low and high <= 1:
+        return "(x * 255).round().astype('uint8')"
+    if 0 <= low and high <= 255:
+        return "x.astype('uint8')" if kind in "iu" else "x.round().astype('uint8')"
+    black = min(low, 0)
+    shifted = f"(x.astype('float64') - ({black}))" if black else "x"
+    return f"({shifted} * (255 / {high - black})).round().astype('uint8')"
 
 
 def _channels_first(raw: np.ndarray, where: str) -> np.ndarray:
@@ -60,7 +91,7 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
 
     An array that already has this form is returned as it is, not copied. UsageError names `where` (file and key).
     """
-    _check_pixels(raw, where)
+    check_pixels({where: raw})
     pixels = _channels_first(raw, where)
     count, channels, height, width = pixels.shape
     full_height, full_width = max(height, SMALLEST_SIDE_PX), max(width, SMALLEST_SIDE_PX)
@@ -73,16 +104,73 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     return images
 
 
+def dull_images(raw: np.ndarray, where: str) -> tuple[int, int]:
+    """(images that are constant, images that have two values only) in each channel, of raw images that `to_images` takes."""
+    constant = two_valued = 0
+    pixels = _channels_first(raw, where)
+    for start in range(0, len(pixels), 1000):  # in pieces that need little memory
+        part = pixels[start:start + 1000].reshape(*pixels[start:start + 1000].shape[:2], -1)
+        low, high = part.min(2, keepdims=True), part.max(2, keepdims=True)
+        is_constant = (low == high).all((1, 2))
+        constant += int(is_constant.sum())
+        two_valued += int((((part == low) | (part == high)).all((1, 2)) & ~is_constant).sum())
+    return constant, two_valued
+
+
 def to_integers(raw: np.ndarray, count: int, where: str) -> np.ndarray:
     """Labels or client ids as (N,) int64; UsageError unless they are `count` integers >= 0."""
     if raw.dtype.kind not in "iu":
-        nan = " with NaN" if raw.dtype.kind == "f" and np.isnan(raw).any() else ""
-        raise UsageError(f"{where}: found dtype {raw.dtype}{nan}, allowed are integers; convert with y.astype('int64')")
+        raise UsageError(f"{where}: found dtype {raw.dtype}{_whole_numbers(raw)}")
     if raw.shape != (count,):
         raise UsageError(f"{where}: found shape {raw.shape}, allowed is ({count},): one integer for each image")
     if raw.min() < 0 or int(raw.max()) > np.iinfo(np.int64).max:
         raise UsageError(f"{where}: found values {raw.min()}..{raw.max()}, allowed are integers >= 0")
     return np.ascontiguousarray(raw, dtype=np.int64)
+
+
+def _whole_numbers(raw: np.ndarray) -> str:
+    """Of numbers that are no integers: what is allowed, and the conversion where it loses nothing."""
+    if raw.dtype.kind == "f" and np.isnan(raw).any():
+        return " with NaN, allowed are integers or names; leave out the images without one"
+    fractions = raw[raw != np.floor(raw)] if raw.dtype.kind == "f" else raw[:0]
+    if fractions.size:
+        return f" with {fractions.flat[0]}, allowed are integers or names"
+    return ", allowed are integers or names" + ("; convert with y.astype('int64')" if raw.dtype.kind in "bf" else "")
+
+
+def numbered(train: np.ndarray, test: np.ndarray | None, where: str, key: str) -> tuple:
+    """(train, test, names): names (text or UTF-8 bytes) as their places in the sorted names of `train`; others as they are.
+
+    `names` is empty where these are no texts. UsageError for text in one split alone, bytes that are no UTF-8, and a name
+    that only `test` has. `key`: "y" or "client".
+    """
+    splits = {f"{key}_train": train} | ({} if test is None else {f"{key}_test": test})
+    kinds = {name: values.dtype.kind in "US" for name, values in splits.items()}
+    if not any(kinds.values()):
+        return train, test, ()
+    if not all(kinds.values()):
+        raise UsageError(f"{where}: key {key}_train holds {train.dtype} and {key}_test {test.dtype}; allowed are names in both, "
+                         "or integers in both")
+    texts = {name: _as_text(values, f"{where}: key {name}") for name, values in splits.items()}
+    names = np.unique(texts[f"{key}_train"])
+    unknown = np.setdiff1d(texts.get(f"{key}_test", names), names)
+    if len(unknown):
+        what = "label" if key == "y" else "client"
+        raise UsageError(f"{where}: key {key}_test: {what} {printable(_some(unknown))} never occurs in {key}_train")
+    places = [np.searchsorted(names, text) for text in texts.values()]
+    return places[0], None if test is None else places[1], tuple(map(printable, names.tolist()))
+
+
+def _as_text(values: np.ndarray, where: str) -> np.ndarray:
+    try:
+        return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: holds bytes that are no UTF-8 text ({error.reason}); store names as text") from None
+
+
+def printable(name: str) -> str:
+    """A name as files and terminals take it: control characters and what is no Unicode become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def _some(values: np.ndarray) -> str:

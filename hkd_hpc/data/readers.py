@@ -7,7 +7,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,15 @@ REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_KEYS = ("client_train", "client_test")
 
 Arrays = dict[str, np.ndarray]
+PICKLED = "holds Python objects (a pickle, which is never loaded)"
+
+
+class Found(NamedTuple):
+    """What a reader found: raw arrays, names of the classes where it knows them, and what it left out or changed."""
+
+    arrays: Arrays
+    class_names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def broken(path: Path, error: object) -> UsageError:
@@ -145,17 +154,24 @@ def open_h5(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _read_npz(path: Path) -> Arrays:
+def _read_npz(path: Path) -> Found:
     keys = npz_keys(path)
     check_keys(path, keys)
-    wanted = [key for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys]
+    wanted, remarks = _known(keys)
     with zipfile.ZipFile(path) as archive:
         stored_bytes = {key: archive.getinfo(f"{key}.npy").file_size for key in wanted}
         check_room(path, sum(stored_bytes.values()))
         for key in wanted:
             _check_npy_head(archive, path, key, stored_bytes[key])
     with np.load(path, allow_pickle=False) as archive:
-        return {key: archive[key] for key in wanted}
+        return Found({key: archive[key] for key in wanted}, (), remarks)
+
+
+def _known(keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """(the keys that are read, a remark on those that are not)."""
+    wanted = [key for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys]
+    others = sorted({*keys} - {*wanted})
+    return wanted, (f"not read: key {', '.join(others)}",) if others else ()
 
 
 def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes: int) -> None:
@@ -165,26 +181,42 @@ def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes
             raise UsageError(f"{path}: key {key}: is no plain array; save it with numpy.savez")
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         announced_bytes = member.tell() + math.prod(shape) * dtype.itemsize
-    if not dtype.hasobject and announced_bytes != stored_bytes:
+    if dtype.hasobject:
+        form = "images must have one size" if key.startswith("x_") else "as numbers, or names as text"
+        raise UsageError(f"{path}: key {key}: {PICKLED}; save the plain array numpy.array({key}.tolist()); {form}")
+    if announced_bytes != stored_bytes:
         raise broken(path, f"key {key}: {stored_bytes} bytes are there, {announced_bytes} are announced")
 
 
-def _read_h5(path: Path) -> Arrays:
+def _read_h5(path: Path) -> Found:
     import h5py
 
     with open_h5(path) as file:
         own = [key for key in file if isinstance(file.get(key, getlink=True), h5py.HardLink)]
         keys = [key for key in own if isinstance(file.get(key), h5py.Dataset)]
         check_keys(path, keys)
-        found = {key: file[key] for key in REQUIRED_KEYS + OPTIONAL_KEYS if key in keys}
+        wanted, remarks = _known(keys)
+        found = {key: file[key] for key in wanted}
         elsewhere = [key for key, array in found.items() if array.external or array.is_virtual]
         if elsewhere:
             raise UsageError(f"{path}: key {elsewhere[0]}: lies in other files; store the array itself")
         check_room(path, sum(array.size * array.dtype.itemsize for array in found.values() if array.shape is not None))
-        return {key: np.asarray(array[()]) for key, array in found.items()}
+        return Found({key: _read_dataset(array, f"{path}: key {key}") for key, array in found.items()}, (), remarks)
 
 
-def read_file(path: Path) -> Arrays:
+def _read_dataset(array: h5py.Dataset, where: str) -> np.ndarray:
+    """As an array without Python objects; UsageError for what HDF5 stores with a length for each entry, texts aside."""
+    import h5py
+
+    raw = np.asarray(array[()])
+    if not raw.dtype.hasobject:
+        return raw
+    if h5py.check_string_dtype(array.dtype):
+        return np.array(raw.tolist(), np.bytes_).reshape(raw.shape)
+    raise UsageError(f"{where}: holds entries that each have a length of their own; store one array of numbers")
+
+
+def read_file(path: Path) -> Found:
     """The arrays of an own .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
     read = _read_npz if path.suffix == ".npz" else _read_h5
     try:
@@ -192,4 +224,22 @@ def read_file(path: Path) -> Arrays:
     except UsageError:
         raise
     except Exception as error:  # zip, zlib, npy headers and HDF5 each raise their own
+        raise broken(path, error) from error
+
+
+def read_clients(path: Path) -> np.ndarray | None:
+    """The ids (N,) of `client_train` alone, None where the file has none; UsageError if it is broken."""
+    try:
+        if path.suffix == ".npz":
+            if "client_train" not in npz_keys(path):
+                return None
+            with zipfile.ZipFile(path) as archive:
+                _check_npy_head(archive, path, "client_train", archive.getinfo("client_train.npy").file_size)
+            with np.load(path, allow_pickle=False) as archive:
+                return archive["client_train"]
+        with open_h5(path) as file:
+            return _read_dataset(file["client_train"], f"{path}: key client_train") if "client_train" in file else None
+    except UsageError:
+        raise
+    except Exception as error:
         raise broken(path, error) from error

@@ -71,7 +71,7 @@ def _layout(dataset: DataSet) -> tuple[bytes, list[np.ndarray]]:
     """The head of the file (padded to a multiple of 64 bytes) and the arrays that follow it."""
     values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
     arrays = {key: np.ascontiguousarray(value) for key, value in values.items() if isinstance(value, np.ndarray)}
-    header: dict = {"name": dataset.name, "classes": dataset.classes, "sha256": dataset.sha256, "arrays": {}}
+    header: dict = {"plain": {key: value for key, value in values.items() if key not in arrays}, "arrays": {}}
     offset = 0
     for key, array in arrays.items():
         header["arrays"][key] = {"dtype": array.dtype.str, "shape": array.shape, "offset": offset}
@@ -108,9 +108,10 @@ def attach(path: str | os.PathLike) -> DataSet:
         header = json.loads(buffer[16:end].tobytes())
         data = buffer[_aligned(end):]
         arrays = {key: _view(data, **entry) for key, entry in header["arrays"].items()}
+        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header["plain"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{os.fspath(path)}: the node's shared copy of the data cannot be used ({error})") from error
-    return DataSet(name=header["name"], classes=header["classes"], sha256=header["sha256"], **arrays)
+    return DataSet(**plain, **arrays)
 
 
 def _view(data: np.ndarray, dtype: str, shape: list[int], offset: int) -> np.ndarray:

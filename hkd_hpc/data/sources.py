@@ -22,7 +22,9 @@ _MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
 class DataSet:
     """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None.
 
-    sha256: of all that (`content`), empty where nobody asked for it.
+    Labels and client ids that were names are their places in `class_names` and `client_names`, else empty. `remarks`:
+    what of the user's own data was left out, changed, or looks wrong.
+    sha256: of the arrays (`content`), empty where nobody asked for it.
     """
 
     name: str
@@ -34,6 +36,9 @@ class DataSet:
     client_train: np.ndarray | None = None
     client_test: np.ndarray | None = None
     sha256: str = ""
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def shapes(self) -> dict[str, str]:
         """Classes, and of each array its shape and dtype, as text."""
@@ -138,23 +143,43 @@ def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size:
     return data
 
 
-def _read(name: str, where: Path, image_size: int | None) -> readers.Arrays:
+def natural_clients(path: str | os.PathLike) -> int:
+    """How many clients the ids in the user's own file name; UsageError where there are none, or no such file."""
+    check_present("file", "", path)
+    ids = readers.read_clients(Path(path))
+    if ids is None or not ids.size:
+        raise UsageError(f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it")
+    return len(np.unique(ids))
+
+
+def _read(name: str, where: Path, image_size: int | None) -> readers.Found:
     if name == "folder":
         return folder.read_folder(where, image_size)
     if name in ("file", "fmnist"):
         return readers.read_file(where)
     *train, test = (where / path for path in needed_files(name))
     if name == "svhn":
-        return readers.read_svhn(*train, test)
-    return readers.read_cifar(train, test, "fine_labels" if name == "cifar100" else "labels")
+        return readers.Found(readers.read_svhn(*train, test))
+    return readers.Found(readers.read_cifar(train, test, "fine_labels" if name == "cifar100" else "labels"))
 
 
-def _checked(name: str, raw: readers.Arrays, where: Path) -> DataSet:
+def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
+    raw = found.arrays
+    checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in ("train", "test")})
+    raw["y_train"], raw["y_test"], label_names = checks.numbered(raw["y_train"], raw["y_test"], str(where), "y")
+    client_names: tuple[str, ...] = ()
+    if "client_train" in raw:
+        raw["client_train"], raw["client_test"], client_names = checks.numbered(
+            raw["client_train"], raw.get("client_test"), str(where), "client")
+    remarks: list[str] = []
     arrays: dict[str, np.ndarray | None] = {}
     stored_shape = {split: raw[f"x_{split}"].shape for split in ("train", "test")}
     for split in ("train", "test"):
         # taken out of `raw`, so that the stored form is freed before the next array is converted
-        images = checks.to_images(raw.pop(f"x_{split}"), f"{where}: key x_{split}")
+        images = raw.pop(f"x_{split}")
+        if name in ("file", "folder"):
+            remarks += dull_remarks(split, images, f"{where}: key x_{split}")
+        images = checks.to_images(images, f"{where}: key x_{split}")
         arrays[f"x_{split}"] = images
         arrays[f"y_{split}"] = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
         ids = raw.pop(f"client_{split}", None)
@@ -163,6 +188,25 @@ def _checked(name: str, raw: readers.Arrays, where: Path) -> DataSet:
     train_shape, test_shape = (checks.image_shape(stored_shape[split]) for split in ("train", "test"))  # before any padding
     if train_shape != test_shape:
         raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
+    if name in ("file", "folder"):
+        remarks = form_remarks(train_shape) + remarks
     checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))
     classes = checks.count_classes(arrays["y_train"], arrays["y_test"], str(where))
-    return DataSet(name=name, classes=classes, **arrays)
+    return DataSet(name, classes, **arrays, class_names=found.class_names or label_names, client_names=client_names,
+                   remarks=(*found.remarks, *remarks))
+
+
+def form_remarks(shape: tuple[int, int, int]) -> list[str]:
+    """What becomes of the user's own images (C,H,W) of this form on their way to (3,H,W) of 32 px or more."""
+    channels, height, width = shape
+    full_height, full_width = (max(side, checks.SMALLEST_SIDE_PX) for side in (height, width))
+    small = (full_height, full_width) != (height, width)
+    return (["grey images repeated as RGB"] * (channels == 1)
+            + [f"images of {width} x {height} px with zeros around them to {full_width} x {full_height}"] * small)
+
+
+def dull_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
+    """A remark where raw images are constant or have two values only: they hold little, or were cut when they were stored."""
+    counts = zip(checks.dull_images(images, where), ("are constant", "have two values only"))
+    told = [f"{count:,} {what}" for count, what in counts if count]
+    return [f"of {len(images):,} {split} images {' and '.join(told)} (all values: {images.min()}..{images.max()})"] * bool(told)

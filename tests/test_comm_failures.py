@@ -417,3 +417,18 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_to_mpirun_alone_is_told_in_one_line(number):
+    """mpirun passes nothing of its ranks on then, and decides the exit code itself."""
+    job = subprocess.Popen(command(3, "wait"), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert all(job.stdout.readline().startswith("pid ") for _ in range(3))
+        job.send_signal(number)
+        _, err = job.communicate(timeout=LIMIT_S)
+    finally:
+        job.kill()
+    lines = [line for line in err.splitlines() if line.startswith("hkd_hpc:")]
+    assert job.returncode != 0 and len(lines) == 1, err
+    assert "phase start-up was ended by signal 15 (SIGTERM). The whole job ends here" in lines[0]

@@ -33,6 +33,7 @@ LONGEST_TURN_S = 5.0
 LAUNCHER_POLL_S = 0.5
 EXIT_S = 20.0      # a failing main thread waits so long for the control thread to end the process
 SIGTERM_S = 0.1    # mpirun ends the survivors of a dead rank by SIGTERM, and kills them .5 s later: name the dead one first
+CONTINUED_S = 2.0
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
 END = ["the end of the job"]
@@ -116,6 +117,7 @@ class Control:
         self._waits_since_s: float | None = None
         self._transfer: tuple[str, float, float] | None = None
         self._terminated_s: float | None = None
+        self._continued_s: float | None = None
         self._count_steps: Callable[[], int] = int
         self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -216,7 +218,10 @@ class Control:
         self._turned_s = turned_s
 
     def _on_wake(self) -> None:
-        if signal.SIGTERM in self._wake_reader.recv(4096) and signal.getsignal(signal.SIGTERM) is _noted:
+        numbers = self._wake_reader.recv(4096)
+        if signal.SIGCONT in numbers:
+            self._continued_s = self._clock_s
+        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _noted:
             self._terminated_s = self._terminated_s or self._clock_s
 
     def _on_link(self, peer: int) -> None:
@@ -240,6 +245,10 @@ class Control:
             self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {transfer[2]:g} s", 1,
                                is_hang=True))
         self._tick(now_s)
+
+    def _is_ended_by_launcher(self) -> bool:
+        """Whether SIGCONT came a moment ago: mpirun sends it before the SIGTERM with which it ends all ranks."""
+        return self._continued_s is not None and self._clock_s - self._continued_s < CONTINUED_S
 
     def _here(self) -> str:
         return f"{self.members[self.rank]}, {self.place}"
@@ -281,6 +290,7 @@ class Control:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
             signal.signal(signal.SIGTERM, _noted)
+            signal.signal(signal.SIGCONT, _noted)
         _let_go_in_forked_children(weakref.ref(self))
 
     def _forget(self) -> None:
@@ -300,8 +310,9 @@ class Control:
         current = signal.set_wakeup_fd(-1)
         if current not in (-1, self._wake_writer.fileno()):
             signal.set_wakeup_fd(current)
-        if signal.getsignal(signal.SIGTERM) is _noted:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            if signal.getsignal(number) is _noted:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def name_of(key: Sequence[Any]) -> str:
@@ -353,4 +364,4 @@ def _raise_terminated(number: int, frame: Any) -> None:
 
 
 def _noted(number: int, frame: Any) -> None:
-    """The handler of SIGTERM does nothing: the control thread learns of the signal and acts."""
+    """The handler of SIGTERM and SIGCONT does nothing: the control thread learns of the signal and acts."""

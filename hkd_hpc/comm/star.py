@@ -1,13 +1,14 @@
 """The two ends of the control plane's star: rank 0 in the middle (Hub), and every other rank (Spoke)."""
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hkd_hpc.comm import doctor
 from hkd_hpc.comm.control import END, RESUME_ADVICE, Control, Failure, Place, leave, name_of
-from hkd_hpc.comm.watch import speak
+from hkd_hpc.comm.watch import speak, speak_for_mpirun
 from hkd_hpc.comm.wire import pack
 
 HEARTBEAT_S = 2.0
@@ -149,6 +150,8 @@ class Hub(Control):
                 self._inquire(lambda: self._fail(self._with_report(failure)))
             return
         speak(f"hkd_hpc: {failure.text}")
+        if failure.code == 128 + signal.SIGTERM and self._is_ended_by_launcher():
+            speak_for_mpirun(self._chain[-1][1], f"hkd_hpc: {failure.text}")
         saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
         self._tell_all({"kind": "abort", "code": failure.code})
         self._drain()

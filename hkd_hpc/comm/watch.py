@@ -15,6 +15,7 @@ from hkd_hpc.comm.world import Hint
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
 TURN_S = 0.5   # the lowest rank speaks first; then it ends, and the launcher ends the others
 POLL_S = 0.25
+MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
 SETTLE_S = 1.5  # once a rank has spoken and ended, the launcher ends the others; they need not speak of its end
 
 
@@ -137,14 +138,26 @@ class ForkedGuard:
         os.waitpid(self._child, 0)
 
 
-def speak(text: str) -> None:
+def speak(text: str, descriptor: int = 2) -> None:
     """Write to stderr in one piece, past Python's buffers and locks; a closed stderr is no reason to fail."""
     data = (text.rstrip("\n") + "\n").encode(errors="replace")
     try:
         while data:
-            data = data[os.write(2, data):]
+            data = data[os.write(descriptor, data):]
     except OSError:
         pass
+
+
+def speak_for_mpirun(launcher: int, text: str) -> None:
+    """Write to the stderr of Open MPI's mpirun: when it ends the ranks it passes nothing of theirs on. Others do."""
+    try:
+        if _read(f"/proc/{launcher}/comm").strip() not in MPIRUN:
+            return
+        descriptor = os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return
+    speak(text, descriptor)
+    os.close(descriptor)
 
 
 def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> None:

@@ -290,13 +290,18 @@ def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     text = file_text(path, "--config")
     if not text.lstrip().startswith("{"):  # as no TOML does
         return {}, read_toml(path)
-    try:
-        from_json(text)
-    except UsageError as error:
-        raise UsageError(f"--config {path}: {error}") from None
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UsageError(f"--config {path}: is no whole config.json of a run ({error})") from None
+    from_file(text, f"--config {path}")
     return stored_values(text), {}
+
+
+def from_file(text: str, where: str) -> Config:
+    """The Config in a run's config.json, as `from_json`; UsageError, which begins with `where`, for all that is wrong."""
+    try:
+        return from_json(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UsageError(f"{where}: is no whole config.json of a run ({error})") from None
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -143,6 +143,14 @@ def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
                      "tools.compare: data.path=/nope.npz: there is no such file"]
 
 
+def test_a_damaged_config_json_in_a_runs_folder_is_one_line(spec, tmp_path, capsys):
+    (tmp_path / "root/fedavg-paper-s0").mkdir(parents=True)
+    (tmp_path / "root/fedavg-paper-s0/config.json").write_text('{"fed": ')
+    assert compare.main([spec('["fedavg"]', controls="false"), "--root", str(tmp_path / "root")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "fedavg-paper-s0/config.json: is no whole config.json of a run" in line
+
+
 def test_nested_settings_are_settings(spec):
     assert compare.read_study(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
 

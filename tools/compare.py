@@ -30,7 +30,7 @@ import numpy as np
 
 from hkd_hpc import rng, schemes
 from hkd_hpc.comm.world import outside_of_jobs
-from hkd_hpc.config import NotOfThisScheme, difference as difference_of, from_json, read_toml, resolve, split_override
+from hkd_hpc.config import NotOfThisScheme, difference as difference_of, from_file, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
@@ -136,8 +136,8 @@ def check_cells(cells: list[Cell], root: Path) -> None:
         raise Problems(problems)
     for cell in cells:
         stored = RunFolder(root / cell.name).read_config() if (root / cell.name).is_dir() else None
-        changed = difference_of(from_json(stored), dict(cell.settings)) if stored else None
-        if changed:
+        before = from_file(stored, f"--root {root}: {cell.name}/config.json") if stored else None
+        if changed := before and difference_of(before, dict(cell.settings)):
             raise UsageError(f"--root {root}: {cell.name} was begun with other settings; {changed}; name another folder")
 
 

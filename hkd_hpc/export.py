@@ -39,11 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
 def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
     """The state dict of the global model, or of one client. UsageError when the run does not hold it."""
     from hkd_hpc.store.folder import RunFolder
+    from hkd_hpc.store.tree import load_tree
 
-    newest = RunFolder(run).newest_good_checkpoint()
+    newest = RunFolder(run).newest_good_path()  # its weights need no rows
     if newest is None:
         raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
-    round, tree = newest
+    round, tree = newest[0], load_tree(newest[1])
     return (client_model(run, round, tree, client) if client is not None
             else {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]})
 

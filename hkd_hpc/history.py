@@ -1,6 +1,8 @@
 """The metrics of a run, row by row, and their form in metrics.h5. Names say model, data and moment; attributes the rest."""
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hkd_hpc.store.tree import Leaf
@@ -48,6 +50,8 @@ ATTRIBUTES = {
     "loss": {"unit": "1", "meaning": _LOSS}, "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
     "seconds": {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
     "seconds/evaluate_and_save": {"unit": "s", "meaning": "on rank 0, beside the training of the next round"},
+    "seconds/save": {"unit": "s", "meaning": "on rank 0; writing the checkpoint of this round (part of evaluate_and_save too) and "
+                                             "the row of the round before (which is not)"},
     "payload_bytes": {"unit": "B", "meaning": _PAYLOAD}, "wire_bytes": {"unit": "B", "meaning": _WIRE},
 }
 
@@ -60,6 +64,7 @@ class History:
         self.rounds: dict[str, list] = {}
         self.clients: dict[str, list[np.ndarray]] = {}
         self.events: dict[str, list] = {}
+        self.settled = self.counts()
 
     def __len__(self) -> int:
         return len(self.rounds.get("round", []))
@@ -84,6 +89,14 @@ class History:
         for name, value in values.items():
             self.rounds.setdefault(name, [NAN] * len(self))[-1] = value
 
+    def counts(self) -> dict[str, int]:
+        """The rows of each table."""
+        return {"rounds": len(self), "clients": len(self), "events": len(self.events.get("round", []))}
+
+    def settle(self) -> None:
+        """From now on the rows that are there stay what they are."""
+        self.settled = self.counts()
+
     def column(self, name: str) -> np.ndarray:
         return np.array(self.rounds.get(name, []), dtype=float)
 
@@ -92,15 +105,16 @@ class History:
         name = accuracy.replace("accuracy", "nonfinite")
         return self.column(name) > 0 if name in self.rounds else np.zeros(len(self), bool)
 
-    def tree(self) -> dict:
-        """For store.save_tree; slashes in a column's name make groups."""
+    def tree(self, since: Mapping[str, int] = {}, until: Mapping[str, int] = {}) -> dict:
+        """For store.save_tree; slashes in a column's name make groups. Of each table the rows since[table] to until[table]."""
         tree: dict = {"rounds": {}, "clients": {}}
+        rounds, clients, events = (slice(since.get(table, 0), until.get(table)) for table in ("rounds", "clients", "events"))
         for name, values in self.rounds.items():
-            _put(tree["rounds"], name, Leaf(np.array(values), _attributes(name)))
+            _put(tree["rounds"], name, Leaf(np.array(values[rounds]), _attributes(name)))
         for name, rows in self.clients.items():
-            _put(tree["clients"], name, Leaf(np.stack(rows), {"axes": "round, client", **_attributes(name)}))
+            _put(tree["clients"], name, Leaf(np.array(rows[clients]), {"axes": "round, client", **_attributes(name)}))
         if self.events:
-            tree["events"] = {name: np.array(values) for name, values in self.events.items()}
+            tree["events"] = {name: np.array(values[events]) for name, values in self.events.items()}
         return tree
 
     @classmethod

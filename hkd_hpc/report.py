@@ -174,6 +174,7 @@ def bytes_lines(history) -> list[str]:
 
 def seconds_lines(history) -> list[str]:
     parts = [f"{phase} {history.column(f'seconds/{phase}').sum():.1f}" for phase in PHASES]
+    parts += [f"writing files {np.nansum(history.column('seconds/save')):.1f}"]
     return [f"seconds by phase (rank 0, {len(history)} rounds): {', '.join(parts)}"]
 
 

@@ -17,6 +17,7 @@ from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.quarantine import BAD, BAD_TEST, DROPPED, LATE, NO_DATA, NONFINITE, OK, STATUS, words
 from hkd_hpc.schemes import owed
 from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
 from hkd_hpc.worker import counter_size, unpack_counters
 
@@ -87,6 +88,9 @@ class Server:
         self.warning = ""
         self.wire_before: dict[str, int] = {}
         self.summary: dict = {}
+        self.metrics = GrowingTree(folder.metrics_path) if folder else None
+        self.rows = GrowingTree(folder.rows_path, sync_every_s=0) if folder else None  # what a checkpoint needs outlasts all
+        self.write_s = 0.0  # of the last row
         self.clock = report.Clock(config.fed.rounds)
 
     # --- within a round
@@ -124,7 +128,7 @@ class Server:
         payload_bytes = self._payload_bytes(gathered, job.message)
         row |= self._local_numbers(gathered) | {name: int(count.sum()) for name, count in payload_bytes.items()}
         row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
-        row |= {f"seconds/{phase}": seconds for phase, seconds in job.seconds.items()}
+        row |= {f"seconds/{phase}": seconds for phase, seconds in job.seconds.items()} | {"seconds/save": self.write_s}
         self.history.append(row, self._client_row(gathered, payload_bytes))
         self.pending = {"weights_V": job.weights_V.detach().clone(), "counters": [c.clone() for c in job.counters],
                         "message": job.message.copy(), "states": states}
@@ -205,8 +209,23 @@ class Server:
         arrays = self.bench.flat.arrays(self.pending["weights_V"], self.pending["counters"])
         self.history.set_last(weights_sha256=weights_sha256(arrays))
         if checkpoint:
-            self.folder.save_checkpoint(round, self._checkpoint(round, arrays, self.pending))
+            save_s = time.perf_counter()
+            self._save_checkpoint(round, arrays)
+            self._book(save_s, "save")
         self._book(start_s)
+
+    def _save_checkpoint(self, round: int, arrays: dict) -> None:
+        """The state after a round, and in another file the rows before it: a checkpoint with all rows would cost more in
+        each round. That of the last round has them all, and stands for itself."""
+        history = self.history
+        if round == self.config.fed.rounds or not history.settled["rounds"]:
+            rows = history.tree()
+        else:
+            self.folder.make_checkpoint_folder()
+            self.rows.save(self.static, lambda since: history.tree(since, history.settled))
+            rows = history.tree(history.settled)
+            rows["before"] = {**history.settled, "weights_sha256": history.rounds["weights_sha256"][history.settled["rounds"] - 1]}
+        self.folder.save_checkpoint(round, self._checkpoint(round, arrays, rows))
 
     def settle(self) -> None:
         """Test and record the last round, if that is still to be done."""
@@ -217,7 +236,10 @@ class Server:
         if self.config.due(int(self.history.rounds["round"][-1]), self.config.run.evaluate_every):
             self._test_round(pending)
         self._book(start_s)
+        self.history.settle()
+        start_s = time.perf_counter()
         self.write_metrics()
+        self.write_s = time.perf_counter() - start_s
         report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
 
     def _test_round(self, pending: dict) -> None:
@@ -231,9 +253,9 @@ class Server:
         if spoilt:
             report.warn(f"round {self.history.rounds['round'][-1]}: the global model has {spoilt}: no accuracy")
 
-    def _book(self, start_s: float) -> None:
+    def _book(self, start_s: float, phase: str = "evaluate_and_save") -> None:
         """Add the seconds since then to the row."""
-        name = "seconds/evaluate_and_save"
+        name = f"seconds/{phase}"
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
     def test(self, weights_V: torch.Tensor, counters, images: Images) -> Tested:
@@ -241,10 +263,11 @@ class Server:
         self.bench.flat.load(weights_V, counters)
         return evaluate.test(self.bench.flat.net, images.x_NCHW, images.y_N)
 
-    def _checkpoint(self, round: int, arrays: dict, pending: dict) -> dict:
+    def _checkpoint(self, round: int, arrays: dict, rows: dict) -> dict:
         """The complete state after a round."""
+        pending = self.pending
         message = pending["message"][0]
-        tree = {**self.static, **self.history.tree(), "round": round, "global": arrays, "global_names": np.array(list(arrays)),
+        tree = {**self.static, **rows, "round": round, "global": arrays, "global_names": np.array(list(arrays)),
                 "message": {"counters": message["counters"]},
                 "server": {name: tensor.cpu().numpy() for name, tensor in self.scheme_server.state.items()},
                 "client_states": {str(client): state for client, state in sorted(pending["states"].items())}}
@@ -265,7 +288,9 @@ class Server:
         counters = flat.load_arrays(tree["global"], weights_V)
         states = {int(c): state for c, state in tree.get("client_states", {}).items()}
         kept = {"weights_V": weights_V, "counters": counters, "message": message, "states": states}
-        if not self._take_over_test():
+        if self._take_over_test():
+            self.history.settle()
+        else:
             self.pending = kept
         return kept
 
@@ -290,10 +315,17 @@ class Server:
         return "not bit-reproducible: on a GPU without run.deterministic=true" if is_free else ""
 
     def write_metrics(self) -> None:
-        tree = {**self.static, **self.history.tree()}
+        """Bring metrics.h5 up to date with all rows that are settled, and all events."""
+        with self.uninterrupted():
+            self.metrics.save(self.static, self.history.tree)
+
+    def _write_complete_metrics(self) -> None:
+        """metrics.h5 of a complete run, in one piece; then no checkpoint needs the rows elsewhere."""
+        tree = {**self.static, **self.history.tree(), "summary": self.summary}
         tree["clients"] |= self.static["clients"]
         with self.uninterrupted():
-            save_tree(self.folder.metrics_path, tree | ({"summary": self.summary} if self.summary else {}))
+            save_tree(self.folder.metrics_path, tree)
+            self.folder.remove_rows()
 
     # --- at the end
 
@@ -310,7 +342,10 @@ class Server:
         spoilt = self._final_spoilt(tested, found["global"])
         summary = self._summary(found, tested, spoilt)
         self.summary = {} if spoilt and self.config.fed.max_bad_fraction < 1 else summary
-        self.write_metrics()
+        if self.summary:
+            self._write_complete_metrics()
+        else:
+            self.write_metrics()
         report.say(report.summary_table(self.history, summary, self.static["baselines"], self.folder))
         if not self.summary:
             raise RunError(f"the final global model has {spoilt}: the run has no result. All its rounds are saved; "

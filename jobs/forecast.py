@@ -33,6 +33,7 @@ SAVE_BYTES_PER_S = 1e8  # written, flushed, read back and hashed twice
 HDF5 = 1.02  # a file / its arrays, measured on a ResNet18's checkpoint
 FILE_BYTES = 60_000  # of an HDF5 file beside its arrays, and of log and settings: roughly
 ROW_BYTES, CLIENT_ROW_BYTES = 500, 150  # of a round in metrics.h5, and of each client in it: roughly
+HEAD_BYTES = 9_000  # of a round in a file that grows (store/head.py), until it is made anew at the latest half way
 
 
 # ---- the probe
@@ -240,14 +241,15 @@ def state_bytes(work: Work, sizes: dict) -> int:
 
 
 def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
-    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one; finished: final weights and
-    metrics, or all of it."""
+    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one, both files of rows and one
+    that is made anew; finished: final weights and metrics, or all of it."""
     rounds, clients = work.config.fed.rounds, work.clients
     rows = rounds * (ROW_BYTES + CLIENT_ROW_BYTES * clients)
     partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.facts.classes
     metrics = FILE_BYTES + rows + partition
-    usual = metrics + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
-    last = usual + clients * sizes["flat_bytes"] * work.config.run.client_models
+    growing = metrics + HEAD_BYTES * rounds / 2
+    usual = FILE_BYTES + partition + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
+    last = usual + rows + clients * sizes["flat_bytes"] * work.config.run.client_models
     finished = metrics + (usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES)
     return {"usual": usual * HDF5, "checkpoint": last * HDF5,
-            "running": (2 * metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}
+            "running": (2 * growing + metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}

@@ -10,11 +10,14 @@ import subprocess
 import sys
 
 import h5py
+import numpy as np
 import pytest
 
 import toy
 from hkd_hpc.store import tree as store
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree, save_tree
+from tools import check
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +72,12 @@ def refuse_large_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize("round", [1, 3])
-def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round):
+@pytest.mark.parametrize("round, what", [(1, "round_0001.h5: File too large; no file was left behind"),
+                                         (3, "rows.hdf5: File too large; the rows before are untouched")])
+def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round, what):
     folder = tmp_path / "run"
     line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(round, "saving", refuse_large_files)))
-    assert f"cannot write {folder}/checkpoints/round_000{round}.h5: File too large; no file was left behind" in line
+    assert f"cannot write {folder}/checkpoints/{what}" in line
     assert not [path for path in folder.rglob(".*")], "no temporary file is left"
     toy.train_ok(1, "--resume", "--out", folder)
     assert toy.rows(folder) == toy.rows(whole)
@@ -121,7 +125,7 @@ def test_a_disk_that_becomes_read_only(tmp_path, data, whole):
 def test_a_folder_that_vanishes(tmp_path, data):
     folder = tmp_path / "run"
     line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: shutil.rmtree(folder))))
-    assert f"cannot write {folder}/checkpoints/round_0003.h5: No such file or directory; no file was left behind" in line
+    assert f"cannot write {folder}/checkpoints/rows.hdf5: No such file or directory; no file was left behind" in line
 
 
 # ---- between two runs: the newest checkpoint is bad, the older one is used
@@ -139,6 +143,13 @@ def write_version_2(path):
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def flip_first(path):
+    """In the seal: wherever the rest of a file with room for more has nothing to lose."""
+    content = bytearray(path.read_bytes())
+    content[100] ^= 4
     path.write_bytes(content)
 
 
@@ -180,6 +191,62 @@ def test_bad_metrics_are_written_anew(run, whole, kind):
     BAD[kind][0](run / "metrics.h5")
     toy.train_ok(1, "--resume", "--out", run)
     assert toy.rows(run) == toy.rows(whole)
+
+
+# ---- the rows before a checkpoint's own
+
+def test_a_checkpoint_has_its_own_row_and_those_before_are_in_two_other_files(run):
+    tree = load_tree(run / "checkpoints/round_0003.h5")
+    assert tree["rounds"]["round"].tolist() == [3] and tree["clients"]["train_n"].shape == (1, 2)
+    assert load_tree(run / "checkpoints/rows.hdf5")["rounds"]["round"].tolist() == [1, 2]
+    shas = load_tree(run / "metrics.h5")["rounds"]["weights_sha256"]
+    assert tree["before"] == {"rounds": 2, "clients": 2, "events": 0, "weights_sha256": shas[1]}
+    assert check.main([str(run)]) == 0
+
+
+@pytest.mark.parametrize("bad", ["metrics.h5", "checkpoints/rows.hdf5"])
+@pytest.mark.parametrize("damage", [flip_first, lambda path: path.unlink()])
+def test_one_good_file_of_rows_is_enough(run, whole, tmp_path, capsys, bad, damage):
+    damage(run / bad)
+    check.main([str(run), "--repair", str(tmp_path / "saved.h5")])
+    assert "3 rows saved from" in capsys.readouterr().out
+    assert load_tree(tmp_path / "saved.h5")["rounds"]["weights_sha256"].tolist() == toy.rows(whole)["rounds/weights_sha256"][:3]
+    assert "resuming after round 3" in toy.train_ok(1, "--resume", "--out", run)[0]
+    assert toy.rows(run) == toy.rows(whole) and not (run / "checkpoints/rows.hdf5").exists()
+
+
+def test_without_its_rows_a_checkpoint_is_not_good(run, capsys):
+    """As if they had never been: nothing is written over."""
+    for name in ("metrics.h5", "checkpoints/rows.hdf5"):
+        flip_first(run / name)
+    assert check.main([str(run)]) == 1
+    told = capsys.readouterr().out
+    assert told.count("WRONG") == 4 and told.count("the rows before its own are in no file") == 2, told
+    results = toy.train(1, "--resume", "--out", run)
+    assert "no checkpoint is good" in failed(results, code=2)
+    assert results[0].output.count("the rows before its own are in no file") == 2
+
+
+def test_a_run_stored_by_an_earlier_version_goes_on(run, whole):
+    """All rows in each checkpoint, no other file of them, and no column of what saving took."""
+    for path in (run / "checkpoints").glob("round_*.h5"):
+        tree = RunFolder(run).with_all_rows(load_tree(path))
+        del tree["rounds"]["seconds"]["save"]
+        save_tree(path, {name: value for name, value in tree.items() if name != "before"})
+    tree = load_tree(run / "metrics.h5")
+    del tree["rounds"]["seconds"]["save"]
+    save_tree(run / "metrics.h5", tree)
+    (run / "checkpoints/rows.hdf5").unlink()
+    toy.train_ok(2, "--resume", "--out", run)
+    assert toy.rows(run) == toy.rows(whole)
+    assert np.isnan(toy.metrics(run)["rounds/seconds/save"]).tolist() == [True, True, True, False]
+
+
+def test_the_rows_that_a_complete_run_left_because_it_was_killed_go(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run/checkpoints/rows.hdf5").write_text("left")
+    assert "already complete" in toy.train_ok(1, "--resume", "--out", tmp_path / "run")[0]
+    assert not (tmp_path / "run/checkpoints/rows.hdf5").exists()
 
 
 def test_a_checkpoint_of_weights_alone_cannot_be_gone_on_from(run):

@@ -158,6 +158,7 @@ def test_every_accuracy_says_what_it_is(fedhkd):
             assert (file[name][()] > 0).all()
         assert file["rounds/wall_s"].attrs["unit"] == "s" and file["clients/train_s"].attrs["unit"] == "s"
         assert (file["clients/train_s"][()] > 0).all()
+        assert (file["rounds/seconds/save"][()] > 0).all() and file["rounds/seconds/save"].attrs["unit"] == "s"
 
 
 def test_local_accuracy_is_weighted_by_images(fedhkd):

@@ -10,7 +10,7 @@ import pytest
 
 from hkd_hpc import config, models, schemes
 from hkd_hpc.flat import FlatModel
-from tools import bench, bench_client, bench_process, bench_table
+from tools import bench, bench_client, bench_metrics, bench_process, bench_table
 from tools.bench_table import Line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,3 +197,20 @@ def test_scaling_is_a_bench_of_its_own(more, capsys):
     with pytest.raises(SystemExit) as end:
         bench.main(["--scaling", *more])
     assert end.value.code == 2 and "--scaling: is a bench of its own" in capsys.readouterr().err
+
+
+def test_the_record_of_a_run_is_measured(capsys):
+    """Each row once; 12 numbers of each client."""
+    assert bench_metrics.main(["--quick"]) == 0
+    told = capsys.readouterr().out
+    for title in ("metrics.h5, 6 rounds x 2 clients x 12 numbers: all rounds", "metrics.h5, 80 rounds x 3 clients x 12 numbers: all rounds",
+                  "metrics.h5, 80 rounds x 3 clients x 12 numbers: a last round / a first one",
+                  "the same 6 rounds x 2 clients, written anew in each: all rounds",
+                  "a checkpoint in each of 6 rounds x 2 clients: a last one / a first one"):
+        assert told.count(title) == 1, title
+    with pytest.raises(SystemExit, match="2"):
+        bench_metrics.main(["--slow"])
+
+
+def test_a_last_round_by_a_first_one():
+    assert bench_metrics.later_by_earlier([2.0, 2.0, 40.0, 7.0, 9.0, 3.0, 3.0, 1.0], 3) == 1.5

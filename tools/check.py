@@ -1,7 +1,7 @@
 """Verify a run's folder: `python -m tools.check RUN [--repair OUT.h5]`.
 
 One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with it.
-`--repair` writes a readable metrics file of the rows that can be saved, from metrics.h5 and the newest good checkpoint;
+`--repair` writes a readable metrics file of the rows that can be saved, from metrics.h5, rows.hdf5 and the checkpoints;
 nothing in RUN is touched. The code of a run's own scheme is imported, if its settings name one.
 Exit code 0: good; 1: something is wrong; 2: there is no run, or wrong usage.
 """
@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.history import History
 from hkd_hpc.paths import path_argument
 from hkd_hpc.report import printable
-from hkd_hpc.store.folder import RECORD, RunFolder, temporary_files
+from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
 from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
 
@@ -61,7 +61,7 @@ class Wrong(Exception):
 def check_run(folder: RunFolder) -> list[Found]:
     """All lines about a run."""
     config, settings = check_config(folder)
-    lines = [settings, check_metrics(folder, config)]
+    lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
     lines += [check_checkpoint(folder, round, path, config) for round, path in folder.checkpoints()]
     return [*lines, *check_versions(folder), *check_leftovers(folder)]
 
@@ -103,6 +103,18 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
             "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be saved"))
 
 
+def check_earlier_rows(folder: RunFolder) -> Iterator[Found]:
+    """The rows before the checkpoints' own, while a run is not complete."""
+    if not folder.rows_path.exists():
+        return
+    name = str(folder.rows_path.relative_to(folder.path))
+    try:
+        with open_tree(folder.rows_path) as file:
+            yield Found(name, f"ok: {check_rows(file)} rows, for the checkpoints to go on from")
+    except (BadFile, Wrong) as bad:
+        yield Found(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
+
+
 def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> Found:
     """Whether it is whole, of this round, and holds the weights that the rows speak of."""
     name = str(path.relative_to(folder.path))
@@ -112,6 +124,8 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
                 raise Wrong(f"it is of round {file.load('round')}, not of {round}")
             check_partition(file)
             check_same_partition(folder, file)
+            if "before" in file.names() and not folder.with_all_rows({"before": file.load("before")}):
+                raise Wrong(NO_ROWS)
             return Found(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
         advice = bad.advice if isinstance(bad, Wrong) else ""
@@ -150,13 +164,13 @@ def whole_rows(history: History) -> int:
     return [*good, False].index(False)
 
 
-def history_of(file: TreeFile) -> History:
-    """The rows in a metrics file or a checkpoint; none in one that keeps the weights alone."""
+def history_of(file: TreeFile, complete: Callable[[dict], dict | None] = lambda tree: tree) -> History:
+    """The rows in a metrics file or a checkpoint; none in one that keeps the weights alone. `complete` may add to them."""
     names = file.names()
-    tree = {part: file.load(part) if part in names else {} for part in ("rounds", "clients", "events")}
+    tree = {part: file.load(part) for part in ("rounds", "clients", "events", "before") if part in names}
     try:
-        return History.from_tree(tree, 0)
-    except (AttributeError, TypeError, ValueError) as error:
+        return History.from_tree({"rounds": {}, "clients": {}, **(complete(tree) or {})}, 0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Wrong(f"its rows cannot be read ({error})") from None
 
 
@@ -237,11 +251,11 @@ def row_sha(history: History, round: int) -> str | None:
     return str(history.rounds["weights_sha256"][rounds.index(round)]) if round in rounds else None
 
 
-def history_in(path: Path) -> History:
-    """The rows in a file; none where it cannot be read, which its own line says."""
+def history_in(path: Path, complete: Callable[[dict], dict | None] = lambda tree: tree) -> History:
+    """The rows in a file; none where it cannot be read, which its own line says. `complete` as in history_of."""
     try:
         with open_tree(path) as file:
-            return history_of(file)
+            return history_of(file, complete)
     except (BadFile, Wrong):
         return History(0)
 
@@ -288,13 +302,13 @@ def repair(folder: RunFolder, out: Path) -> str:
     """Write the rows that can be saved to `out`; what was done, in words. UsageError, RunError if nothing can be."""
     if out.exists() or out.suffix != ".h5":
         raise UsageError(f"--repair {out}: name a new file that ends in .h5; nothing is written over")
-    files = (folder.metrics_path, *(path for _, path in folder.checkpoints()))
-    sources = [path for path in files if len(saved_rows(path))]
+    files = (folder.metrics_path, folder.rows_path, *(path for _, path in folder.checkpoints()))
+    sources = [path for path in files if len(saved_rows(folder, path))]
     if not sources:
         raise RunError(f"{folder.path}: neither metrics.h5 nor a checkpoint holds a row that can be saved")
-    history, used = saved_rows(sources[0]), [sources[0]]
+    history, used = saved_rows(folder, sources[0]), [sources[0]]
     for path in sources[1:]:
-        if extend(history, saved_rows(path)):
+        if extend(history, saved_rows(folder, path)):
             used.append(path)
     with open_tree(sources[0]) as file:
         tree = {name: file.load(name) for name in STATIC if name in file.names()}
@@ -303,9 +317,9 @@ def repair(folder: RunFolder, out: Path) -> str:
     return f"{out}: {len(history)} rows saved from {told}"
 
 
-def saved_rows(path: Path) -> History:
-    """The whole rows in a file, from the first on."""
-    history = history_in(path)
+def saved_rows(folder: RunFolder, path: Path) -> History:
+    """The whole rows in a file, from the first on; a checkpoint's with those before its own, wherever they are."""
+    history = history_in(path, folder.with_all_rows)
     whole = whole_rows(history)
     kept = History(0)
     kept.rounds = {name: column[:whole] for name, column in history.rounds.items()}

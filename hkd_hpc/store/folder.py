@@ -1,4 +1,8 @@
-"""The folder of one run: config.json, metrics.h5 and checkpoints/round_NNNN.h5. Only rank 0 uses it."""
+"""The folder of one run: config.json, metrics.h5, checkpoints/round_NNNN.h5 and, until it is complete, checkpoints/rows.hdf5.
+
+Only rank 0 uses it. A checkpoint has the row of its own round. The rows before it are in rows.hdf5, and in metrics.h5 too: one
+of the two has to be good. Checkpoints of the last round, and those that earlier versions wrote, have all rows.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -10,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
-TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
+TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|rows\.hdf5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
 RECORD = ("config_json", "changes_json", "versions_json", "identity_json")  # what the rows come from
 FINAL_PARTS = ("config_json", "global", "global_names", "identity_json", "image_shape", "round", "versions_json")  # of a checkpoint
+TABLES = ("rounds", "clients", "events")
+NO_ROWS = "the rows before its own are in no file: neither rows.hdf5 nor metrics.h5 is good"
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -36,7 +44,7 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        """One row a round; written anew and renamed each round."""
+        """One row a round, added when the round is done."""
         return self.path / "metrics.h5"
 
     @property
@@ -48,6 +56,11 @@ class RunFolder:
     def checkpoint_folder(self) -> Path:
         """Where the checkpoints are."""
         return self.path / "checkpoints"
+
+    @property
+    def rows_path(self) -> Path:
+        """The rows before the newest checkpoint's, while the run is not complete; the same kind of file as metrics.h5."""
+        return self.checkpoint_folder / "rows.hdf5"
 
     def create(self) -> None:
         """Make the folder and its parents and try to write there. Raises UsageError where that is impossible."""
@@ -128,18 +141,44 @@ class RunFolder:
         return next(((round, path) for round, path in self.checkpoints() if self._is_good(path, round)), None)
 
     def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """(round, tree) of the newest checkpoint that is whole; damaged ones are passed over with a warning."""
-        newest = self.newest_good_path()
-        return newest and (newest[0], load_tree(newest[1]))
+        """(round, tree) of the newest checkpoint that is whole, with all rows up to its round; others are passed over with a
+        warning."""
+        for round, path in self.checkpoints():
+            if self._is_good(path, round):
+                tree = self.with_all_rows(load_tree(path))
+                if tree:
+                    return round, tree
+                self.warn(f"checkpoint passed over: {path}: {NO_ROWS}")
+        return None
+
+    def with_all_rows(self, tree: dict[str, Any]) -> dict[str, Any] | None:
+        """A checkpoint's tree with the rows before its own, None where no file has them."""
+        if "before" not in tree:
+            return tree
+        before = tree["before"]
+        for path in (self.rows_path, self.metrics_path, *(path for _, path in self.checkpoints())):
+            earlier = earlier_rows(path, before)
+            if earlier:
+                tables = {table: joined(earlier.get(table, {}), tree.get(table, {}), before[table]) for table in TABLES}
+                return {**tree, **{table: columns for table, columns in tables.items() if columns}}
+        return None
 
     def save_checkpoint(self, round: int, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> Path:
         """Write the state after `round`, then keep the last two good ones. Raises RunError, TypeError."""
         path = self.checkpoint_path(round)
-        with contextlib.suppress(OSError):  # then the write says what is wrong
-            self.checkpoint_folder.mkdir(exist_ok=True)
+        self.make_checkpoint_folder()
         save_tree(path, tree, attributes)
         self._prune(path)
         return path
+
+    def make_checkpoint_folder(self) -> None:
+        """Where it has vanished."""
+        with contextlib.suppress(OSError):  # then the write says what is wrong
+            self.checkpoint_folder.mkdir(exist_ok=True)
+
+    def remove_rows(self) -> None:
+        """Of a complete run, whose metrics.h5 and last checkpoint have them all."""
+        self._remove(self.rows_path)
 
     def keep_final_weights(self) -> bool:
         """Of a complete run keep the last round's global model alone: what only resuming needs goes, and so do the
@@ -163,11 +202,13 @@ class RunFolder:
         return True
 
     def clean(self) -> None:
-        """Remove the temporary files that dead processes left. Only for the holder of the run's lock."""
+        """Remove what dead processes left: temporary files, and a complete run's rows.hdf5. Only for the holder of the lock."""
         for folder in (self.path, self.checkpoint_folder):
             for path in temporary_files(folder):
                 with contextlib.suppress(OSError):
                     path.unlink()
+        if self.rows_path.exists() and self.summary():
+            self.remove_rows()
 
     def _prune(self, saved: Path) -> None:
         rounds = {path: round for round, path in self.checkpoints() if path != saved}
@@ -196,6 +237,33 @@ class RunFolder:
         except BadFile as bad:
             self.warn(f"checkpoint passed over: {bad}")
             return False
+
+
+def earlier_rows(path: Path, before: dict[str, Any]) -> dict[str, Any] | None:
+    """The tables in a file of rows, None unless it has those that a checkpoint says were before its own."""
+    try:
+        with open_tree(path) as file:
+            tables = {table: file.load(table) for table in TABLES if table in file.names()}
+    except BadFile:
+        return None
+    rounds, events = tables.get("rounds", {}), tables.get("events", {})
+    last = before["rounds"] - 1
+    is_same = len(rounds.get("round", ())) > last and rounds["weights_sha256"][last] == before["weights_sha256"]
+    return tables if is_same and len(events.get("round", ())) >= before["events"] else None
+
+
+def joined(earlier: dict[str, Any], later: dict[str, Any], count: int) -> dict[str, Any]:
+    """The columns of a table: the first `count` rows of `earlier`, then `later`, which may have none."""
+    columns: dict[str, Any] = {}
+    for name, rows in (later or earlier).items():
+        if isinstance(rows, dict):
+            columns[name] = joined(earlier.get(name, {}), rows if later else {}, count)
+        elif later and len(rows):
+            before = earlier.get(name, np.full((count, *rows.shape[1:]), np.nan))  # a column that an earlier version had not
+            columns[name] = np.concatenate([before[:count], rows]) if count else rows
+        else:
+            columns[name] = earlier[name][:count]
+    return columns
 
 
 def _try_to_write(folder: Path) -> None:

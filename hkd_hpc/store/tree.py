@@ -3,6 +3,7 @@
 The file is plain HDF5: `h5py.File(path)` opens it. Its first 512 bytes, the "user block" that HDF5 leaves to the
 application, hold a seal: the length and the SHA-256 of everything after them. HDF5's own checksums cover neither
 scalars nor strings nor all of its bookkeeping, and its library can crash on a damaged file; the seal is checked first.
+A file whose tables grow (store/growing.py) has a seal of its own kind and is read in the same way.
 
 HDF5 reaches the disk through a Python file: it then takes no file lock, so that neither a file system without locks
 nor HDF5_USE_FILE_LOCKING nor a reader of the older file changes anything, and a full disk is an ordinary OSError.
@@ -24,13 +25,15 @@ import numpy as np
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.store.atomic import replace_file
+from hkd_hpc.store.seal import FIRST_BYTES, SEAL_BYTES, Frozen, GrowingSeal
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 1 << 20
-SEAL_BYTES = 512  # the smallest user block of HDF5
 ATTRIBUTE_BYTES = 60_000  # HDF5 ends at 64 KiB, its own header included
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_VERSIONS = ("v110", "v110")  # readable by HDF5 1.10 (2016) and later, with checksums on the bookkeeping
+OPEN_VERSIONS = ("earliest", "v110")  # without them, for what is sealed and changes
+DAMAGED = "it is damaged: its bytes do not match its checksum"
 STORABLE = "dict, Stream, Leaf, str, bool, int (64 bits), float, or an array of bool, int, float or str"
 
 
@@ -48,6 +51,13 @@ class Stream:
     A value may be anything that a tree may hold. It is checked when its turn comes.
     """
     members: Iterable[tuple[str, Callable[[], Any]]]
+
+
+@dataclass(frozen=True)
+class Room:
+    """An array of this shape and type that has no values yet, nor a place in the file."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 class BadFile(RunError):
@@ -96,9 +106,16 @@ def open_tree(path: str | Path) -> Iterator[TreeFile]:
             if path.exists() and not path.is_file():  # a pipe would be waited for
                 raise BadFile(path, "it is no ordinary file")
             raw = stack.enter_context(open(path, "rb"))
-            _check_seal(path, raw)
-            root = stack.enter_context(h5py.File(raw, "r"))
+            first = raw.read(FIRST_BYTES)
+            growing = GrowingSeal.of(first)
+            if growing:
+                _check_growing(path, raw, first, growing)
+            else:
+                _check_seal(path, raw, first)
+            root = stack.enter_context(h5py.File(Frozen(raw, first) if growing else raw, "r"))
             _check_root(path, root)
+            if growing and not growing.holds_rows(root, raw):
+                raise BadFile(path, DAMAGED)
         yield TreeFile(path, root)
 
 
@@ -181,7 +198,7 @@ def _check_member(name: Any, value: Any, where: str) -> None:
         value = value.value
     if isinstance(value, dict):
         _check_tree(value, key)
-    elif not isinstance(value, Stream):
+    elif not isinstance(value, (Stream, Room)):
         _storable(value, key)
 
 
@@ -251,16 +268,21 @@ class _PatientFile(io.FileIO):
 
 
 def _write(temporary: Path, tree: dict[str, Any], attributes: dict[str, Any]) -> None:
-    import h5py
     with _PatientFile(str(temporary), "w+") as disk:
-        try:
-            with h5py.File(disk, "w", libver=HDF5_VERSIONS, userblock_size=SEAL_BYTES) as root:
-                _write_members(root, tree, disk)
-                _write_attributes(root, {**attributes, "format_version": FORMAT_VERSION, "complete": 1})
-        finally:
-            # Whatever HDF5 made of it, the refusal of the system is the cause.
-            disk.check()
+        _write_hdf5(disk, tree, {**attributes, "format_version": FORMAT_VERSION, "complete": 1}, HDF5_VERSIONS)
         _write_seal(disk)
+        disk.check()
+
+
+def _write_hdf5(disk: _PatientFile, tree: dict[str, Any], attributes: dict[str, Any], versions: tuple[str, str]) -> None:
+    """All but the seal."""
+    import h5py
+    try:
+        with h5py.File(disk, "w", libver=versions, userblock_size=SEAL_BYTES) as root:
+            _write_members(root, tree, disk)
+            _write_attributes(root, attributes)
+    finally:
+        # Whatever HDF5 made of it, the refusal of the system is the cause.
         disk.check()
 
 
@@ -291,15 +313,22 @@ def _members(group: Any, tree: dict[str, Any] | Stream) -> Iterator[tuple[str, A
 
 def _write_dataset(group: Any, name: str, value: Any) -> Any:
     import h5py
+    if isinstance(value, Room):
+        return group.create_dataset(name, value.shape, _text_or(value.dtype))
     stored = _storable(value, name)
     if isinstance(stored, str):
         return group.create_dataset(name, data=stored, dtype=h5py.string_dtype())
-    if stored.dtype.kind == "S":
-        stored = stored.astype(h5py.string_dtype("utf-8", stored.dtype.itemsize))
+    stored = stored.astype(_text_or(stored.dtype))
     if not stored.size or not stored.ndim:
         return group.create_dataset(name, data=stored)
     chunks = chunk_shape(stored.shape, stored.dtype.itemsize)
     return group.create_dataset(name, data=stored, chunks=chunks, fletcher32=True)
+
+
+def _text_or(dtype: np.dtype) -> np.dtype:
+    """As HDF5 knows it: bytes are text in UTF-8."""
+    import h5py
+    return h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
 
 
 def _write_attributes(node: Any, attributes: dict[str, Any]) -> None:
@@ -329,21 +358,28 @@ def _digest(file: Any) -> tuple[int, str]:
     return size_bytes, digest.hexdigest()
 
 
-def _check_seal(path: Path, raw: Any) -> None:
-    head = raw.read(SEAL_BYTES + len(HDF5_SIGNATURE))
+def _check_seal(path: Path, raw: Any, head: bytes) -> None:
     sealed = re.match(rb"hkd_hpc tree, (\d+) bytes", head)
     if not sealed:
-        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES:])
+        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES:SEAL_BYTES + 8])
         raise BadFile(path, "it was not written to its end, or not by hkd_hpc" if is_hdf5 else "it is not an HDF5 file")
+    _check_size(path, raw, int(sealed[1]))
+    if head[:SEAL_BYTES] != _seal(*_digest(raw)):
+        raise BadFile(path, DAMAGED)
+
+
+def _check_growing(path: Path, raw: Any, head: bytes, seal: GrowingSeal) -> None:
+    _check_size(path, raw, seal.size_bytes)
+    if not seal.holds(head, raw):
+        raise BadFile(path, DAMAGED)
+
+
+def _check_size(path: Path, raw: Any, sealed_bytes: int) -> None:
     size_bytes = os.fstat(raw.fileno()).st_size - SEAL_BYTES
-    if size_bytes < int(sealed[1]):
-        raise BadFile(path, f"it is truncated: {size_bytes} of {int(sealed[1])} bytes are there")
-    if size_bytes > int(sealed[1]):  # told before it is read: it may be huge
-        raise BadFile(path, f"it is damaged: its bytes do not match its checksum: {size_bytes} are there, "
-                            f"{int(sealed[1])} were written")
-    size_bytes, digest = _digest(raw)
-    if head[:SEAL_BYTES] != _seal(size_bytes, digest):
-        raise BadFile(path, "it is damaged: its bytes do not match its checksum")
+    if size_bytes < sealed_bytes:
+        raise BadFile(path, f"it is truncated: {size_bytes} of {sealed_bytes} bytes are there")
+    if size_bytes > sealed_bytes:  # told before it is read: it may be huge
+        raise BadFile(path, f"{DAMAGED}: {size_bytes} are there, {sealed_bytes} were written")
 
 
 # ---- reading ----

@@ -1,0 +1,255 @@
+"""A tree in HDF5 whose tables grow at their end, each time for the price of the new rows alone.
+
+Plain h5py opens the file at any moment and finds the rows of all additions that are complete, whatever kills the writer
+and whoever reads meanwhile. The file is
+
+    first block | base | room for rows | room for heads
+
+- first block: the seal (store/seal.py), and HDF5's superblock, in which the 8 bytes that say where the root is change;
+- base: what h5py wrote: all that does not grow, and of every column its type and attributes;
+- room for rows: each column in one piece, with room for as many rows again;
+- room for heads: a head (store/head.py) is the root and all below it that changes with the number of rows.
+
+An addition writes its rows behind the others, a new head behind the older ones, and then, at once, the first block: from
+that moment on it counts. Nothing that an older head speaks of is ever written again, so that whoever has the file open
+goes on reading what was there. When the room is used up the file is made anew, by rename, with room for twice the rows:
+over a run this too is a constant price for each row.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.errors import RunError
+from hkd_hpc.store import tree as trees
+from hkd_hpc.store.atomic import interrupts_held
+from hkd_hpc.store.head import Column, Head, address_of, aligned, describe, make_head, table_of
+from hkd_hpc.store.seal import FIRST_BYTES, SEAL_BYTES, GrowingSeal, fixed_sha256, rows_added, rows_sha256
+from hkd_hpc.store.tree import FORMAT_VERSION, Leaf, Room
+
+FEWEST_ROWS = 64  # room of a new file
+END_AT, ROOT_AT = SEAL_BYTES + 40, SEAL_BYTES + 64  # where the superblock names the file's end, and the root
+
+
+@dataclass
+class State:
+    """The file as it was left. `counts` and `digests`: of the rows of each table; `next_head`: where the next head goes."""
+
+    columns: dict[str, Column]
+    counts: dict[str, int]
+    digests: dict[str, Any]
+    head: Head = field(default_factory=Head)
+    base: bytes = b""  # its SHA-256
+    base_bytes: int = 0
+    next_head: int = 0
+    inode: int = 0
+    first: bytes = b""  # the first block
+
+    def first_block(self, head: bytes, digests: dict[str, Any]) -> bytes:
+        """What makes this head, at `next_head`, the one that counts."""
+        root = struct.pack("<Q", address_of(self.next_head) + self.head.root)
+        superblock = self.first[SEAL_BYTES:ROOT_AT] + root + self.first[ROOT_AT + 8:]
+        return GrowingSeal(end_of(self.first) - SEAL_BYTES, self.base_bytes, self.next_head, len(head),
+                           fixed_sha256(superblock, self.base, head),
+                           rows_sha256(digests[table] for table in sorted(digests))).block() + superblock
+
+
+class GrowingTree:
+    """The file at `path`, whose one writer this is.
+
+    `sync_every_s`: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a writer that
+    is killed needs no flush.
+    """
+
+    def __init__(self, path: Path, sync_every_s: float = 1.0):
+        self.path, self._sync_every_s, self._synced_s = path, sync_every_s, 0.0
+        self._state: State | None = None
+
+    def save(self, rest: dict[str, Any], rows_from: Callable[[dict[str, int]], dict[str, Any]]) -> None:
+        """Bring the file up to date. `rest`: what does not grow; it is written where the file is made anew.
+
+        `rows_from(counts)`: the tables, a group each of columns (arrays or Leafs of them, first axis rows), from row
+        counts[table] on, or all rows of a table that is not named. Rows once saved must stay what they are.
+        Raises RunError where the system refuses: what was there before is then untouched.
+        """
+        with interrupts_held():
+            if not (self._state and self._add(columns_of(rows_from(self._state.counts)))):
+                self._make(rest, rows_from({}))
+
+    def _add(self, new: dict[str, np.ndarray]) -> bool:
+        """Append these rows; False where the file has to be made anew for them."""
+        state = self._state
+        if state.columns.keys() != new.keys() or not all(
+                column.takes(new[path], state.counts[column.table]) for path, column in state.columns.items()):
+            return False
+        try:
+            disk = trees._PatientFile(str(self.path), "r+")
+        except OSError:  # gone, or not ours to write: making it anew tells
+            return False
+        self._state = None  # until all is done
+        try:
+            with disk:
+                added = self._add_to(disk, state, new)
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror or error}; the rows before are untouched") from error
+        self._state = state if added else None
+        return added
+
+    def _add_to(self, disk: Any, state: State, new: dict[str, np.ndarray]) -> bool:
+        status = os.fstat(disk.fileno())
+        if status.st_ino != state.inode or status.st_size != end_of(state.first) or disk.read(FIRST_BYTES) != state.first:
+            return False
+        new = {path: rows.astype(state.columns[path].dtype, copy=False) for path, rows in new.items()}
+        tables = by_table(new)
+        counts = {table: state.counts[table] + len(parts[0]) for table, parts in tables.items()}
+        head = state.head.at(state.next_head, counts)
+        if state.next_head + len(head) > status.st_size:
+            return False
+        for path, column in state.columns.items():
+            write_at(disk, column.place + state.counts[column.table] * column.row_bytes, new[path].tobytes())
+        write_at(disk, state.next_head, head)
+        digests = {table: rows_added(state.digests[table], parts) for table, parts in tables.items()}
+        first = state.first_block(head, digests)
+        is_due = time.monotonic() - self._synced_s >= self._sync_every_s
+        flush(disk, is_due)
+        write_at(disk, 0, first)
+        flush(disk, is_due)
+        self._synced_s = time.monotonic() if is_due else self._synced_s
+        state.counts, state.digests, state.first = counts, digests, first
+        state.next_head += len(head)
+        return True
+
+    def _make(self, rest: dict[str, Any], tables: dict[str, Any]) -> None:
+        """Write the whole file, with room for as many rows again."""
+        made: list[State] = []
+        self._state = None
+        trees.replace_file(self.path, lambda temporary: made.append(write_new(temporary, rest, tables)), trees._verify)
+        self._state, self._synced_s = made[0], time.monotonic()
+
+
+# ---- a new file
+
+def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State:
+    """Write the tree to `path`, its tables with room to grow."""
+    new = columns_of(tables)
+    columns = {name: Column(table_of(name), roomy(rows.dtype), rows.shape[1:], max(FEWEST_ROWS, 2 * len(rows)))
+               for name, rows in new.items()}
+    new = {name: rows.astype(columns[name].dtype, copy=False) for name, rows in new.items()}
+    skeleton = merged(rest, emptied(tables, columns))
+    trees._check_tree(skeleton, "")
+    state = State(columns, {table: len(parts[0]) for table, parts in by_table(new).items()},
+                  {table: rows_added(hashlib.sha256(), parts) for table, parts in by_table(new).items()})
+    with trees._PatientFile(str(path), "w+") as disk:
+        trees._write_hdf5(disk, skeleton, {}, trees.OPEN_VERSIONS)
+        state.inode = os.fstat(disk.fileno()).st_ino
+        members = lay_out(disk, state)
+        state.head = make_head(members, columns, {"format_version": FORMAT_VERSION, "complete": 1})
+        write_rows_and_head(disk, state, new)
+    return state
+
+
+def lay_out(disk: Any, state: State) -> dict[str, Any]:
+    """Complete the base that h5py wrote with what the columns are, and say where columns and the first head go, behind it.
+
+    Returns the members of the root, for make_head.
+    """
+    disk.seek(0)
+    content = disk.read()
+    members = describe(content, state.columns)
+    content = content.ljust(aligned(len(content)), b"\0")
+    for column in state.columns.values():
+        column.described_at = len(content)
+        content += column.described
+    write_at(disk, FIRST_BYTES, content[FIRST_BYTES:])
+    state.first, state.base_bytes = content[:FIRST_BYTES], len(content) - FIRST_BYTES
+    state.base = hashlib.sha256(content[FIRST_BYTES:]).digest()
+    state.next_head = len(content)
+    for column in state.columns.values():
+        column.place, state.next_head = state.next_head, aligned(state.next_head + column.room * column.row_bytes)
+    return members
+
+
+def write_rows_and_head(disk: Any, state: State, new: dict[str, np.ndarray]) -> None:
+    """The rows, the first head, and room for a head for each row that may come. Room that is not used takes no disk."""
+    head = state.head.at(state.next_head, state.counts)
+    more = max((column.room - state.counts[column.table] for column in state.columns.values()), default=0)
+    end = state.next_head + (1 + more) * len(head)
+    disk.truncate(end)
+    for path, column in state.columns.items():
+        write_at(disk, column.place, new[path].tobytes())
+    write_at(disk, state.next_head, head)
+    state.first = state.first[:END_AT] + struct.pack("<Q", end) + state.first[END_AT + 8:ROOT_AT] + bytes(32)
+    state.first = state.first_block(head, state.digests)
+    state.next_head += len(head)
+    write_at(disk, 0, state.first)
+
+
+def write_at(disk: Any, place: int, content: bytes) -> None:
+    disk.seek(place)
+    disk.write(content)
+    disk.check()
+
+
+def flush(disk: Any, is_due: bool) -> None:
+    """To the disk itself: what is written later reaches it later."""
+    if is_due:
+        os.fsync(disk.fileno())
+
+
+def end_of(first: bytes) -> int:
+    """The size of the file with this first block."""
+    return struct.unpack_from("<Q", first, END_AT)[0]
+
+
+# ---- tables and their columns
+
+def columns_of(tables: dict[str, Any], where: str = "") -> dict[str, np.ndarray]:
+    """Path to rows as they are stored, in the order of the paths."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in tables.items():
+        value = value.value if isinstance(value, Leaf) else value
+        if isinstance(value, dict):
+            found |= columns_of(value, f"{where}{name}/")
+        else:
+            found[where + name] = np.ascontiguousarray(trees._storable(value, where + name))
+    return dict(sorted(found.items()))
+
+
+def emptied(tables: dict[str, Any], columns: dict[str, Column], where: str = "") -> dict[str, Any]:
+    """The same tree with room in the place of rows."""
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        leaf = value if isinstance(value, Leaf) else Leaf(value)
+        if isinstance(leaf.value, dict):
+            found[name] = emptied(leaf.value, columns, f"{where}{name}/")
+        else:
+            column = columns[where + name]
+            found[name] = Leaf(Room((column.room, *column.shape), column.dtype), leaf.attributes)
+    return found
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both trees; where both have a group, the members of both."""
+    return {**one, **{name: merged(one[name], value) if isinstance(one.get(name), dict) else value
+                      for name, value in other.items()}}
+
+
+def by_table(columns: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """The columns of each table."""
+    tables: dict[str, list[np.ndarray]] = {}
+    for path, rows in columns.items():
+        tables.setdefault(table_of(path), []).append(rows)
+    return tables
+
+
+def roomy(dtype: np.dtype) -> np.dtype:
+    """Text may become longer: room up to the next power of two, so that it seldom needs a new file."""
+    return np.dtype(f"S{1 << (dtype.itemsize - 1).bit_length()}") if dtype.kind == "S" else dtype

@@ -6,8 +6,10 @@ linked inner folders, other splits) and what is changed on the way is counted an
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +109,8 @@ def _other_splits(folder: Path) -> Iterator[str]:
     for name in _class_names(folder):
         if name not in _SPLITS:
             count = sum(1 for _ in _below(folder / name))
-            yield (f"not read: {printable(name)}/ with {count:,} files (data.val_fraction holds validation images out of train/)")
+            yield (f"not read: {printable(name)}/ with {count:,} file{'s' * (count != 1)} "
+                   "(data.val_fraction holds validation images out of train/)")
 
 
 def counted(counts: Counter[str]) -> str:
@@ -136,7 +139,8 @@ def read_folder(folder: Path, side_px: int | None) -> Found:
         arrays[f"x_{split}"] = _pixels(files, shape, first, side_px, changed)
         arrays[f"y_{split}"] = labels
     left_out = sum((found[2] for found in splits.values()), Counter())
-    remarks = [f"left out: {sum(left_out.values()):,} of {count + sum(left_out.values()):,} files ({counted(left_out)})"] * bool(left_out)
+    others = sum(left_out.values())
+    remarks = [f"left out: {others:,} of {count + others:,} files ({counted(left_out)})"] * bool(left_out)
     remarks += [f"images changed: {counted(changed)}"] * bool(changed)
     return Found(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder)))
 
@@ -204,7 +208,7 @@ def _changes(image) -> list[str]:
 
 def _orientation(image) -> int:
     """EXIF's, 1 (upright) where there is none; a viewer passes over a damaged EXIF block too."""
-    try:
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # Pillow warns of it, or raises anything
+        warnings.simplefilter("ignore")
         return image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # Pillow raises anything here
-        return 1
+    return 1

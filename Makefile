@@ -1,15 +1,19 @@
-# make demo: install into .venv and train FedHKD with 11 ranks. make test: install and run the tests.
+# make demo: install into .venv and train FedHKD with 11 ranks. make test: install and run the tests. make test-old-cpu:
+# those of the schemes, with the kernels of a CPU of 2008, whose last bits are not those of a newer one.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test install clean
+.PHONY: demo test test-old-cpu install clean
 demo: $(STAMP)
 	set -eu; source $(VENV)/bin/activate; mpirun -n 11 python -m hkd_hpc.train
 
 test: $(STAMP)
 	set -eu; source $(VENV)/bin/activate; python -m pytest -q tests
+
+test-old-cpu: $(STAMP)
+	set -eu; source $(VENV)/bin/activate; ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default python -m pytest -q tests/schemes
 
 install: $(STAMP)
 

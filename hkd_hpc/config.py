@@ -112,7 +112,7 @@ class RunSettings:
                               "number for all runs that are compared", low=1, high=4096)
     device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
     deterministic: bool = setting(False, "on GPUs: only operations that give the same bits in each run, or an error that names "
-                                         "the one that does not; CPUs always give the same bits")
+                                         "the one that does not; CPUs of one kind always give the same bits")
     graphs: str = setting("off", "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
                                  "`captures = True`; its speed is unmeasured", choices=("off", "on"))
     lanes: int = setting(1, "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "

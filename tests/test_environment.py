@@ -78,3 +78,22 @@ def test_a_run_imports_no_compiler(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, "--out", str(tmp_path / "run"), "fed.rounds=1", "train.epochs=1",
                            "data.fraction=.02"], capture_output=True, text=True, cwd=toy.PROJECT)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]
+
+
+OWN = '''
+import torch
+from hkd_hpc.schemes.base import Scheme
+class Telling(Scheme):
+    def begin(self, client):
+        print("kernels", torch.backends.cpu.get_cpu_capability())
+'''
+
+
+def test_kernels_of_another_cpu_are_those_of_every_rank(tmp_path):
+    """`make test-old-cpu` hangs on it: variables reach the ranks of mpirun. Forked ranks have their parent's torch."""
+    env = toy.write_module(tmp_path, "telling", OWN) | {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    data = toy.save_data(tmp_path / "data.npz")
+    code, out, err = toy.mpirun(2, *toy.settings(data, "scheme.name=telling:Telling", "fed.rounds=1"), "--out", tmp_path / "run",
+                                env=env)
+    assert code == 0, err
+    assert [line for line in out.splitlines() if line.startswith("kernels")] == ["kernels DEFAULT"] * 3

@@ -30,9 +30,10 @@ CHANGE_NO_ROUND = ("fed.rounds", "run.checkpoint_every", "run.evaluate_every", "
 
 # ---- the code
 
-def code_of(config: Config) -> dict[str, str]:
+def code_of(*configs: Config) -> dict[str, str]:
     """{"code.hkd_hpc": SHA-256 of the package's sources, "code.<module>": that of an own scheme's or model's file}."""
-    own = [name.partition(":")[0] for name in (config.scheme.name, config.model.name) if ":" in name]
+    names = [name for config in configs for name in (config.scheme.name, config.model.name)]
+    own = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)
     found = {"hkd_hpc": package_sha256(), **{module: module_sha256(module) for module in own}}
     return {f"code.{module}": sha256 for module, sha256 in found.items() if sha256}
 
@@ -111,6 +112,11 @@ def mixed(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
     return {key: by_value for key, by_value in found.items() if len(by_value) > 1}
 
 
+def mixed_code(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
+    """Of `mixed`, the code alone."""
+    return {key: by_value for key, by_value in mixed(runs).items() if is_code(key)}
+
+
 WHAT_TO_DO = {"code": "--strict-code refuses; for one code remove the others' folders and run them again",
               "data": "they cannot be compared; put the data back, remove the folders of one kind and run them again",
               "version": "for one version run the others again", "run": "the number of threads changes the bits"}
@@ -143,10 +149,10 @@ def other_run(folder: RunFolder, config: Config) -> str:
 
 
 def different(stored: Config, config: Config) -> str:
-    """fed.rounds=4 where 2 is wanted"""
+    """fed.rounds: stored 4, asked 2"""
     if stored.scheme.name != config.scheme.name:  # whose settings are others altogether
-        return f"scheme.name={stored.scheme.name} where {config.scheme.name} is wanted"
-    return ", ".join(f"{key}={before} where {after} is wanted"
+        return f"scheme.name: stored {stored.scheme.name}, asked {config.scheme.name}"
+    return "; ".join(f"{key}: stored {before}, asked {after}"
                      for key, (before, after) in config_module.changes(stored, config).items())
 
 

@@ -15,7 +15,7 @@ from jobs.checks import Problems
 from jobs.executors import SUBMIT
 from jobs.launcher import launch, options_at, plan, resubmit
 from jobs.options import Options
-from jobs.results import damages
+from jobs import results, watch
 from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Sweep
@@ -45,6 +45,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument("site", metavar="FILE.toml", help="see slurm/sites")
     else:
         parser.add_argument("root", metavar="DIR", help="the study's folder")
+    if command == "table":
+        parser.add_argument("--strict-code", action="store_true", help="refuse runs of different code; else a line says so")
     if command == "status":
         parser.add_argument("--json", action="store_true", help="for programs")
         parser.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="SECONDS",
@@ -71,6 +73,8 @@ def add_launch(command: argparse.ArgumentParser) -> None:
                          help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
                               "each GPU (without GPUs: on each node)")
     command.add_argument("--exclusive", action="store_true", default=argparse.SUPPRESS, help="whole nodes")
+    command.add_argument("--strict-code", action="store_true", default=argparse.SUPPRESS,
+                         help="refuse where the code is not that with which cells began, or were submitted; else a line says so")
     command.add_argument("--keep-state", action="store_true", default=argparse.SUPPRESS,
                          help="also of finished cells: clients' state and models; else a finished cell keeps its global "
                               "model and metrics alone")
@@ -95,8 +99,8 @@ def run(options: argparse.Namespace) -> int:
         clear = "\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else ""
         watch.repeat(study.status, lambda states: report.say(clear + text(states)), options.watch)
     elif options.command == "table":
-        report.say(study.table())
-        return 1 if damages(study.root, study.cells) else 0
+        report.say(study.table(options.strict_code))
+        return 1 if results.read(study.root, study.cells).faults else 0
     else:
         ended = study.cancel()
         report.say(f"asked {len(ended)} job(s) to end" + (f": {' '.join(ended)}" if ended else ""))

@@ -92,6 +92,7 @@ class Launch:
     jobs: dict[str, list[str]] = field(default_factory=dict)
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
     cancelled: bool = False
+    code: dict[str, str] = field(default_factory=dict)  # at submission, as identity.code_of; empty: not known
 
     def write(self, root: Path) -> None:
         replace_text(root / "launches" / f"{self.name}.json", json.dumps(asdict(self), indent=1))
@@ -114,13 +115,12 @@ def next_launch(launches: list[Launch]) -> str:
     return f"{int(launches[-1].name) + 1 if launches else 1:04d}"
 
 
-def keeps_state(root: Path, launch: str) -> bool:
-    """Whether finished cells of this launch keep everything; not where nothing is known of it."""
+def launch_of(root: Path, launch: str) -> Launch:
+    """The launch with this name; an empty one, which asks for nothing, where nothing is known of it."""
     try:
-        record = json.loads((root / "launches" / f"{launch}.json").read_text(encoding="utf-8"))
-        return bool(record["options"]["keep_state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return _read_launch(root / "launches" / f"{launch}.json")
+    except UsageError:
+        return Launch(launch, "", {})
 
 
 def write_cells(root: Path, cells: Iterable[Cell]) -> None:

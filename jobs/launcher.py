@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import report, versions
+from hkd_hpc import identity, report, versions
 from hkd_hpc.errors import UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.folder import RunFolder
@@ -82,10 +82,12 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
         write_cells(root, {cell.id: cell for cell in [*read_cells(root), *cells]}.values())
         states, todo = to_start(root, cells)
         say(f"{watch.counts(states)}; {len(todo)} to start")
+        for line in look.remarks:
+            say(f"remark: {line}")
         if not options.keep_state:
             tidy_up(root, cells, states)
         if todo:
-            record = Launch(next_launch(read_launches(root)), executor, asdict(options))
+            record = Launch(next_launch(read_launches(root)), executor, asdict(options), code=code_here(todo, options))
             SUBMIT[executor](root, todo, options, record, say)
     return Study(root)
 
@@ -93,24 +95,40 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
 @dataclass
 class Look:
     """What a launch finds before it does anything: how the cells stand, which are to start, their forecast (if there are
-    any, with options that can be meant, and torch to try them), and a line for each reason to refuse."""
+    any, with options that can be meant, and torch to try them), a line for each reason to refuse, and for what to know."""
 
     states: list[watch.CellState]
     todo: list[Cell]
     outlook: Forecast | None
     problems: list[str]
+    remarks: list[str]
 
 
 def examine(cells: list[Cell], executor: str, root: Path, options: Options, problems: list[str]) -> Look:
     problems = problems + check(cells, executor, root, options)
     states, todo = to_start(root, cells)
+    problems += [f"{state.error}; move it away" for state in states if state.state == watch.OTHER]
+    remarks = code_remarks(root, cells, todo, options)
+    problems += [f"--strict-code: {line}" for line in remarks if options.strict_code]
     if not todo or executor not in SUBMIT or not options_fit(options, executor) or not versions.installed("torch"):
-        return Look(states, todo, None, problems)
+        return Look(states, todo, None, problems, remarks)
     rounds = {state.name: state.round for state in states}
     study = {cell.name: cell for cell in [*read_cells(root), *cells]}.values()
     outlook = forecast(root, todo, [rounds[cell.name] for cell in todo], list(study), executor, options,
                        at_a_time(executor, options, root, todo))
-    return Look(states, todo, outlook, [*problems, *outlook.problems])
+    return Look(states, todo, outlook, [*problems, *outlook.problems], remarks)
+
+
+def code_remarks(root: Path, cells: list[Cell], todo: list[Cell], options: Options) -> list[str]:
+    """A line where cells that have begun ran with other code than each other, or than is here for those to start."""
+    runs = {cell.name: identity.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
+    here = {key: [value] for key, value in code_here(todo, options).items()}
+    return identity.lines(identity.mixed_code({**runs, "this launch": here}))
+
+
+def code_here(cells: list[Cell], options: Options) -> dict[str, str]:
+    """The code that these cells are submitted with; nothing is known of another Python's."""
+    return identity.code_of(*(cell.config() for cell in cells)) if cells and not options.python else {}
 
 
 def options_fit(options: Options, executor: str) -> bool:
@@ -133,9 +151,9 @@ def at_a_time(executor: str, options: Options, root: Path, cells: list[Cell]) ->
 
 
 def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list[Cell]]:
-    """(how the cells stand, those of them that are neither complete nor running nor queued)."""
+    """(how the cells stand, those of them that are neither complete nor running nor queued, nor another run's place)."""
     states = watch.look(root, cells, read_launches(root), watch.Queue())
-    return states, [cell for cell, state in zip(cells, states) if state.state not in ("complete", *watch.BUSY)]
+    return states, [cell for cell, state in zip(cells, states) if state.state not in ("complete", watch.OTHER, *watch.BUSY)]
 
 
 def tidy_up(root: Path, cells: list[Cell], states: list[watch.CellState]) -> None:
@@ -168,4 +186,5 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
     lines += verdict.lines(look.outlook) if look.outlook else []
+    lines += [f"remark: {line}" for line in look.remarks]
     return "\n".join([*lines, *(f"would be refused: {problem}" for problem in look.problems)])

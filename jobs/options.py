@@ -43,6 +43,7 @@ class Options:
     max_queued: int = 0  # jobs of mine that may wait or run in SLURM at once; 0: any number
     cores_per_node: int = 0  # 0: not known
     cores_free: int = 0  # of these, left to the system
+    strict_code: bool = False  # refuse cells that began, or were submitted, with other code
     keep_state: bool = False  # also of a finished cell: the clients' state and models, and the checkpoint before the last
     python: str | None = None  # the command that starts Python, in words of the shell; None: this one
     setup: list[str] = field(default_factory=list)  # shell lines before srun

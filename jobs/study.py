@@ -56,8 +56,13 @@ class Study:
             return self.status()
         return states
 
-    def table(self) -> str:
-        """Accuracies of the finished cells, in the layout of the paper's Table 1, as Markdown."""
+    def table(self, strict_code: bool = False) -> str:
+        """Accuracies of the finished cells, in the layout of the paper's Table 1, as Markdown.
+
+        strict_code: UsageError where they are of different code; else a line says so.
+        """
+        if strict_code:
+            results.check_code(self.root, self.cells)
         return results.table(self.root, self.cells)
 
     def cancel(self) -> list[str]:

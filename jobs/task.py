@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hkd_hpc import report, train
+from hkd_hpc import identity, report, train
 from hkd_hpc.comm.world import guess_rank
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.stop import SIGNALS, STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
-from jobs.files import JOB_LOCK, Status, keeps_state, no_room
+from jobs.files import JOB_LOCK, Status, launch_of, no_room
 from jobs.sweep import Cell
 
 BEAT_S = 10.0
@@ -45,9 +45,9 @@ class Task:
     def __call__(self) -> None:
         """Raises SystemExit with the cell's exit code, unless that is 0."""
         is_first = guess_rank(os.environ) == 0
-        if RunFolder(self.root / self.cell.name).summary():
+        if is_complete(self.cell, RunFolder(self.root / self.cell.name)):
             return
-        code = self._rank_0() if is_first else exit_code_of(self.cell, self.root)
+        code = self._rank_0() if is_first else exit_code_of(self.cell, self.root, self.launch)
         if code == STOPPED and not is_first:
             return  # exit code 0: a bad one would let srun kill rank 0 while it asks for the requeue
         if code == STOPPED:
@@ -76,9 +76,14 @@ def start(cell: Cell, root: Path, launch: str, job: str, wait_s: float) -> int:
     folder.create()
     with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):
         before = Status.read(folder.path)
-        if folder.summary() or has_failed(before, launch):
+        if is_complete(cell, folder) or has_failed(before, launch):
             return 0  # another job of this launch was here just now
         return _start(cell, root, folder, begin(cell, folder, before, launch, job))
+
+
+def is_complete(cell: Cell, folder: RunFolder) -> bool:
+    """Whether there is a complete run of the cell's settings."""
+    return bool(folder.summary()) and not identity.other_run(folder, cell.config())
 
 
 def has_failed(status: Status | None, launch: str) -> bool:
@@ -91,20 +96,38 @@ def _start(cell: Cell, root: Path, folder: RunFolder, status: Status) -> int:
         report.say(f"{START}{time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
                    f"start {status.starts}, after round {status.round} of {status.rounds}; "
                    f"{status.stalls} starts without a new round")
-        again = repeated_error(folder.path / "log.txt", log_begin) if status.stalls >= MOST_EQUAL_STALLS else ""
-        if again or status.stalls >= MOST_STALLS:
-            report.say(f"hkd_hpc: the last {status.stalls} starts brought no new round; not started again: "
-                       + (f"both ended with {again}" if again else "give it a longer time limit, or see above"))
+        reason = why_not(cell, root, folder, status, log_begin)
+        if reason:
+            report.say(f"hkd_hpc: {reason}")
             code = FAILED
         else:
             with beating(status, folder):
-                code = exit_code_of(cell, root)
+                code = exit_code_of(cell, root, status.launch)
         if code == STOPPED:
             report.say("stopped after its round, saved; the job asks to be requeued")
-        if code == 0 and not keeps_state(root, status.launch):
+        if code == 0 and not launch_of(root, status.launch).options.get("keep_state"):
             keep_final_weights(folder)
     end(status, folder, code, error_in(folder.path / "log.txt", log_begin, code))
     return code
+
+
+def why_not(cell: Cell, root: Path, folder: RunFolder, status: Status, log_begin: int) -> str:
+    """Why the cell is not to be started, empty where it is; warns of code that is not what was submitted."""
+    again = repeated_error(folder.path / "log.txt", log_begin) if status.stalls >= MOST_EQUAL_STALLS else ""
+    if again or status.stalls >= MOST_STALLS:
+        return (f"the last {status.stalls} starts brought no new round; not started again: "
+                + (f"both ended with {again}" if again else "give it a longer time limit, or see above"))
+    other = identity.other_run(folder, cell.config())
+    if other:
+        return f"{folder.path} holds another run: {other}; move it away and launch again"
+    launch = launch_of(root, status.launch)
+    now = identity.code_of(cell.config())
+    changed = {key: [launch.code[key], now[key]] for key in now if launch.code.get(key, now[key]) != now[key]}
+    if changed and launch.options.get("strict_code"):
+        return f"--strict-code: the code is not that of the submission ({identity.text_of(changed)}); launch again, or put it back"
+    if changed:
+        report.warn(f"the code is not that of the submission: {identity.text_of(changed)}; --strict-code refuses")
+    return ""
 
 
 def go_on(root: Path, cells: list[Cell], launch: str) -> None:
@@ -188,10 +211,11 @@ def beating(status: Status, folder: RunFolder) -> Iterator[None]:
         thread.join()
 
 
-def exit_code_of(cell: Cell, root: Path) -> int:
+def exit_code_of(cell: Cell, root: Path, launch: str) -> int:
     """Train the cell as this rank."""
+    strict = ["--strict-code"] * bool(launch_of(root, launch).options.get("strict_code"))
     try:
-        return train.main(["--resume=auto", "--out", str(root / cell.name), *cell.arguments()])
+        return train.main(["--resume=auto", *strict, "--out", str(root / cell.name), *cell.arguments()])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
 

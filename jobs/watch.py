@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hkd_hpc import report
+from hkd_hpc import identity, report
+from hkd_hpc.config import Config
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_alive, is_held, is_visible
 from jobs.files import JOB_LOCK, Launch, Status, no_room
@@ -17,14 +18,16 @@ from jobs.sweep import Cell
 from jobs.task import last_words
 
 BUSY = ("running", "queued")  # not to be started
-STATES = ("complete", *BUSY, "stopped", "cancelled", "failed", "lost", "missing")
+OTHER = "other settings"
+STATES = ("complete", *BUSY, "stopped", "cancelled", "failed", "lost", OTHER, "missing")
 QUEUE_S = 30.0  # the queue is asked no more often
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class CellState:
-    """state: one of STATES; stopped: by a signal, and saved; lost: its job died without a word. NaN: not measured."""
+    """state: one of STATES; stopped: by a signal, and saved; lost: its job died without a word; other settings: the folder
+    holds another run. NaN: not measured."""
 
     name: str
     state: str
@@ -76,9 +79,10 @@ def look(root: Path, cells: list[Cell], launches: list[Launch], queue: Queue) ->
 def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[str],
              queue: Queue) -> CellState:
     status = Status.read(folder.path)
-    rows = folder.rounds()
-    done, rounds = len(rows.get("round", ())), cell.config().fed.rounds
-    state, error = _state(folder, status, launch, jobs, queue)
+    config = cell.config()
+    state, error = _state(folder, config, status, launch, jobs, queue)
+    rows = folder.rounds() if state != OTHER else {}
+    done, rounds = len(rows.get("round", ())), config.fed.rounds
     last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
     left_s = NAN
     if state == "running" and status and done > status.first_round:  # tests and saves, and what else takes time, included
@@ -88,11 +92,14 @@ def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[st
     return CellState(cell.name, state, done, rounds, last["local"], last["global"], node, job, starts, left_s, error)
 
 
-def _state(folder: RunFolder, status: Status | None, launch: Launch | None, jobs: list[str],
+def _state(folder: RunFolder, config: Config, status: Status | None, launch: Launch | None, jobs: list[str],
            queue: Queue) -> tuple[str, str]:
     """(state, what went wrong)."""
     if is_held(folder.path, JOB_LOCK):
         return "running", ""
+    other = identity.other_run(folder, config)
+    if other:
+        return OTHER, f"{folder.path} holds another run: {other}"
     if folder.summary():
         return "complete", ""
     tried = status is not None and launch is not None and status.launch == launch.name

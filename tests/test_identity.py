@@ -238,7 +238,7 @@ def test_a_complete_metrics_file_of_other_settings_is_not_believed(killed, resum
     toy.train_ok(1, *toy.settings(killed[1], "scheme.name=fedavg", "fed.rounds=3", "train.lr=0.01"), "--out", theirs)
     shutil.copy(theirs / "metrics.h5", folder / "metrics.h5")
     _, output = resume(code=2)
-    assert "metrics.h5 is that of another run (train.lr=0.01 where 0.001 is wanted)" in output
+    assert "metrics.h5 is that of another run (train.lr: stored 0.01, asked 0.001)" in output
     assert check.main([str(folder)]) == 1
 
 

@@ -1,12 +1,15 @@
 """tools.compare: the same budget for every scheme, a choice that reads validation only, and the statistics of its table."""
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from hkd_hpc import schemes
+from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.tree import save_tree
+from hkd_hpc.store.tree import load_tree, save_tree
 from tools import compare
 
 NAN = float("nan")
@@ -113,7 +116,7 @@ def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
     assert (compare.choose(summaries, "local"), compare.choose(summaries, "global")) == (1, 0)
     assert [line.partition(" on validation")[0] for line in compare.unmeasured(cells, tmp_path)] == [
         "moon-trial0: has no local accuracy", "moon-trial1: has no global accuracy"]
-    assert compare.mean_and_deviation([0.5, NAN, 0.7]) == "0.600 ± 0.141 (2 of 3)"
+    assert compare.mean_with_interval([0.5, NAN, 0.7]) == "0.600 ± 1.271 (2)"  # t(.975, 1) = 12.706, times .141 / sqrt(2)
 
 
 @pytest.mark.parametrize("more, part", [
@@ -174,8 +177,9 @@ def test_table_shows_what_was_measured_only():
     text = compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})
     lines = text.splitlines()
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
-    assert lines[4] == "| fedavg | 0.600 ± 0.141 | 0.250 ± 0.000 |  |  |"
-    assert lines[5].startswith("| other | 0.700 ± 0.141 | 0.250 ± 0.000 | +0.100 ± 0.000, not separated | +0.000 ± 0.000, not")
+    # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
+    assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"
+    assert lines[5].startswith("| other | 0.700 ± 1.271 (2) | 0.250 ± 0.000 (2) | +0.100 ± 0.000, not separated | +0.000 ± 0.000, n")
 
 
 def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
@@ -191,3 +195,43 @@ def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
     assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
     assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
     assert np.isfinite(compare.summary_of(compare.Cell("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])
+
+
+def store(root, spec, **identities):
+    """A complete run of one round for each cell of the spec, whose numbers come from what `identities` say by seed."""
+    for cell in compare.paper_cells(compare.read_study(spec)):
+        text = resolve(overrides=[f"{key}={value}" for key, value in cell.settings]).to_json()
+        (root / cell.name).mkdir(parents=True)
+        (root / cell.name / "config.json").write_text(text)
+        save_tree(root / cell.name / "metrics.h5", {
+            "config_json": text, "identity_json": json.dumps(identities[cell.name[-2:]]), "rounds": {"round": np.array([1])},
+            "summary": {"local_test_accuracy_last": 0.5, "global_test_accuracy_last": 0.25}})
+
+
+def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    store(root, path, s0={"data.content": "ab" * 32}, s1={"data.content": "cd" * 32})
+    assert compare.main([path, "--root", str(root)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tools.compare: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
+                           "fedavg-paper-s1; they cannot be compared")
+    assert not (root / "table.md").exists()
+
+
+def test_runs_of_different_code_are_told_and_refused_on_request(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    store(root, path, s0={"code.hkd_hpc": "ab" * 32}, s1={"code.hkd_hpc": "cd" * 32})
+    told = "runs differ in code.hkd_hpc: abababab in fedavg-paper-s0, cdcdcdcd in fedavg-paper-s1"
+    assert compare.main([path, "--root", str(root), "--strict-code"]) == 2 and told in capsys.readouterr().err
+    assert compare.main([path, "--root", str(root)]) == 0
+    assert f"Remark: {told}" in (root / "table.md").read_text()
+
+
+def test_a_run_whose_defaults_were_changed_is_of_other_settings(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', seeds="[0]", controls="false"), tmp_path / "root"
+    store(root, path, s0={})
+    metrics = root / "fedavg-paper-s0/metrics.h5"
+    tree = load_tree(metrics)
+    save_tree(metrics, tree | {"config_json": tree["config_json"].replace('"lr": 0.001', '"lr": 0.1')})
+    assert compare.main([path, "--root", str(root)]) == 2
+    assert "fedavg-paper-s0 was begun with other settings; train.lr: stored 0.1, asked 0.001" in capsys.readouterr().err

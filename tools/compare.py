@@ -28,14 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc import rng, schemes
+from hkd_hpc import identity, rng, schemes
 from hkd_hpc.comm.world import outside_of_jobs
-from hkd_hpc.config import NotOfThisScheme, difference as difference_of, from_file, read_toml, resolve, split_override
+from hkd_hpc.config import Config, NotOfThisScheme, from_file, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.tables import COLUMNS, interval, markdown
+from hkd_hpc.tables import COLUMNS, interval, markdown, mean_with_interval
 from jobs.checks import Problems, tests_of, told
 from jobs.sweep import as_text, flat
 from tools.bench_table import header
@@ -121,24 +121,48 @@ def _tuning(path: str, values: dict, seeds: list[int]) -> Tuning | None:
     return tuning
 
 
+def config_of(cell: Cell) -> Config:
+    return resolve(overrides=[f"{key}={as_text(value)}" for key, value in cell.settings])
+
+
 def check_cells(cells: list[Cell], root: Path) -> None:
     """UsageError for runs that cannot be, with a line for each reason: wrong settings, data, packages; or for a folder
     with a run of other settings."""
     configs, wrong = [], {}
     for cell in cells:
         try:
-            configs.append(resolve(overrides=[f"{key}={as_text(value)}" for key, value in cell.settings]))
+            configs.append(config_of(cell))
         except NotOfThisScheme as error:
             wrong.setdefault(error.key, f"{error} ({cell.name})")
         except UsageError as error:
             wrong.setdefault(str(error), str(error))
     if problems := [*wrong.values(), *told(tests_of(configs))]:
         raise Problems(problems)
-    for cell in cells:
-        stored = RunFolder(root / cell.name).read_config() if (root / cell.name).is_dir() else None
-        before = from_file(stored, f"--root {root}: {cell.name}/config.json") if stored else None
-        if changed := before and difference_of(before, dict(cell.settings)):
-            raise UsageError(f"--root {root}: {cell.name} was begun with other settings; {changed}; name another folder")
+    for cell, config in zip(cells, configs):
+        folder = RunFolder(root / cell.name)
+        if stored := folder.read_config() if folder.path.is_dir() else None:
+            from_file(stored, f"--root {root}: {cell.name}/config.json")
+        other = identity.other_run(folder, config)
+        if other:
+            raise UsageError(f"--root {root}: {cell.name} was begun with other settings; {other}; name another folder")
+
+
+def check_origin(cells: list[Cell], root: Path, strict_code: bool, here: dict[str, str]) -> list[str]:
+    """A line for each thing beside the settings in which the runs there are differ: code, versions, threads.
+
+    `here`: the code (identity.code_of) of runs to come. UsageError for different data; with strict_code, different code.
+    """
+    runs = {cell.name: identity.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
+    found = identity.mixed({**runs, "runs to come": {key: [value] for key, value in here.items()}})
+    for key, by_value in found.items():
+        if key == identity.CONTENT or strict_code and identity.is_code(key):
+            raise UsageError(f"--root {root}: {identity.lines({key: by_value})[0]}")
+    return identity.lines(found)
+
+
+def code_here(cells: list[Cell]) -> dict[str, str]:
+    """The code that these runs would have, if there are any."""
+    return identity.code_of(*map(config_of, cells)) if cells else {}
 
 
 def paper_cells(study: Study) -> list[Cell]:
@@ -220,16 +244,6 @@ def summary_of(cell: Cell, root: Path) -> dict | None:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def mean_and_deviation(values: list[float]) -> str:
-    """.812 ± .004, the sample's standard deviation, and how many of the values were measured if not all; – where none was."""
-    found = np.array([value for value in values if value == value])
-    if not len(found):
-        return "–"
-    deviation = f" ± {found.std(ddof=1):.3f}" if len(found) > 1 else ""
-    part = "" if len(found) == len(values) else f" ({len(found)} of {len(values)})"
-    return f"{found.mean():.3f}{deviation}{part}"
-
-
 def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
     """(mean of the paired differences with the half width of its 95 % interval, verdict)."""
     pairs = np.array(values) - np.array(reference)
@@ -248,7 +262,7 @@ def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
     head = ["scheme", *shown, *against]
     rows = []
     for scheme, row in found.items():
-        cells = [mean_and_deviation(row[name]) for name in shown]
+        cells = [mean_with_interval(row[name]) for name in shown]
         for goal in GOALS if against else ():
             text, verdict = difference(row[goal], found[reference][goal])
             cells.append("" if scheme == reference else f"{text}, {verdict}")
@@ -270,26 +284,28 @@ def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, 
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def compare(study: Study, root: Path, jobs: int) -> tuple[str, list[str]]:
-    """Run everything; the report, and a line for each run that failed."""
+def compare(study: Study, root: Path, jobs: int, strict_code: bool = False) -> tuple[str, list[str]]:
+    """Run everything; the report, and a line for each run that failed. Raises UsageError as `check_origin`."""
     count = len(study.seeds)
     seeds = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
-    failures = run_cells(paper_cells(study), root, jobs)
+    cells = paper_cells(study)
+    failures = run_cells(cells, root, jobs)
     by_scheme = {scheme: [cell(study, scheme, f"paper-s{seed}", seed) for seed in study.seeds] for scheme in study.schemes}
-    title = ("Settings as given, where not those of a scheme's paper or its own defaults, last round, mean ± standard "
-             "deviation over "
-             f"{seeds}")
+    title = ("Settings as given, where not those of a scheme's paper or its own defaults, last round, mean ± half of the 95 % "
+             f"interval over {seeds} (their number)")
     parts = [table(title, accuracies(by_scheme, root))]
     if study.tuning:
-        text, more = tuned(study, root, jobs, seeds)
-        parts, failures = [*parts, text], failures + more
+        text, more, others = tuned(study, root, jobs, seeds)
+        parts, failures, cells = [*parts, text], failures + more, cells + others
+    parts += [f"Remark: {line}." for line in check_origin(cells, root, strict_code, {})]
     return "\n\n".join([*parts, header()]), failures
 
 
-def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[str]]:
-    """Trials, choice on validation images, and the chosen settings on the study's seeds."""
+def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[str], list[Cell]]:
+    """Trials, choice on validation images, and the chosen settings on the study's seeds: report, failures, all runs."""
     trials = tuning_cells(study)
-    failures = run_cells(list(itertools.chain.from_iterable(trials.values())), root, jobs)
+    cells = list(itertools.chain.from_iterable(trials.values()))
+    failures = run_cells(cells, root, jobs)
     chosen = {scheme: {goal: choose([summary_of(cell, root) for cell in own], goal) for goal in GOALS}
               for scheme, own in trials.items()}
     failures += [line for own in trials.values() for line in unmeasured(own, root)]
@@ -299,14 +315,15 @@ def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[st
     final = {scheme: {goal: [tuned_cell(study, scheme, best[goal], seed) for seed in study.seeds] for goal in GOALS}
              for scheme, best in chosen.items()}
     unique = {cell.name: cell for goals in final.values() for own in goals.values() for cell in own}
+    check_cells(list(unique.values()), root)
     failures += run_cells(list(unique.values()), root, jobs)
     found = {scheme: accuracies(goals, root) for scheme, goals in final.items()}
     rows = {scheme: {**{name: [np.nan] * len(study.seeds) for name in COLUMNS}, **{goal: by_goal[goal][goal] for goal in GOALS}}
             for scheme, by_goal in found.items()}
     notes = [f"- {scheme}: " + "; ".join(f"{goal}: trial {trial} {describe(study, scheme, trial)}"
                                          for goal, trial in best.items()) for scheme, best in chosen.items()]
-    title = f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, over {seeds}"
-    return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures
+    title = f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, mean ± half of the 95 % interval over {seeds} (their number)"
+    return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures, [*cells, *unique.values()]
 
 
 def tuned_cell(study: Study, scheme: str, trial: int, seed: int) -> Cell:
@@ -326,7 +343,7 @@ def papers_or_own(scheme: str) -> str:
     return "the paper's" if scheme in schemes.REGISTRY else "its own defaults"
 
 
-def check(study: Study, root: Path, jobs: int) -> None:
+def check(study: Study, root: Path, jobs: int, strict_code: bool) -> None:
     """Everything that can be known before the first run. Raises UsageError."""
     for key in ("scheme.name", "run.seed", "data.val_fraction"):
         if key in study.settings:
@@ -336,7 +353,9 @@ def check(study: Study, root: Path, jobs: int) -> None:
     if root.exists() and not root.is_dir():
         raise UsageError(f"--root {root}: is a file; name a folder")
     trials = itertools.chain.from_iterable(tuning_cells(study).values()) if study.tuning else ()
-    check_cells([*paper_cells(study), *trials], root)
+    cells = [*paper_cells(study), *trials]
+    check_cells(cells, root)
+    check_origin(cells, root, strict_code, code_here([cell for cell in cells if not summary_of(cell, root)]))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -344,19 +363,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; see tools/specs")
     parser.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of all runs; give it again to go on")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("--strict-code", action="store_true", help="refuse runs of different code; else a line says so")
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of all runs, over the spec's")
     options = parser.parse_intermixed_args(arguments)
     try:
         options.root = Path(expanded(options.root, "--root "))
         study = read_study(options.spec)
         study = replace(study, settings={**study.settings, **dict(map(split_override, options.settings))})
-        check(study, options.root, options.jobs)
+        check(study, options.root, options.jobs, options.strict_code)
         options.root.mkdir(parents=True, exist_ok=True)
     except (UsageError, OSError) as error:
         for line in error.lines if isinstance(error, Problems) else [str(error)]:
             print(f"tools.compare: {line}", file=sys.stderr)
         return 2
-    text, failures = compare(study, options.root, options.jobs)
+    try:
+        text, failures = compare(study, options.root, options.jobs, options.strict_code)
+    except UsageError as error:
+        print(f"tools.compare: {error}", file=sys.stderr)
+        return 2
     print(f"\n{text}\n\n{options.root / 'table.md'}")
     try:
         replace_text(options.root / "table.md", text + "\n")

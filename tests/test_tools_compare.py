@@ -164,12 +164,28 @@ def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
     assert compare.describe(study, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
 
 
-@pytest.mark.parametrize("values, text, verdict", [
-    ([0.51, 0.52, 0.53], "+0.020 ± 0.025", "not separated"),  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
-    ([0.51, 0.511, 0.512], "+0.011 ± 0.002", "better"), ([0.4, 0.401, 0.402], "-0.099 ± 0.002", "worse"),
-    ([0.5, 0.5, NAN], "–", "–")])
-def test_paired_differences_with_their_interval(values, text, verdict):
-    assert compare.difference(values, [0.5, 0.5, 0.5]) == (text, verdict)
+def rows_of(**values_by_scheme) -> dict:
+    return {scheme: {goal: values for goal in compare.GOALS} for scheme, values in values_by_scheme.items()}
+
+
+def test_paired_differences_with_their_interval_and_too_few_seeds():
+    found = compare.differences(rows_of(fedavg=[0.5, 0.5, 0.5], near=[0.51, 0.52, 0.53], far=[0.4, 0.401, 0.402]), "local")
+    assert found == {"near": "+0.020 ± 0.025, cannot be told with 3 seeds",  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
+                     "far": "-0.099 ± 0.002, cannot be told with 3 seeds"}
+
+
+def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not():
+    seeds = range(7)  # two schemes need 7
+    found = compare.differences(rows_of(fedavg=[0.5] * 7, better=[0.51 + 0.001 * i for i in seeds], noise=[0.49, 0.51] * 3 + [0.5],
+                                        missing=[0.6] * 6 + [NAN], local=[0.4 + 0.001 * i for i in seeds]), "global")
+    assert {scheme: text.rpartition(", ")[2] for scheme, text in found.items()} == {
+        "better": "better", "noise": "not separated", "missing": "–", "local": "worse"}
+    assert found["better"].startswith("+0.013 ± 0.002, ")  # t(.975, 6) = 2.4469, times .00216 / sqrt(7)
+
+
+def test_table_says_how_it_was_told():
+    text = compare.table("title", {name: {column: [0.5] * 3 for column in compare.COLUMNS} for name in ("fedavg", "moon", "local")})
+    assert text.endswith("corrected by Holm over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds.")
 
 
 def test_table_shows_what_was_measured_only():
@@ -179,7 +195,7 @@ def test_table_shows_what_was_measured_only():
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
     # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
     assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"
-    assert lines[5].startswith("| other | 0.700 ± 1.271 (2) | 0.250 ± 0.000 (2) | +0.100 ± 0.000, not separated | +0.000 ± 0.000, n")
+    assert lines[5].startswith("| other | 0.700 ± 1.271 (2) | 0.250 ± 0.000 (2) | +0.100 ± 0.000, cannot be told with 2 seeds | +0")
 
 
 def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):

@@ -3,8 +3,8 @@
 Every run is a plain `python -m hkd_hpc.train --resume=auto` in a folder of its own below DIR, several at a time (`--jobs`),
 so a study that was killed goes on when the same command is given again, and finished runs are not repeated. Runs of one
 seed share partition, initial weights, cohorts and batches, so schemes are compared pair by pair: the difference from
-the reference scheme is given with its 95 % interval (Student's t over the seeds), and called a difference only when
-that interval excludes 0.
+the reference scheme is given with its 95 % interval (Student's t over the seeds), and called a difference by an exact
+test that is corrected for the number of schemes (hkd_hpc/statistics.py); with too few seeds for that, nothing is called.
 
 A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
 [tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings (of a scheme without one: its
@@ -28,14 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc import identity, rng, schemes
+from hkd_hpc import identity, rng, schemes, statistics
 from hkd_hpc.comm.world import outside_of_jobs
 from hkd_hpc.config import Config, NotOfThisScheme, from_file, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.tables import COLUMNS, interval, markdown, mean_with_interval
+from hkd_hpc.tables import COLUMNS, markdown, mean_with_interval
 from jobs.checks import Problems, tests_of, told
 from jobs.sweep import as_text, flat
 from tools.bench_table import header
@@ -244,32 +244,40 @@ def summary_of(cell: Cell, root: Path) -> dict | None:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def difference(values: list[float], reference: list[float]) -> tuple[str, str]:
-    """(mean of the paired differences with the half width of its 95 % interval, verdict)."""
-    pairs = np.array(values) - np.array(reference)
-    if len(pairs) < 2 or np.isnan(pairs).any():
-        return "–", "–"
-    mean, half = interval(pairs)
-    verdict = "not separated" if abs(mean) <= half or half < 1e-9 else "better" if mean > 0 else "worse"
-    return f"{mean:+.3f} ± {half:.3f}", verdict
+def differences(found: dict[str, dict[str, list[float]]], goal: str) -> dict[str, str]:
+    """By scheme but the reference: mean of the paired differences, half of its 95 % interval, and a verdict; – where a pair
+    is missing. Schemes are one family of the correction for many tests, controls another."""
+    reference = np.array(found[schemes.REFERENCE][goal])
+    pairs = {name: np.array(row[goal]) - reference for name, row in found.items() if name != schemes.REFERENCE}
+    told = {name: values for name, values in pairs.items() if len(values) > 1 and not np.isnan(values).any()}
+    verdicts = {}
+    for are_controls in (False, True):
+        family = {name: values for name, values in told.items() if (name in schemes.CONTROLS) == are_controls}
+        verdicts |= statistics.verdicts(family)
+    return {name: difference(told[name], verdicts[name]) if name in told else "–" for name in pairs}
+
+
+def difference(pairs_S: np.ndarray, verdict: str) -> str:
+    mean, half = statistics.interval(pairs_S)
+    return f"{mean:+.3f} ± {half:.3f}, {verdict}"
 
 
 def table(title: str, found: dict[str, dict[str, list[float]]]) -> str:
     """Markdown; found: accuracies by scheme and column, one a seed, in the order of the seeds."""
     reference = schemes.REFERENCE
     shown = [name for name in COLUMNS if any(value == value for row in found.values() for value in row[name])]
-    against = [f"{goal} – {reference}" for goal in GOALS] if reference in found else []
-    head = ["scheme", *shown, *against]
-    rows = []
-    for scheme, row in found.items():
-        cells = [mean_with_interval(row[name]) for name in shown]
-        for goal in GOALS if against else ():
-            text, verdict = difference(row[goal], found[reference][goal])
-            cells.append("" if scheme == reference else f"{text}, {verdict}")
-        rows.append([scheme, *cells])
-    verdicts = sum(name != reference for name in found) * len(against)
-    chance = f"\n\nOf {verdicts} intervals at 95 %, about {verdicts / 20:.1g} exclude 0 by chance alone." if verdicts else ""
-    return f"{title}\n\n{markdown(head, rows)}{chance}"
+    against = {f"{goal} – {reference}": differences(found, goal) for goal in GOALS} if reference in found else {}
+    rows = [[scheme, *(mean_with_interval(row[name]) for name in shown), *(texts.get(scheme, "") for texts in against.values())]
+            for scheme, row in found.items()]
+    return f"{title}\n\n{markdown(['scheme', *shown, *against], rows)}{how_it_was_told(found) if against else ''}"
+
+
+def how_it_was_told(found: dict[str, dict]) -> str:
+    """The test behind better and worse, and the seeds that it needs."""
+    family = sum(name != schemes.REFERENCE and name not in schemes.CONTROLS for name in found)
+    return (f"\n\nbetter, worse: exact sign-flip test of the paired differences, two-sided, corrected by Holm over the {family} "
+            f"schemes of a column (controls by themselves), level {statistics.LEVEL}; that needs "
+            f"{statistics.seeds_needed(family)} seeds." if family else "")
 
 
 def accuracies(cells: dict[str, list[Cell]], root: Path) -> dict[str, dict[str, list[float]]]:

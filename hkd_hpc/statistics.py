@@ -1,0 +1,73 @@
+"""Paired comparisons over seeds: interval, exact test, correction for many schemes. Pure functions of arrays.
+
+Runs of one seed share data, initial weights, cohorts and batches, so schemes are compared by the differences of one
+seed each. The interval is Student's t; the decision is an exact sign-flip test (Fisher 1935: under no difference each
+sign is a fair coin), which asks nothing of their distribution but symmetry, corrected by Holm (1979) over the schemes.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+LEVEL = 0.05
+MOST_FLIPPED = 16  # differences whose sign patterns are all counted: 65,536; of more, so many are drawn
+NOT_SEPARATED = "not separated"
+
+
+def interval(values) -> tuple[float, float]:
+    """(mean, half width of its 95 % interval by Student's t) of independent values; the half of one value is NaN."""
+    from scipy import stats
+
+    array = np.asarray(values, float)
+    if len(array) < 2:
+        return float(array.mean()), float("nan")
+    return float(array.mean()), float(stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array)))
+
+
+def sign_flip_p(difference_S) -> float:
+    """Two-sided p of the hypothesis that the differences (one a seed) are symmetric about 0: the share of all sign
+    patterns whose sum is at least as far from 0 as theirs. Never below 2 ** (1 - seeds)."""
+    difference_S = np.asarray(difference_S, float)
+    sums = np.abs(_signs(len(difference_S)) @ difference_S)
+    observed = abs(difference_S.sum())
+    return float(np.mean(sums >= observed - 1e-12 * max(1.0, observed)))
+
+
+def _signs(count: int) -> np.ndarray:
+    """All patterns (2 ** count, count) of +1 and -1; beyond MOST_FLIPPED a fixed draw of them, the observed one among them."""
+    if count <= MOST_FLIPPED:
+        return 1.0 - 2.0 * ((np.arange(2 ** count)[:, None] >> np.arange(count)) & 1)
+    drawn = 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, (2 ** MOST_FLIPPED, count))
+    drawn[0] = 1.0
+    return drawn
+
+
+def holm(p_by_name: dict[str, float]) -> dict[str, float]:
+    """Holm's corrected p of each of a family: the chance that any is called a difference where none is stays at the level."""
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p_by_name, key=p_by_name.get)):
+        largest = max(largest, min(1.0, (len(p_by_name) - rank) * p_by_name[name]))
+        corrected[name] = largest
+    return {name: corrected[name] for name in p_by_name}
+
+
+def seeds_needed(family: int) -> int:
+    """The fewest seeds with which the exact test can call one of `family` differences after the correction: 6 for one."""
+    return 1 + math.ceil(math.log2(family / LEVEL))
+
+
+def verdicts(difference_S_by_name: dict[str, np.ndarray]) -> dict[str, str]:
+    """By scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not do.
+
+    difference_S_by_name: scheme - reference, one value a seed, without NaN; all of one column, which are one family.
+    """
+    family = len(difference_S_by_name)
+    p = holm({name: sign_flip_p(values) for name, values in difference_S_by_name.items()})
+    return {name: _verdict(np.asarray(values, float), p[name], family) for name, values in difference_S_by_name.items()}
+
+
+def _verdict(difference_S: np.ndarray, corrected_p: float, family: int) -> str:
+    if len(difference_S) < seeds_needed(family):
+        return f"cannot be told with {len(difference_S)} seed{'s' * (len(difference_S) != 1)}"
+    return NOT_SEPARATED if corrected_p > LEVEL else "better" if difference_S.mean() > 0 else "worse"

@@ -113,7 +113,7 @@ class History:
             _put(tree["rounds"], name, Leaf(np.array(values[rounds]), _attributes(name)))
         for name, rows in self.clients.items():
             _put(tree["clients"], name, Leaf(np.array(rows[clients]), {"axes": "round, client", **_attributes(name)}))
-        if self.events:
+        if self.counts()["events"] and until.get("events") != 0:
             tree["events"] = {name: np.array(values[events]) for name, values in self.events.items()}
         return tree
 

@@ -12,6 +12,7 @@ import torch
 from hkd_hpc import config, report
 from hkd_hpc.history import NAN, History, client_column
 from hkd_hpc.server import Images, Server
+from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.tree import load_tree, save_tree
 from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
 from hkd_hpc.worker import report_type
@@ -57,6 +58,30 @@ def test_plain_h5py_sees_rows_and_units(tmp_path):
         assert file["clients/local_test_accuracy"].shape == (2, 3)
         assert file["clients/local_test_accuracy"].attrs["axes"] == "round, client"
         assert math.isnan(file["clients/local_test_accuracy"][0, 1])
+
+
+def test_parts_of_the_tables():
+    """A table without rows up to there is left out; one with no new rows keeps its columns."""
+    history = two_rounds()
+    history.settle()
+    history.add_event(round=3, client=1, what="weights refused", tensor="a", value=NAN)
+    assert history.tree(until=history.settled).keys() == {"rounds", "clients"}
+    new = history.tree(since={"rounds": 1, "clients": 1, "events": 1})
+    assert new["rounds"]["round"].value.tolist() == [2] and new["clients"]["loss"]["soft"].value.shape == (1, 3)
+    assert new["events"].keys() == {"round", "client", "what", "tensor", "value"} and len(new["events"]["what"]) == 0
+
+
+def test_the_first_refused_client_of_a_run_can_be_saved(tmp_path):
+    """Its event is in the checkpoint's round, and not yet among the rows before."""
+    history, rows = two_rounds(), GrowingTree(tmp_path / "rows.hdf5")
+    history.settle()
+    for count in (0, 1, 1, 2):
+        if count > history.settled["events"]:
+            history.add_event(round=3, client=1, what="weights refused", tensor="a" * count, value=NAN)
+            rows.save({}, lambda since: history.tree(since, history.settled))  # not yet settled
+        history.settle()
+        rows.save({}, lambda since: history.tree(since, history.settled))
+        assert len(load_tree(tmp_path / "rows.hdf5").get("events", {"round": []})["round"]) == count
 
 
 def test_clients_that_did_not_take_part_are_nan():

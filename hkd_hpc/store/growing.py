@@ -77,7 +77,8 @@ class GrowingTree:
         """Bring the file up to date. `rest`: what does not grow; it is written where the file is made anew.
 
         `rows_from(counts)`: the tables, a group each of columns (arrays or Leafs of them, first axis rows), from row
-        counts[table] on, or all rows of a table that is not named. Rows once saved must stay what they are.
+        counts[table] on, or all rows of a table that is not named; a table comes with its first row. Rows once saved must stay
+        what they are.
         Raises RunError where the system refuses: what was there before is then untouched.
         """
         with interrupts_held():

@@ -266,9 +266,12 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
 
 
 def test_no_room_for_public_images_ends_with_the_largest_fraction(data, tmp_path):
-    """3 clients: fraction f deals 3 x 100 f and needs 75 f more of 300, so f = 1 / 1.25 at most."""
+    """3 clients of n = floor(100 f) images and .75 n more for the public set are at most 300 for n = 80, so f < .81."""
     results = toy.train(1, *settings(data, "fedmd", "data.fraction=1"), "--out", tmp_path / "run")
     lines = toy.our_lines([results[0].output])
-    assert results[0].exit_code == 2 and len(lines) == 1 and "data.fraction of at most 0.8 " in lines[0]
-    assert Federation(data, "fedmd", "data.fraction=0.8").scheme.facts.public == 60
+    assert results[0].exit_code == 2 and len(lines) == 1 and "data.fraction of at most 0.8099 " in lines[0]
+    for fraction in ("0.8", "0.8099"):
+        assert Federation(data, "fedmd", f"data.fraction={fraction}").scheme.facts.public == 60
+    with pytest.raises(UsageError, match="needs public images"):
+        Federation(data, "fedmd", "data.fraction=0.81")
     assert not (tmp_path / "run").exists()

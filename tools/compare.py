@@ -9,10 +9,10 @@ test that is corrected for the number of schemes (hkd_hpc/statistics.py); with t
 A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
 [tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings (of a scheme without one: its
 defaults); trial i draws the learning rate from the same log-uniform stream for all schemes and the scheme's own
-hyper-parameters from the grid that its class names (`tunes`). Trials run on a seed of their own with `val_fraction` of the training images held out; for the local
-column the trial with the best local accuracy on validation images counts, for the global column the one with the best
-global accuracy there. No test label is read. The chosen settings then run on the study's seeds without validation
-images, beside the paper's.
+hyper-parameters from the grid that its class names (`tunes`). Trials run on a seed of their own with `val_fraction` of
+the training images held out; for the local column the trial with the best local accuracy on validation images counts,
+for the global column the one with the best global accuracy there. No test label is read. The chosen settings then run
+on the study's seeds without validation images, beside the paper's.
 """
 from __future__ import annotations
 
@@ -330,7 +330,8 @@ def tuned(study: Study, root: Path, jobs: int, seeds: str) -> tuple[str, list[st
             for scheme, by_goal in found.items()}
     notes = [f"- {scheme}: " + "; ".join(f"{goal}: trial {trial} {describe(study, scheme, trial)}"
                                          for goal, trial in best.items()) for scheme, best in chosen.items()]
-    title = f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, mean ± half of the 95 % interval over {seeds} (their number)"
+    title = (f"Tuned: {study.tuning.trials} trials a scheme, chosen on validation images, mean ± half of the 95 % interval "
+             f"over {seeds} (their number)")
     return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures, [*cells, *unique.values()]
 
 

@@ -359,23 +359,39 @@ def changed_settings(round: int, tree: dict, static: dict, allow_change: bool) -
 
 
 def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dict[str, list]:
-    """What else than settings has changed since a record was written; a line tells it.
+    """What else than settings has changed since a record was written, or is not known of it; a line tells it.
 
-    UsageError for other data unless they are allowed, for other code with --strict-code.
+    UsageError for other data unless they are allowed, for other or unknown code with --strict-code.
     """
-    changes = identity.changes(identity.facts_of(before), identity.facts_of(static))
+    had, now = identity.facts_of(before), identity.facts_of(static)
+    changes, unknown = identity.changes(had, now), identity.unknown(before, now)
     text = identity.text_of(changes)
     if identity.CONTENT in changes and not allow_data:
         data = config_module.from_json(static["config_json"]).data
+        advice = "" if request.allow_change else ", or --allow-change goes on with these"
         raise UsageError(f"--resume: {sources.place_of(data.name, data.dir, data.path)}: the content of the data is not what the "
-                         f"run was trained on ({text}); put the data back" + ", or --allow-change goes on with these" * (not request.allow_change))
-    if request.resume and request.strict_code and any(map(identity.is_code, changes)):
-        raise UsageError(f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "
-                         "--strict-code")
+                         f"run was trained on ({text}); put the data back{advice}")
+    if request.resume and request.strict_code:
+        refuse_other_code(had, now, unknown)
     if changes:
         report.warn(f"the rounds from here on come from something else than those before: {text}; recorded in the run"
                     + "; --strict-code refuses" * any(map(identity.is_code, changes)))
-    return {key: pair for key, pair in changes.items() if key != identity.THREADS}  # which is a setting
+    if unknown:
+        report.warn("the rounds before were saved by a version that stored no hash of code and data: that they come from these "
+                    "cannot be checked; recorded in the run; --strict-code refuses")
+    return {key: pair for key, pair in (changes | unknown).items() if key != identity.THREADS}  # which is a setting
+
+
+def refuse_other_code(had: identity.Facts, now: identity.Facts, unknown: dict) -> None:
+    """UsageError (--strict-code) unless all rounds before are known to have had the code that there is now."""
+    if unknown:
+        raise UsageError("--strict-code: the rounds before were saved by a version that stored no hash of its code; go on without "
+                         "--strict-code")
+    if identity.has_other_code(had, now):
+        codes = {key: list(dict.fromkeys([*had[key], *now[key]])) for key in filter(identity.is_code, now) if key in had}
+        text = ", ".join(f"{key} {' -> '.join(map(identity.short, values))}" for key, values in codes.items() if values[1:])
+        raise UsageError(f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "
+                         "--strict-code")
 
 
 def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:

@@ -77,7 +77,8 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
     threads = text("config", "{}").get("run", {}).get("threads")
     now = {**versions, **text("identity", "{}"), **({} if threads is None else {THREADS: str(threads)})}
     changes = text("changes", "[]")
-    had = {key: [value, *(str(change[key][0]) for change in reversed(changes) if key in change)] for key, value in now.items()}
+    had = {key: [value, *(str(change[key][0]) for change in reversed(changes) if change.get(key, [None])[0] is not None)]
+           for key, value in now.items()}
     return {key: list(dict.fromkeys(values))[::-1] for key, values in had.items()}
 
 
@@ -86,17 +87,29 @@ def changes(before: Facts, now: Facts) -> dict[str, list[str]]:
     return {key: [before[key][-1], now[key][-1]] for key in now if key in before and before[key][-1] != now[key][-1]}
 
 
+def unknown(before: Mapping[str, Any], now: Facts) -> dict[str, list]:
+    """{key: [None, now]} of the hashes that a record of an earlier version lacks; nothing of a record that has any."""
+    return {} if "identity_json" in before else {key: [None, now[key][-1]] for key in now if is_code(key) or key == CONTENT}
+
+
 def is_code(key: str) -> bool:
     return key.startswith("code.")
 
 
+def has_other_code(before: Facts, now: Facts) -> bool:
+    """Whether any round before, as far as is known, had other code than there is now."""
+    return any(set(before[key]) - {now[key][-1]} for key in filter(is_code, now) if key in before)
+
+
 def text_of(changed: Mapping[str, list[str]]) -> str:
-    """code.hkd_hpc 1a2b3c4d -> 5e6f7a8b, version.torch 2.4.0 -> 2.5.0"""
+    """code.hkd_hpc 1a2b3c4d -> 5e6f7a8b, version.torch 2.4.0 -> 2.5.0; "unknown" for what an earlier version did not store"""
     return ", ".join(f"{key} {short(before)} -> {short(after)}" for key, (before, after) in changed.items())
 
 
 def short(value: Any) -> str:
     """The first digits of a hash; anything else as it is."""
+    if value is None:
+        return "unknown"
     return str(value)[:8] if re.fullmatch("[0-9a-f]{64}", str(value)) else str(value)
 
 

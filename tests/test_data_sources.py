@@ -295,11 +295,12 @@ GREY = np.concatenate([np.arange(0, 256), np.arange(0, 256, 2)])[:6 * 8 * 8].ast
 
 
 def follow(message: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Do what an error says, word for word, with both arrays that it speaks of."""
+    """Do what an error says, word for word, with the array or both arrays that it speaks of."""
     expression = message.rpartition(" with ")[2]
     letter = "x" if "key x_" in message else "y"
+    alone = message.partition("key ")[2].partition(":")[0] if "convert this key alone" in message else ""
     return arrays | {key: eval(expression, {letter: arrays[key], "np": np})
-                     for key in (f"{letter}_train", f"{letter}_test")}
+                     for key in ([alone] if alone else (f"{letter}_train", f"{letter}_test"))}
 
 
 @pytest.mark.parametrize("stored", [
@@ -317,6 +318,25 @@ def test_following_the_advice_on_images_gives_the_right_ones(tmp_path, stored, h
     data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
     for split, right in (("train", GREY), ("test", low[:3])):
         assert abs(getattr(data, f"x_{split}")[:, 0, 12:20, 12:20].astype(int) - right).max() <= (stored.dtype == np.float16)
+
+
+@pytest.mark.parametrize("key", ["x_train", "x_test"])
+@pytest.mark.parametrize("stored", [GREY / 255, GREY.astype(float), GREY.astype(np.uint16) * 257], ids=["1.0", "255.0", "65535"])
+def test_images_that_are_right_already_stay_when_the_advice_is_followed(tmp_path, key, stored):
+    arrays = own(x_train=GREY, x_test=GREY) | {"y_test": np.array([0, 1, 2, 0, 1, 2]), key: stored}
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
+    for images in (data.x_train, data.x_test):
+        assert np.array_equal(images[:, 0, 12:20, 12:20], GREY)
+
+
+def test_images_of_two_other_types_are_each_converted_by_their_own_advice(tmp_path):
+    arrays = own(x_train=GREY.astype(np.uint16) * 257, x_test=GREY / 255) | {"y_test": np.array([0, 1, 2, 0, 1, 2])}
+    for _ in range(2):
+        arrays = follow(refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays)), arrays)
+    data = sources.load("file", "", save(tmp_path / "mine.npz", arrays))
+    for images in (data.x_train, data.x_test):
+        assert np.array_equal(images[:, 0, 12:20, 12:20], GREY)
 
 
 @pytest.mark.parametrize("stored", [GREY > 99, (GREY > 99).astype(np.int32), (GREY > 99).astype(float)])
@@ -338,7 +358,11 @@ def test_what_no_expression_can_mend_gets_none(tmp_path):
         assert refusal(sources.load, "file", "", save(tmp_path / "mine.npz", own(**changes))).endswith(words)
 
 
-@pytest.mark.parametrize("labels", [np.array([1.0, 0, 1, 0, 1, 0]), np.array([True, False] * 3)])
+ONE_HOT = np.eye(2)[[1, 0] * 3]
+
+
+@pytest.mark.parametrize("labels", [np.array([1.0, 0, 1, 0, 1, 0]), np.array([True, False] * 3), np.array([[1], [0]] * 3),
+                                    ONE_HOT, ONE_HOT.astype(np.uint8), ONE_HOT.astype(bool)])
 def test_following_the_advice_on_labels_gives_the_right_ones(tmp_path, labels):
     arrays = own(y_train=labels, y_test=labels[:3])
     message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
@@ -357,6 +381,14 @@ def test_following_the_advice_on_python_objects_gives_the_right_array(tmp_path, 
     data = sources.load("file", "", save(tmp_path / "mine.npz", arrays | {key: plain}))
     assert data.y_train.tolist() == [1, 0, 2] * 2 and np.array_equal(data.x_train[:, 1, 2:30, 2:30], arrays["x_train"])
     assert data.client_train.tolist() == list(range(6)) and data.class_names == ("ant", "cat", "dog")
+
+
+@pytest.mark.parametrize("key, values", [("client_train", ["a", "", "b", " ", "a", "b"]), ("y_train", ["a", "b", "", "a", "b", "a"])])
+def test_empty_names_are_refused(tmp_path, key, values):
+    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", own(y_test=np.array(["a", "b", "a"])) | {
+        "y_train": np.array(["a", "b"] * 3), key: np.array(values)}))
+    empty = sum(not value.strip() for value in values)
+    assert message.endswith(f"key {key}: {empty} of 6 images have an empty name; name them, or leave these images out")
 
 
 def test_pieces_of_unequal_length_in_an_h5_are_told(tmp_path):

@@ -204,6 +204,8 @@ def test_other_code_is_told_recorded_and_refused_on_request(killed, resume):
     [warning] = [line for line in output.splitlines() if "warning" in line]
     assert text in warning and warning.endswith("recorded in the run; --strict-code refuses")
     assert json.loads(toy.metrics(folder)["changes_json"]) == [{"after_round": 2, "code.hkd_hpc": [before, "ab" * 32]}]
+    _, output = resume("--strict-code", "--allow-change", "fed.rounds=5", patch=other_code, code=2)  # rounds 1 and 2 had other
+    assert text in toy.our_lines([output])[0]
 
 
 def test_the_same_code_is_nothing_to_speak_of(resume):
@@ -218,17 +220,32 @@ def test_other_threads_are_told(resume):
     assert "the number of threads change the bits" in config.help_text()
 
 
-def test_a_run_of_an_earlier_version_goes_on_without_a_word(killed, resume, tmp_path):
-    folder = shutil.copytree(killed[0], tmp_path / "run")
+def without_hashes(source, folder):
+    """A copy of a run as an earlier version left it."""
+    shutil.copytree(source, folder)
     (folder / "run.lock").unlink()
     for path in (folder / "metrics.h5", *(folder / "checkpoints").iterdir()):
         tree = load_tree(path)
         del tree["identity_json"]
         save_tree(path, tree)
-    other = with_other(tmp_path / "other.npz", killed[1], x_test=lambda x: 255 - x)
-    _, output = resume("--strict-code", f"data.path={other}", patch=other_code)
-    assert "warning" not in output
-    assert json.loads(toy.metrics(folder)["identity_json"])["data.content"] == sha_of(other)
+    return folder
+
+
+def test_of_a_run_of_an_earlier_version_it_is_told_that_nothing_is_known(killed, resume, tmp_path):
+    folder = without_hashes(killed[0], tmp_path / "run")
+    _, output = resume("--strict-code", code=2)
+    assert "--strict-code: the rounds before were saved by a version that stored no hash of its code" in output
+    _, output = resume()
+    assert output.count("the rounds before were saved by a version that stored no hash of code and data") == 1
+    [change] = json.loads(toy.metrics(folder)["changes_json"])
+    assert change == {"after_round": 2, "code.hkd_hpc": [None, identity.package_sha256()], "data.content": [None, sha_of(killed[1])]}
+    assert "after round 2: code.hkd_hpc unknown -> " in output
+
+
+def test_code_of_any_round_before_counts_for_strict_code():
+    before = {"code.hkd_hpc": ["a", "b"], "code.own": ["c"], "version.torch": ["1", "2"]}
+    assert identity.has_other_code(before, {"code.hkd_hpc": ["b"]})
+    assert not identity.has_other_code(before, {"code.own": ["c"], "version.torch": ["2"], "code.new": ["d"]})
 
 
 def test_a_complete_metrics_file_of_other_settings_is_not_believed(killed, resume, tmp_path):

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 import toy
+from hkd_hpc.config import as_values, from_json, resolve
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
+from jobs.files import write_cells
+from jobs.sweep import as_text, make_cell
 from tools import check
 
 
@@ -149,6 +152,17 @@ def test_a_checkpoint_of_another_run(checked, run, tmp_path):
     code, lines, said = checked()
     assert code == 1 and said.count("WRONG") == 1
     assert "its partition is another one" in lines["checkpoints/round_0001.h5"]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_in_a_study_the_run_must_be_that_of_its_cell(whole, tmp_path, capsys, seed):
+    stored = as_values(from_json((whole / "config.json").read_text()))
+    cell = make_cell({}, resolve(overrides=[f"{key}={as_text(value)}" for key, value in (stored | {"run.seed": seed}).items()]))
+    write_cells(tmp_path, [cell])
+    shutil.copytree(whole, tmp_path / cell.name)
+    assert check.main([str(tmp_path / cell.name)]) == seed
+    told = "WRONG: this cell of the study has other settings: run.seed: stored 0, asked 1; move the folder away"
+    assert (told in capsys.readouterr().out) == bool(seed)
 
 
 def test_settings_that_somebody_edited(checked, run):

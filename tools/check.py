@@ -29,6 +29,7 @@ from hkd_hpc.report import printable
 from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
 from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
+from jobs.files import read_cells
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STATIC = (*RECORD, "partition", "image_shape", "baselines", "world")
@@ -63,7 +64,20 @@ def check_run(folder: RunFolder) -> list[Found]:
     config, settings = check_config(folder)
     lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
     lines += [check_checkpoint(folder, round, path, config) for round, path in folder.checkpoints()]
-    return [*lines, *check_versions(folder), *check_leftovers(folder)]
+    return [*lines, *check_cell(folder), *check_versions(folder), *check_leftovers(folder)]
+
+
+def check_cell(folder: RunFolder) -> Iterator[Found]:
+    """In a study, whether this is the run of its cell."""
+    place = folder.path.resolve()
+    try:
+        other = [identity.other_run(folder, cell.config()) for cell in read_cells(place.parent) if cell.name == place.name]
+    except UsageError as error:
+        yield Found("../study.json", str(error), True)
+        return
+    for text in filter(None, other):
+        yield Found("../study.json", f"this cell of the study has other settings: {text}", True,
+                    "move the folder away; launch then computes the cell")
 
 
 def check_config(folder: RunFolder) -> tuple[Config | None, Found]:

@@ -31,18 +31,19 @@ def check_room(where: object, needed_bytes: int) -> None:
 def check_pixels(arrays: dict[str, np.ndarray]) -> None:
     """UsageError for the first array of images (by its place) that is empty or not uint8, with what makes it so.
 
-    Those of one dtype are to be scaled alike, so that training and test images stay comparable.
+    Those of one dtype are to be scaled alike, so that training and test images stay comparable; one that is uint8 stays.
     """
     for where, raw in arrays.items():
         if 0 in raw.shape:
             raise UsageError(f"{where}: found shape {raw.shape}, which holds no image; at least 1 is needed")
     for where, raw in arrays.items():
         if raw.dtype != np.uint8:
-            raise UsageError(f"{where}: found dtype {raw.dtype}" + _scaling(
-                [other for other in arrays.values() if other.dtype == raw.dtype]))
+            alike = [other for other in arrays.values() if other.dtype == raw.dtype]
+            which = "x_train and x_test alike, each" if len(alike) == len(arrays) else "this key alone,"
+            raise UsageError(f"{where}: found dtype {raw.dtype}" + _scaling(alike, which))
 
 
-def _scaling(alike: list[np.ndarray]) -> str:
+def _scaling(alike: list[np.ndarray], which: str) -> str:
     """Of images that are not uint8: what they are, what is allowed, and the expression that makes them so."""
     kind = alike[0].dtype.kind
     if kind not in "biuf":
@@ -52,7 +53,7 @@ def _scaling(alike: list[np.ndarray]) -> str:
         return f" with {odd}, allowed is uint8 (0..255); mend the images that hold it, or leave them out"
     low, high = min(raw.min().item() for raw in alike), max(raw.max().item() for raw in alike)
     return (f" with values {low}..{high}, allowed is uint8 (0..255); "
-            f"convert x_train and x_test alike, each as x, with {_to_uint8(kind, low, high)}")
+            f"convert {which} as x, with {_to_uint8(kind, low, high)}")
 
 
 def _to_uint8(kind: str, low: float, high: float) -> str:
@@ -119,13 +120,23 @@ def dull_images(raw: np.ndarray, where: str) -> tuple[int, int]:
 
 def to_integers(raw: np.ndarray, count: int, where: str) -> np.ndarray:
     """Labels or client ids as (N,) int64; UsageError unless they are `count` integers >= 0."""
+    if raw.shape != (count,):
+        raise UsageError(f"{where}: found shape {raw.shape}, allowed is ({count},): one integer for each image"
+                         + _one_for_each(raw, count))
     if raw.dtype.kind not in "iu":
         raise UsageError(f"{where}: found dtype {raw.dtype}{_whole_numbers(raw)}")
-    if raw.shape != (count,):
-        raise UsageError(f"{where}: found shape {raw.shape}, allowed is ({count},): one integer for each image")
     if raw.min() < 0 or int(raw.max()) > np.iinfo(np.int64).max:
         raise UsageError(f"{where}: found values {raw.min()}..{raw.max()}, allowed are integers >= 0")
     return np.ascontiguousarray(raw, dtype=np.int64)
+
+
+def _one_for_each(raw: np.ndarray, count: int) -> str:
+    """The conversion of labels that stand in a column, or are one-hot."""
+    if raw.shape == (count, 1):
+        return "; convert with y.reshape(-1)"
+    is_one_hot = (raw.ndim == 2 and len(raw) == count and raw.dtype.kind in "biuf" and np.isin(raw, (0, 1)).all()
+                  and (raw.sum(1) == 1).all())
+    return "; they are one-hot: convert with y.argmax(1)" if is_one_hot else ""
 
 
 def _whole_numbers(raw: np.ndarray) -> str:
@@ -152,6 +163,10 @@ def numbered(train: np.ndarray, test: np.ndarray | None, where: str, key: str) -
         raise UsageError(f"{where}: key {key}_train holds {train.dtype} and {key}_test {test.dtype}; allowed are names in both, "
                          "or integers in both")
     texts = {name: _as_text(values, f"{where}: key {name}") for name, values in splits.items()}
+    for name, text in texts.items():
+        if (np.char.strip(text) == "").any():
+            raise UsageError(f"{where}: key {name}: {int((np.char.strip(text) == '').sum())} of {len(text)} images have an empty "
+                             "name; name them, or leave these images out")
     names = np.unique(texts[f"{key}_train"])
     unknown = np.setdiff1d(texts.get(f"{key}_test", names), names)
     if len(unknown):

@@ -130,15 +130,16 @@ def mixed_code(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
     return {key: by_value for key, by_value in mixed(runs).items() if is_code(key)}
 
 
-WHAT_TO_DO = {"code": "--strict-code refuses; for one code remove the others' folders and run them again",
+WHAT_TO_DO = {"code": "for one code remove the others' folders and run them again",
               "data": "they cannot be compared; put the data back, remove the folders of one kind and run them again",
               "version": "for one version run the others again", "run": "the number of threads changes the bits"}
 
 
-def lines(differences: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
-    """One for each fact in which runs differ: what, which runs, what to do."""
+def lines(differences: Mapping[str, Mapping[str, list[str]]], refused: bool = False) -> list[str]:
+    """One for each fact in which runs differ: what, which runs, what to do; unless `refused`, that code can be."""
     return [f"runs differ in {key}: " + ", ".join(f"{short(value)} in {_named(names)}" for value, names in by_value.items())
-            + f"; {WHAT_TO_DO[key.partition('.')[0]]}" for key, by_value in differences.items()]
+            + "; --strict-code refuses" * (is_code(key) and not refused) + f"; {WHAT_TO_DO[key.partition('.')[0]]}"
+            for key, by_value in differences.items()]
 
 
 def _named(names: list[str]) -> str:

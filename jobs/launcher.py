@@ -123,7 +123,7 @@ def code_remarks(root: Path, cells: list[Cell], todo: list[Cell], options: Optio
     """A line where cells that have begun ran with other code than each other, or than is here for those to start."""
     runs = {cell.name: identity.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
     here = {key: [value] for key, value in code_here(todo, options).items()}
-    return identity.lines(identity.mixed_code({**runs, "this launch": here}))
+    return identity.lines(identity.mixed_code({**runs, "this launch": here}), refused=options.strict_code)
 
 
 def code_here(cells: list[Cell], options: Options) -> dict[str, str]:

@@ -96,7 +96,7 @@ def remarks(facts: dict[str, identity.Facts]) -> list[str]:
 
 def check_code(root: Path, cells: list[Cell]) -> None:
     """UsageError where complete runs are of different code."""
-    found = identity.lines(identity.mixed_code(read(root, cells).facts))
+    found = identity.lines(identity.mixed_code(read(root, cells).facts), refused=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 

@@ -106,10 +106,12 @@ def test_runs_of_different_code_are_told_and_refused_on_request(study, tmp_path,
     out = capsys.readouterr().out
     assert told in out and ("remark" in out) == bool(text)
     assert main(["table", str(root), "--strict-code"]) == (2 if text else 0)
+    assert "--strict-code refuses" not in capsys.readouterr().err
     (tmp_path / "spec.toml").write_text(SPEC)
     arguments = ["launch", str(tmp_path / "spec.toml"), "--root", str(root), "--executor", "debug"]
     assert main(arguments) == 0 and told in capsys.readouterr().out
     assert main([*arguments, "--strict-code"]) == (2 if text else 0)
+    assert "--strict-code refuses" not in capsys.readouterr().err
 
 
 def test_other_code_here_than_in_the_cells_that_began_is_told(study):

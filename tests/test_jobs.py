@@ -452,6 +452,16 @@ def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data
     assert toy.rounds_done(folder) == ROUNDS
 
 
+def test_each_launch_tries_a_cell_anew_that_always_fails_alike_and_tries_it_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(task, "exit_code_of", lambda *_: print("NameError: name 'los' is not defined") or 1)
+    [cell], _ = Sweep(scheme=["fedavg"]).cells()
+    for number, launch in enumerate(("0001", "0002", "0003"), 1):
+        assert [task.start(cell, tmp_path, launch, "here", 0.0) for _ in range(2)] == [1, 0]
+        status = Status.read(tmp_path / cell.name)
+        assert (status.state, status.starts, status.stalls) == ("failed", number, 0)
+        assert status.error == "NameError: name 'los' is not defined"
+
+
 @pytest.mark.parametrize("first, second, starts", [
     ("MemoryError: at 0x12", "MemoryError: at 0x34f", 2),  # the same, whatever addresses and process numbers it names
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=8.0", "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0", 2),
@@ -462,7 +472,7 @@ def test_the_same_error_twice_is_enough_to_give_a_cell_up(tmp_path, monkeypatch,
     """A job that dies without an exit code, its error last in the log; how many starts it gets."""
     errors = iter([first, second, "the third start"])
 
-    def die(cell, root):
+    def die(cell, root, launch):
         print(next(errors))
         raise BrokenPipeError  # as a kill would, it leaves the status as it was
 

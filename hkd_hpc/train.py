@@ -54,6 +54,9 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors, so that they are told once per job."""
 
     def error(self, message: str):
+        ignored = "ignored explicit argument"  # as argparse says, though it refuses
+        message = message.replace(f"--resume: {ignored}", "--resume: only --resume or --resume=auto is allowed, not")
+        message = message.replace(ignored, "takes no value, not")
         raise UsageError(f"{message}; {self.prog} --help lists the options")
 
 

@@ -55,6 +55,13 @@ def test_help_about_a_scheme_that_is_no_text(tmp_path, value):
     assert "no such scheme" in problem_of("--help", "--config", str(tmp_path / "s.toml"))
 
 
+@pytest.mark.parametrize("argument, told", [
+    ("--resume=autoo", "argument --resume: only --resume or --resume=auto is allowed, not 'autoo'"),
+    ("--dry-run=yes", "argument --dry-run: takes no value, not 'yes'")])
+def test_a_value_that_an_option_does_not_take(argument, told):
+    assert problem_of(argument) == f"{told}; python -m hkd_hpc.train --help lists the options"
+
+
 def test_what_would_never_end_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):

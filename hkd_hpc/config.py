@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from hkd_hpc.settings import allowed_text, build, setting, shown, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
 CONFIG_BYTES = 1 << 20  # the largest file of settings
+OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
 DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
 
 
@@ -203,21 +205,14 @@ def preset(name: str) -> dict[str, Any]:
 def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) -> Config:
     """Config from {"section.key": raw value}; a preset may speak of settings that only some schemes have, so scheme
     keys in `soft` are dropped where the chosen scheme has no such setting."""
-    by_section: dict[str, dict[str, Any]] = {name: {} for name in ("scheme", *SECTIONS)}
+    scheme = str_or_shown(values.get("scheme.name", schemes.DEFAULT))
+    refuse(wrong_names(scheme, values, soft))
+    classes = {"scheme": schemes.settings_of(scheme), **SECTIONS}
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in classes}
     for key, value in values.items():
-        section, dot, name = key.partition(".")
-        if not dot or section not in by_section:
-            raise UsageError(unknown(key, all_keys(values.get("scheme.name", schemes.DEFAULT))))
+        section, _, name = key.partition(".")
         by_section[section][name] = value
-    scheme_class = schemes.settings_of(str_or_shown(by_section["scheme"].get("name", schemes.DEFAULT)))
-    known = keys_of(scheme_class)
-    by_section["scheme"] = {name: value for name, value in by_section["scheme"].items()
-                            if f"scheme.{name}" in known or f"scheme.{name}" not in soft}
-    for key in (f"{section}.{name}" for section, names in by_section.items() for name in names):
-        if key not in known:
-            raise no_setting(key, by_section["scheme"].get("name", schemes.DEFAULT), known)
-    config = Config(build("scheme", scheme_class, by_section["scheme"]),
-                    *(build(name, cls, by_section[name]) for name, cls in SECTIONS.items()))
+    config = Config(*(build(section, cls, by_section[section]) for section, cls in classes.items()))
     if whole:  # else these are only some of the settings, to be joined with stored ones
         check_together(config)
     return config
@@ -272,10 +267,52 @@ class NotOfThisScheme(UsageError):
         self.key, self.scheme, self.owners = key, scheme, owners
 
 
+class Several(UsageError):
+    """More than one thing is wrong: all of them in one line, and each by itself in `parts`."""
+
+    def __init__(self, parts: list[UsageError]) -> None:
+        super().__init__("; ".join(map(str, parts)))
+        self.parts = parts
+
+
+def parts_of(error: UsageError) -> list[UsageError]:
+    """Each thing that is wrong by itself."""
+    return error.parts if isinstance(error, Several) else [error]
+
+
+def refuse(problems: list[UsageError]) -> None:
+    """Raises what is wrong, if anything is."""
+    if problems:
+        raise problems[0] if len(problems) == 1 else Several(problems)
+
+
+def wrong_names(scheme: str, keys: Iterable[str], soft=frozenset()) -> list[UsageError]:
+    """What is wrong with the scheme's name, and with each key that is no setting; without a scheme nothing is known of
+    keys of section `scheme`. Those in `soft` may be any."""
+    own = {key for key in keys if key.startswith("scheme.")}
+    try:
+        known, problems, free = keys_of(schemes.settings_of(scheme)), [], own & set(soft)
+    except UsageError as error:
+        known, problems, free = all_keys(schemes.DEFAULT), [error], own
+    return problems + [no_setting(key, scheme, known) for key in keys if key not in known and key not in free]
+
+
 def no_setting(key: str, scheme: str, known: list[str]) -> UsageError:
     """What is wrong with a key that is none of the `known` ones."""
-    owners = [name for name in (*schemes.REGISTRY, *schemes.CONTROLS) if key in keys_of(schemes.settings_of(name))]
-    return NotOfThisScheme(key, scheme, owners) if owners else UsageError(unknown(key, known))
+    owners = owners_of_keys()
+    if key in owners:
+        return NotOfThisScheme(key, scheme, owners[key])
+    of_others = {name: f"{name} (of {', '.join(having)})" for name, having in owners.items() if name not in known}
+    return UsageError(unknown(key, known, of_others=of_others))
+
+
+def owners_of_keys() -> dict[str, list[str]]:
+    """{"scheme.mu": ["fedprox", ...]}: which of the schemes and controls here have a setting."""
+    owners: dict[str, list[str]] = {}
+    for scheme in (*schemes.REGISTRY, *schemes.CONTROLS):
+        for field in dataclasses.fields(schemes.settings_of(scheme)):
+            owners.setdefault(f"scheme.{field.name}", []).append(scheme)
+    return owners
 
 
 def split_override(text: str) -> tuple[str, str]:
@@ -287,9 +324,9 @@ def split_override(text: str) -> tuple[str, str]:
 
 def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what a run stored in its config.json, what a TOML file gives), one of them empty."""
-    text = file_text(path, "--config")
+    text = file_text(path, "--config", OR_STORED)
     if not text.lstrip().startswith("{"):  # as no TOML does
-        return {}, read_toml(path)
+        return {}, read_toml(path, OR_STORED)
     from_file(text, f"--config {path}")
     return stored_values(text), {}
 
@@ -304,44 +341,44 @@ def from_file(text: str, where: str) -> Config:
         raise UsageError(f"{where}: is no whole config.json of a run ({error})") from None
 
 
-def read_toml(path: str) -> dict[str, Any]:
+def read_toml(path: str, else_what: str = "") -> dict[str, Any]:
     """{"section.key": value} of a TOML file with one table per section."""
-    tables = load_toml(path, "--config")
+    tables = load_toml(path, "--config", else_what)
     for section, keys in tables.items():
         if not isinstance(keys, dict):
             raise UsageError(f"--config {path}: {section} must stand in a table, for example [fed] rounds = 5")
     return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
 
 
-def load_toml(path: str, option: str) -> dict[str, Any]:
-    """A TOML file as it stands; UsageError names the option that gave it."""
+def load_toml(path: str, option: str, else_what: str = "") -> dict[str, Any]:
+    """A TOML file as it stands; UsageError names the option that gave it, and what else it takes."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
-        return tomllib.loads(file_text(path, option))
+        return tomllib.loads(file_text(path, option, else_what))
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits
-        raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
+        raise UsageError(f"{option} {path}: not valid TOML{else_what} ({error})") from None
 
 
-def file_text(path: str, option: str) -> str:
-    """The text of a file of settings; UsageError names the option that gave it."""
+def file_text(path: str, option: str, else_what: str = "") -> str:
+    """The text of a file of settings; UsageError names the option that gave it, and what else it takes."""
     try:
-        return small_file(path, option).decode()
+        return small_file(path, option, else_what).decode()
     except OSError as error:
         raise LocalUsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {path}: not valid TOML ({error})") from None
+        raise UsageError(f"{option} {path}: not valid TOML{else_what} ({error})") from None
 
 
-def small_file(path: str, option: str) -> bytes:
+def small_file(path: str, option: str, else_what: str = "") -> bytes:
     """The content of a file of settings. A device or a pipe might never end: LocalUsageError. Raises OSError."""
     if not os.fspath(path) or "\0" in os.fspath(path):
         raise UsageError(f"{option} {path}: is not a name of a file")
     found = os.stat(name := expanded(path, f"{option} "))
     if found.st_size > CONFIG_BYTES or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes")
+        raise LocalUsageError(f"{option} {path}: is no TOML file of at most {CONFIG_BYTES} bytes{else_what}")
     with open(name, "rb") as file:
         return file.read(CONFIG_BYTES)
 

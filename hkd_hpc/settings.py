@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hkd_hpc.errors import UsageError
@@ -131,9 +132,13 @@ def build(section: str, cls: type, values: dict[str, Any]):
     return cls(**{name: check(f"{section}.{name}", field, values.get(name, field.default)) for name, field in fields.items()})
 
 
-def unknown(word: str, known: Iterable[str], listed: str = "python -m hkd_hpc.train --help lists them") -> str:
-    """'x: no such setting; did you mean y?'; where nothing is near, where all are listed."""
-    near = nearest(word[:100], known)
+def unknown(word: str, known: Iterable[str], listed: str = "python -m hkd_hpc.train --help lists them",
+            of_others: Mapping[str, str] = MappingProxyType({})) -> str:
+    """'x: no such setting; did you mean y?'; where nothing is near, where all are listed.
+
+    of_others: {name: how to tell it} of settings that cannot be given here, named where none of the known ones is near.
+    """
+    near = nearest(word[:100], known) or [of_others[name] for name in nearest(word[:100], of_others)]
     hint = f"did you mean {', '.join(near[:-1])}{' or ' * (len(near) > 1)}{near[-1]}?" if near else listed
     return f"{shown(word)}: no such setting; {hint}"
 

@@ -22,8 +22,8 @@ from typing import Any
 from hkd_hpc import presets as known_presets
 from hkd_hpc import schemes
 from hkd_hpc.config import (
-    SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, collect, from_values, is_place, load_toml, resolve,
-    split_override, with_clients_of_data)
+    SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, collect, from_values, is_place, load_toml, parts_of,
+    resolve, split_override, with_clients_of_data)
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import UsageError
 
@@ -117,11 +117,12 @@ class Sweep:
             labels = {axis: label for axis, (label, _) in zip(self.axes, point)}
             try:
                 cell = make_cell(labels, self._config([settings for _, settings in point]))
-            except NotOfThisScheme as error:
-                alien.setdefault(error.key, []).append((labels, error))
-                continue
             except UsageError as error:
-                problems[str(error)] = None
+                for part in parts_of(error):
+                    if isinstance(part, NotOfThisScheme):
+                        alien.setdefault(part.key, []).append((labels, part))
+                    else:
+                        problems[str(part)] = None
                 continue
             if cell.id in found:
                 problems[f"{_named(labels)} and {_named(found[cell.id].labels)} are the same run: {cell.id}"] = None
@@ -160,7 +161,10 @@ class Sweep:
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"fed": {"rounds": 3}} as {"fed.rounds": 3}, which stays as it is."""
+    """{"fed": {"rounds": 3}} as {"fed.rounds": 3}, which stays as it is. UsageError for what is no mapping."""
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"settings={settings!r}: must be a dict of settings and values, for example "
+                         "{'fed.rounds': 3}")
     found: dict[str, Any] = {}
     for key, value in settings.items():
         found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -130,6 +130,22 @@ def test_unknown_keys_are_matched_by_their_last_part_and_by_nothing_far_fetched(
     assert refusal(f"{key}=3") == f"{key}: no such setting; {told}"
 
 
+@pytest.mark.parametrize("key, told", [
+    ("mu", "scheme.mu (of fedprox, moon, fedalign)"), ("train.tau", "scheme.tau (of moon)"),
+    ("hiden", "scheme.hidden (of fedgen)")])
+def test_a_key_that_is_near_settings_of_other_schemes_names_both(key, told):
+    assert refusal(f"{key}=3") == f"{key}: no such setting; did you mean {told}?"
+
+
+def test_every_name_that_is_wrong_is_told_in_one_line():
+    assert refusal("lr=.1", "train.optimizer=adam", "scheme.mu=1", "fed.rounds=3") == (
+        "lr: no such setting; did you mean train.lr?; train.optimizer: no such setting; python -m hkd_hpc.train --help lists "
+        "them; scheme.mu: no such setting of fedhkd; fedprox, moon, fedalign have it")
+    message = refusal("scheme.name=fedavgg", "scheme.mu=1", "lr=.1")  # whose mu may be right
+    assert message.startswith("scheme.name=fedavgg: no such scheme; ") and "scheme.mu" not in message
+    assert message.endswith("; lr: no such setting; did you mean train.lr?")
+
+
 def test_at_most_five_names_are_suggested():
     assert nearest("fed.size", [f"a{i}.size" for i in range(9)] + ["fed.size_x", "fed.size"])[0] == "fed.size"
     assert len(nearest("size", [f"a{i}.size" for i in range(9)])) == 5
@@ -276,6 +292,13 @@ def test_toml_files_that_cannot_be_read(tmp_path):
         config.resolve(file=str(tmp_path))
     (tmp_path / "latin.toml").write_bytes(b'[data]\npath = "\xe9"')
     assert "not valid TOML" in refusal(file=str(tmp_path / "latin.toml"))
+
+
+@pytest.mark.parametrize("content", [b"\x89HDF\r\n\x1a\n", b"[1,2]", b"\x89HDF\r\n\x1a\n" + bytes(1 << 20)])
+def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    message = refusal(file=str(tmp_path / "other"))
+    assert message.startswith(f"--config {tmp_path}/other: ") and "TOML" in message and ", nor a run's config.json" in message
 
 
 # --- together

@@ -219,6 +219,20 @@ def test_an_unknown_setting_is_one_line_however_many_cells_and_schemes():
     assert not found and problems == ["train.optimizer: no such setting; python -m hkd_hpc.train --help lists them"]
 
 
+def test_each_unknown_setting_has_its_line_be_it_an_axis_or_a_setting():
+    found, problems = Sweep(scheme=["fedavg"], lr=[0.1, 0.2], settings={"train.optimizer": "sgd", "scheme.mu": 1}).cells()
+    assert not found and problems == [
+        "train.optimizer: no such setting; python -m hkd_hpc.train --help lists them", "lr: no such setting; did you mean train.lr?",
+        "scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (cell scheme=fedavg lr=0.1 and 1 more)"]
+
+
+@pytest.mark.parametrize("wrong", [3, "fed.rounds=3", ["fed.rounds"]])
+def test_settings_that_are_no_mapping_are_one_line(wrong):
+    with pytest.raises(UsageError) as error:
+        Sweep(settings=wrong)
+    assert str(error.value) == f"settings={wrong!r}: must be a dict of settings and values, for example {{'fed.rounds': 3}}"
+
+
 def test_one_value_is_no_axis_and_nested_tables_are_settings(tmp_path):
     with pytest.raises(UsageError) as error:
         Sweep(**{"fed.rounds": 3})

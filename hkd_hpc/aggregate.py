@@ -1,12 +1,13 @@
 """Averages that depend on no order: of the clients' weights (fixed point) and of their per-class knowledge (counts).
 
-Fixed point: each client adds round(n * x * 2^k), a whole number, held in float64. While every |x| <= LIMIT no sum exceeds
-2^53, so float64 holds it exactly, the sum over clients and ranks is exact in any order, and the average is the same bit for
-bit on 1, 2, 4 or 11 ranks. (int64 would have 9 bits more, but converting to it costs more than the transfer.) n is the
-client's number of training images (Eq. 1 of the paper: weights |D_i| / M); M itself is summed too, so the weights sum to
-one over the clients that really delivered. The error of the average is at most (clients / 2) * 2^-k / M, below
-clients * 1e-11: for ten clients a tenth of the float32 step of a weight of .01.
+Fixed point: each client adds round(n * x * 2^k), a whole number, held in float64. While every |x| <= LIMIT no sum
+exceeds 2^53, so float64 holds it exactly, the sum over clients and ranks is exact in any order, and the average is the
+same bit for bit on 1, 2, 4 or 11 ranks. (int64 would have 9 bits more, but converting to it costs more than the
+transfer.) n is the client's number of training images (Eq. 1 of the paper: weights |D_i| / M); M itself is summed too,
+so the weights sum to one over the clients that really delivered. The error of the average is at most (clients / 2) *
+2^-k / M, below clients * 1e-11: for ten clients a tenth of the float32 step of a weight of .01.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -28,17 +29,24 @@ CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own ca
 
 
 class FixedPointSum:
-    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece. `length`: numbers in it.
+    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece. `length`: numbers in
+    it.
 
-    The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum never
-    lies in memory as a whole; `bank` converts it before, when its memory is needed for the next client.
+    The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum
+    never lies in memory as a whole; `bank` converts it before, when its memory is needed for the next client.
     """
 
-    def __init__(self, length: int, total_weight: int, device: torch.device | str = "cpu",
-                 spans: Sequence[tuple[int, int]] | None = None):
+    def __init__(
+        self,
+        length: int,
+        total_weight: int,
+        device: torch.device | str = "cpu",
+        spans: Sequence[tuple[int, int]] | None = None,
+    ):
         """`total_weight`: an upper bound of the sum of all weights over all clients of a round.
 
-        spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike in
+        spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike
+        in
         all clients: nothing moves it, and `mean_into` leaves it as it is.
         """
         self.spans = [(0, length)] if spans is None else list(spans)
@@ -81,7 +89,7 @@ class FixedPointSum:
         if self._banked_V is None:
             self._banked_V = torch.empty(self.length, dtype=torch.float64, device=self.device)
         for start in range(0, self.length, self._chunk):
-            banked = self._banked_V[start:start + self._chunk]
+            banked = self._banked_V[start : start + self._chunk]
             banked.copy_(self._part(start, start + len(banked)))
         self._last, self._in_bank = None, True
 
@@ -104,8 +112,8 @@ class FixedPointSum:
         if self._last is not None:
             values_V, weight = self._last
             for place, view in self._views(values_V, start, stop):
-                part[place:place + len(view)].copy_(view)
-            part.mul_(weight * 2.0 ** self.bits).round_()
+                part[place : place + len(view)].copy_(view)
+            part.mul_(weight * 2.0**self.bits).round_()
         if self._in_bank:
             banked = self._banked_V[start:stop]
             part.add_(banked) if self._last is not None else part.copy_(banked)
@@ -118,7 +126,7 @@ class FixedPointSum:
         for (first, last), place in zip(self.spans, self.places):
             low, high = max(start - place, 0), min(stop - place, last - first)
             if low < high:
-                yield place + low - start, vector_V[first + low:first + high]
+                yield place + low - start, vector_V[first + low : first + high]
 
     def parts(self, vector_V: torch.Tensor) -> list[torch.Tensor]:
         """The spans of a vector, as views."""
@@ -130,7 +138,8 @@ class FixedPointSum:
         return self._piece[:size]
 
     def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor]) -> None:
-        """Write the weighted mean into out_V, from the summed `pieces`; without pieces (rank 0 of many) nothing happens.
+        """Write the weighted mean into out_V, from the summed `pieces`; without pieces (rank 0 of many) nothing
+        happens.
 
         RunError when no client delivered anything.
         """
@@ -140,19 +149,21 @@ class FixedPointSum:
                 factor, piece = self._factor(float(piece[0])), piece[1:]
             piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
             for place, view in self._views(out_V, start, start + len(piece)):
-                view.copy_(piece[place:place + len(view)])  # in place: no temporary tensor
+                view.copy_(piece[place : place + len(view)])  # in place: no temporary tensor
             start += len(piece)
 
     def _factor(self, total_weight: float) -> float:
         require_weight(total_weight)
-        return 1.0 / (total_weight * 2.0 ** self.bits)
+        return 1.0 / (total_weight * 2.0**self.bits)
 
 
 def require_weight(total_weight: float) -> None:
     """RunError when no client delivered anything."""
     if total_weight <= 0:
-        raise RunError("no client of the cohort delivered usable weights, so there is nothing to average; the warnings "
-                       "above say why, unless all have too few images")
+        raise RunError(
+            "no client of the cohort delivered usable weights, so there is nothing to average; the warnings "
+            "above say why, unless all have too few images"
+        )
 
 
 def combine_by_class(rule: str, reports: Tensors, state: Tensors) -> Tensors:

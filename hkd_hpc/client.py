@@ -1,4 +1,5 @@
 """One client and its local training. A rank trains its clients one after the other on one workbench (one model)."""
+
 from __future__ import annotations
 
 import time
@@ -18,7 +19,6 @@ from hkd_hpc.models import has_batch_norm
 from hkd_hpc.optimizer import Adam, clip_gradients
 from hkd_hpc.schemes import owed
 from hkd_hpc.schemes.base import Scheme
-
 
 OWN_MODEL, OWN_STATISTICS = "model", "statistics"  # in a client's state
 
@@ -67,7 +67,7 @@ class Client:
     @property
     def received_P(self) -> torch.Tensor:
         """The trainable part of the received weights."""
-        return self.received_V[:len(self.flat.parameters_P)]
+        return self.received_V[: len(self.flat.parameters_P)]
 
     def predict(self, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(feature, logits) of the present model for any images, eval mode."""
@@ -80,7 +80,9 @@ class Client:
 
 @dataclass
 class Trained:
-    """What one client's round gave: loss terms (means over the last epoch), the local tests, seconds, and the report."""
+    """What one client's round gave: loss terms (means over the last epoch), the local tests, seconds, and the
+    report.
+    """
 
     loss_by_term: list[float]
     test: evaluate.Tested
@@ -109,13 +111,15 @@ class Workbench:
     def can_train(self, client: Client) -> bool:
         return len(client.y_train) >= self.fewest
 
-    def run(self, client: Client, weights_V: torch.Tensor, counters, message, round: int,
-            epochs: int | None = None) -> Trained:
+    def run(
+        self, client: Client, weights_V: torch.Tensor, counters, message, round: int, epochs: int | None = None
+    ) -> Trained:
         """Train one client from the global weights, test it, and let the scheme report. `epochs`: else train.epochs."""
         return side_by_side([self], [(client, weights_V, counters, message, round, epochs)])[0]
 
-    def training(self, client: Client, weights_V: torch.Tensor, counters, message, round: int,
-                 epochs: int | None = None) -> Generator[None, None, Trained]:
+    def training(
+        self, client: Client, weights_V: torch.Tensor, counters, message, round: int, epochs: int | None = None
+    ) -> Generator[None, None, Trained]:
         """The same with a pause after each epoch that was launched and is not waited for yet."""
         start_s = time.perf_counter()
         weights_V = self.start_of(client, weights_V)
@@ -142,7 +146,7 @@ class Workbench:
         if not self.scheme.shares_weights:
             return client.state.get(OWN_MODEL, weights_V)
         if OWN_STATISTICS in client.state:
-            return torch.cat([weights_V[:len(self.flat.parameters_P)], client.state[OWN_STATISTICS]])
+            return torch.cat([weights_V[: len(self.flat.parameters_P)], client.state[OWN_STATISTICS]])
         return weights_V
 
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -153,7 +157,9 @@ class Workbench:
 
     @property
     def payload_floats(self) -> int:
-        """Floats of weights that a client sends, and gets, in a round, as the paper counts: without what stays with it."""
+        """Floats of weights that a client sends, and gets, in a round, as the paper counts: without what stays with
+        it.
+        """
         kept = self.flat.statistic_floats if self.config.train.batchnorm == "local" else 0
         return (self.flat.payload_floats - kept) * self.scheme.shares_weights
 
@@ -162,7 +168,9 @@ class Workbench:
         client.state.update({name: values[name].clone() for name in self.own_shapes()})
 
     def _epochs(self, client: Client, epochs: int) -> Generator[None, None, list[float]]:
-        """Local epochs, none after one whose loss is not finite; the mean of each loss term over the images of the last."""
+        """Local epochs, none after one whose loss is not finite; the mean of each loss term over the images of the
+        last.
+        """
         train, lr = self.config.train, self.config.lr(client.round)
         if self.flat.values_V.is_cuda:
             lr = float(np.float32(lr))  # as a recorded epoch reads it: both take the same steps
@@ -171,8 +179,11 @@ class Workbench:
         for _ in range(epochs):
             order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
             steps = self.steps + len(bounds)
-            sums = (self.graphs.run(self._epoch, client, order_N, bounds, lr) if self.graphs
-                    else self._epoch(client, order_N, bounds, lr))
+            sums = (
+                self.graphs.run(self._epoch, client, order_N, bounds, lr)
+                if self.graphs
+                else self._epoch(client, order_N, bounds, lr)
+            )
             self.steps = steps  # a graph that is replayed does not count
             yield
             if not bool(torch.isfinite(sums).all()):
@@ -211,4 +222,4 @@ def batch_bounds(count: int, size: int, drop_last: bool = False) -> list[tuple[i
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, starts[1:] + [count]))
+    return list(zip(starts, [*starts[1:], count]))

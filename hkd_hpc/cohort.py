@@ -1,4 +1,5 @@
 """Which clients take part in a round, and on which rank each client lives. Pure functions."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from hkd_hpc.config import FedSettings
 def draw_cohort(clients: int, participation: float, seed: int, round: int, able: Sequence[int] = ()) -> list[int]:
     """Sorted ids of the sampled clients: max(1, round(participation * clients)) of them, the same for every scheme.
 
-    able: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of them.
+    able: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of
+    them.
     """
     size = max(1, round_half_up(participation * clients))
     if size == clients:
@@ -25,7 +27,9 @@ def draw_cohort(clients: int, participation: float, seed: int, round: int, able:
 
 
 def draw_failures(fed: FedSettings, seed: int, round: int, cohort: list[int]) -> tuple[set[int], set[int]]:
-    """(those of these clients that do not answer, those that are late), the same for every scheme; one at least delivers."""
+    """(those of these clients that do not answer, those that are late), the same for every scheme; one at least
+    delivers.
+    """
     drop_M, late_M = rng.stream(seed, "failures", round).random((2, fed.clients))
     dropped = {client for client in cohort if drop_M[client] < fed.drop_rate}
     late = {client for client in cohort if late_M[client] < fed.straggler_rate} - dropped

@@ -3,6 +3,7 @@
 Checked completely before torch is imported. A scheme's own settings stand in its file (`schemes/`) and appear here as
 section `scheme`.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +17,7 @@ from typing import Any
 from hkd_hpc import presets, schemes
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.paths import expanded
-from hkd_hpc.settings import allowed_text, build, setting, shown, unknown
+from hkd_hpc.settings import allowed_text, build, first_paragraph, setting, shown, unknown
 
 MODELS = ("small", "resnet18", "shufflenet_v2")
 CONFIG_BYTES = 1 << 20  # the largest file of settings
@@ -30,23 +31,46 @@ class DataSettings:
 
     name: str = setting("fmnist", "data set; fmnist ships with the package", choices=DATA)
     dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
-    path: str = setting("", "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder "
-                            "with images in train/<class>/ and test/<class>/")
-    image_size: int | None = setting(None, "data.name=folder: resize all images to so many pixels square, bilinear; "
-                                           "none: they have one size", low=8, high=4096)
-    fraction: float = setting(0.9, "share of the official training split dealt to all clients together", above=0, high=1)
-    public_fraction: float | None = setting(None, "share of the training split set aside as a public set, for every scheme; "
-                                                  "none: as many images as a client trains on, where they fit", low=0, high=1)
-    val_fraction: float = setting(0.0, "share of each client's training images held out for validation, stratified by class",
-                                  low=0, below=1)
-    partition: str = setting("dirichlet", "how it is dealt; shards: each client a few classes; natural: by the client "
-                                          "ids in the file; heuristic: as the code released with FedHKD does, with "
-                                          "unequal sizes and repeated images, for comparison only",
-                             choices=("dirichlet", "iid", "natural", "shards", "heuristic"))
-    beta: float = setting(0.5, "concentration of the Dirichlet class mixes (dirichlet, heuristic); smaller is less IID",
-                          above=0, high=1e9)
-    classes_per_client: int = setting(2, "data.partition=shards: shards of a client, each of one class or across the "
-                                         "border of two", low=1, high=100_000)
+    path: str = setting(
+        "",
+        "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder "
+        "with images in train/<class>/ and test/<class>/",
+    )
+    image_size: int | None = setting(
+        None,
+        "data.name=folder: resize all images to so many pixels square, bilinear; none: they have one size",
+        low=8,
+        high=4096,
+    )
+    fraction: float = setting(
+        0.9, "share of the official training split dealt to all clients together", above=0, high=1
+    )
+    public_fraction: float | None = setting(
+        None,
+        "share of the training split set aside as a public set, for every scheme; "
+        "none: as many images as a client trains on, where they fit",
+        low=0,
+        high=1,
+    )
+    val_fraction: float = setting(
+        0.0, "share of each client's training images held out for validation, stratified by class", low=0, below=1
+    )
+    partition: str = setting(
+        "dirichlet",
+        "how it is dealt; shards: each client a few classes; natural: by the client "
+        "ids in the file; heuristic: as the code released with FedHKD does, with "
+        "unequal sizes and repeated images, for comparison only",
+        choices=("dirichlet", "iid", "natural", "shards", "heuristic"),
+    )
+    beta: float = setting(
+        0.5, "concentration of the Dirichlet class mixes (dirichlet, heuristic); smaller is less IID", above=0, high=1e9
+    )
+    classes_per_client: int = setting(
+        2,
+        "data.partition=shards: shards of a client, each of one class or across the border of two",
+        low=1,
+        high=100_000,
+    )
     partition_seed: int | None = setting(None, "seed of the partition; none: run.seed", low=0)
 
 
@@ -54,20 +78,36 @@ class DataSettings:
 class FedSettings:
     """Clients and rounds (rounds.py)."""
 
-    clients: int = setting(10, "number of clients; data.partition=natural: as many as the file names, if not given",
-                           low=1, high=100_000)
+    clients: int = setting(
+        10, "number of clients; data.partition=natural: as many as the file names, if not given", low=1, high=100_000
+    )
     rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
     participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
-    average: str = setting("images", "weight of a client in the average: images: its number of training images; uniform: "
-                                     "the same for all", choices=("images", "uniform"))
-    max_norm: float = setting(0.0, "largest L2 norm of a client's change of the weights, and of each tensor of its report; 0: "
-                                   "only NaN, infinity and numbers beyond 65,536 are refused", low=0, high=1e30)
-    max_bad_fraction: float = setting(0.5, "the run stops when more of a round's clients than this are refused", low=0, high=1)
+    average: str = setting(
+        "images",
+        "weight of a client in the average: images: its number of training images; uniform: the same for all",
+        choices=("images", "uniform"),
+    )
+    max_norm: float = setting(
+        0.0,
+        "largest L2 norm of a client's change of the weights, and of each tensor of its report; 0: "
+        "only NaN, infinity and numbers beyond 65,536 are refused",
+        low=0,
+        high=1e30,
+    )
+    max_bad_fraction: float = setting(
+        0.5, "the run stops when more of a round's clients than this are refused", low=0, high=1
+    )
     drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
     straggler_rate: float = setting(0.0, "chance that a sampled client is late in a round", low=0, high=1)
     straggler_epochs: int = setting(0, "local epochs that a late client ends; 0: it is left out", low=0, high=100_000)
-    finetune_epochs: int = setting(0, "at the end, also train the global model so many epochs on each client, with plain "
-                                      "cross-entropy, and test it there; 0: not", low=0, high=100_000)
+    finetune_epochs: int = setting(
+        0,
+        "at the end, also train the global model so many epochs on each client, with plain "
+        "cross-entropy, and test it there; 0: not",
+        low=0,
+        high=100_000,
+    )
 
 
 @dataclass(frozen=True)
@@ -77,16 +117,25 @@ class TrainSettings:
     epochs: int = setting(5, "local epochs a round", low=1, high=100_000)
     batch_size: int = setting(64, "images a step", low=2, high=1_000_000)
     lr: float = setting(1e-3, "learning rate of Adam in round 1", above=0, high=100)
-    lr_schedule: str = setting("halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant"))
+    lr_schedule: str = setting(
+        "halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant")
+    )
     lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
     clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
     drop_last: bool = setting(False, "leave out an epoch's short last batch, unless it is the only one")
-    precision: str = setting("fp32", "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's "
-                                     "passes, all else stays fp32; speed and accuracy of both are unmeasured",
-                             choices=("fp32", "tf32", "bf16"))
-    batchnorm: str = setting("average", "running statistics: average: like weights; local: each client keeps its own, their "
-                                        "average serves the global test only; reestimate: each round measured anew by the "
-                                        "clients with the new global weights", choices=("average", "local", "reestimate"))
+    precision: str = setting(
+        "fp32",
+        "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's "
+        "passes, all else stays fp32; speed and accuracy of both are unmeasured",
+        choices=("fp32", "tf32", "bf16"),
+    )
+    batchnorm: str = setting(
+        "average",
+        "running statistics: average: like weights; local: each client keeps its own, their "
+        "average serves the global test only; reestimate: each round measured anew by the "
+        "clients with the new global weights",
+        choices=("average", "local", "reestimate"),
+    )
 
 
 @dataclass(frozen=True)
@@ -95,30 +144,58 @@ class ModelSettings:
 
     name: str = setting("small", "small, resnet18, shufflenet_v2, or your own as module:Class")
     latent: int = setting(64, "size d of the feature vector", low=1, high=100_000)
-    stem: str = setting("imagenet", "first layers of resnet18 and shufflenet_v2; cifar: 3 x 3, no pooling",
-                        choices=("imagenet", "cifar"))
-    norm: str = setting("batch", "normalisation layers; group: GroupNorm of 32 channels or fewer a group",
-                        choices=("batch", "group"))
-    latent_norm: str = setting("none", "batch: BatchNorm without parameters after the feature vector",
-                               choices=("none", "batch"))
-    convolution: str = setting("taps", "taps: the built-in networks compute convolutions on small maps as matrix products, "
-                                       "channels last, faster on CPUs; library: all by torch", choices=("taps", "library"))
+    stem: str = setting(
+        "imagenet",
+        "first layers of resnet18 and shufflenet_v2; cifar: 3 x 3, no pooling",
+        choices=("imagenet", "cifar"),
+    )
+    norm: str = setting(
+        "batch", "normalisation layers; group: GroupNorm of 32 channels or fewer a group", choices=("batch", "group")
+    )
+    latent_norm: str = setting(
+        "none", "batch: BatchNorm without parameters after the feature vector", choices=("none", "batch")
+    )
+    convolution: str = setting(
+        "taps",
+        "taps: the built-in networks compute convolutions on small maps as matrix products, "
+        "channels last, faster on CPUs; library: all by torch",
+        choices=("taps", "library"),
+    )
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How and where it runs; on a CPU, of all these only the seed and the number of threads change the bits of the weights."""
+    """How and where it runs; on a CPU, of all these only the seed and the number of threads change the bits of the
+    weights.
+    """
 
     seed: int = setting(0, "seed of everything random", low=0)
-    threads: int = setting(1, "CPU threads a rank; another number adds in another order and gives other last bits: keep one "
-                              "number for all runs that are compared", low=1, high=4096)
+    threads: int = setting(
+        1,
+        "CPU threads a rank; another number adds in another order and gives other last bits: keep one "
+        "number for all runs that are compared",
+        low=1,
+        high=4096,
+    )
     device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
-    deterministic: bool = setting(False, "on GPUs: only operations that give the same bits in each run, or an error that names "
-                                         "the one that does not; CPUs of one kind always give the same bits")
-    graphs: str = setting("off", "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
-                                 "`captures = True`; its speed is unmeasured", choices=("off", "on"))
-    lanes: int = setting(1, "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
-                            "memory; the results are the same, the speed is unmeasured; lanes want graphs", low=1, high=32)
+    deterministic: bool = setting(
+        False,
+        "on GPUs: only operations that give the same bits in each run, or an error that names "
+        "the one that does not; CPUs of one kind always give the same bits",
+    )
+    graphs: str = setting(
+        "off",
+        "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
+        "`captures = True`; its speed is unmeasured",
+        choices=("off", "on"),
+    )
+    lanes: int = setting(
+        1,
+        "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
+        "memory; the results are the same, the speed is unmeasured; lanes want graphs",
+        low=1,
+        high=32,
+    )
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
@@ -136,8 +213,14 @@ class CommSettings:
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 PATHS = ("data.dir", "data.path")
 FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
-SECTIONS = {"data": DataSettings, "fed": FedSettings, "train": TrainSettings, "model": ModelSettings,
-            "run": RunSettings, "comm": CommSettings}
+SECTIONS = {
+    "data": DataSettings,
+    "fed": FedSettings,
+    "train": TrainSettings,
+    "model": ModelSettings,
+    "run": RunSettings,
+    "comm": CommSettings,
+}
 
 
 @dataclass(frozen=True)
@@ -192,8 +275,10 @@ def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dic
 
 def with_paths(values: dict[str, Any]) -> dict[str, Any]:
     """The same with ~ and $VARIABLES replaced in the settings that are paths."""
-    return {key: expanded(value, f"{key}=") if key in PATHS and isinstance(value, str) else value
-            for key, value in values.items()}
+    return {
+        key: expanded(value, f"{key}=") if key in PATHS and isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -237,8 +322,9 @@ def from_json(text: str) -> Config:
 
 def stored_values(text: str) -> dict[str, Any]:
     """{"section.key": value} of what `Config.to_json` wrote."""
-    return BEFORE_IT_WAS_A_SETTING | {f"{section}.{key}": value for section, keys in json.loads(text).items()
-                                      for key, value in keys.items()}
+    return BEFORE_IT_WAS_A_SETTING | {
+        f"{section}.{key}": value for section, keys in json.loads(text).items() for key, value in keys.items()
+    }
 
 
 def str_or_shown(value: Any) -> str:
@@ -318,7 +404,9 @@ def owners_of_keys() -> dict[str, list[str]]:
 def split_override(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"{shown(text)}: not understood; settings are given as section.key=value, for example fed.rounds=5")
+        raise UsageError(
+            f"{shown(text)}: not understood; settings are given as section.key=value, for example fed.rounds=5"
+        )
     return key, value
 
 
@@ -332,7 +420,9 @@ def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def from_file(text: str, where: str) -> Config:
-    """The Config in a run's config.json, as `from_json`; UsageError, which begins with `where`, for all that is wrong."""
+    """The Config in a run's config.json, as `from_json`; UsageError, which begins with `where`, for all that is
+    wrong.
+    """
     try:
         return from_json(text)
     except UsageError as error:
@@ -389,7 +479,9 @@ def check_together(config: Config) -> None:
     if data.name == "file" and not data.path:
         raise UsageError("data.path=: data.name=file needs data.path=P, an .npz or .h5 file")
     if data.name == "folder" and not data.path:
-        raise UsageError("data.path=: data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
+        raise UsageError(
+            "data.path=: data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/"
+        )
     if data.name not in ("file", "folder") and data.path:
         raise UsageError(f"data.path={data.path}: only data.name=file reads it, or folder; data.name is {data.name}")
     if data.name != "folder" and data.image_size:
@@ -397,11 +489,14 @@ def check_together(config: Config) -> None:
     if data.partition == "natural" and data.name != "file":
         raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
-        raise UsageError(f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
-                         f"{1 - data.fraction:.4g} fits")
+        raise UsageError(
+            f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
+            f"{1 - data.fraction:.4g} fits"
+        )
     if model.name not in MODELS and ":" not in model.name:
-        raise UsageError(f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, "
-                         "or module:Class")
+        raise UsageError(
+            f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, or module:Class"
+        )
     if config.comm.backend == "nccl" and config.run.device == "cpu":
         raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")
 
@@ -412,8 +507,14 @@ def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str |
     if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
         return f"scheme.name: stored {before['scheme.name']}, asked {asked['scheme.name']}"
     after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
-    return "; ".join(f"{key}: stored {before[key]}, asked {after[key]}" for key in asked
-                     if key in after and after[key] != before.get(key) and not is_place(key)) or None
+    return (
+        "; ".join(
+            f"{key}: stored {before[key]}, asked {after[key]}"
+            for key in asked
+            if key in after and after[key] != before.get(key) and not is_place(key)
+        )
+        or None
+    )
 
 
 def changes(stored: Config, config: Config) -> dict[str, list]:
@@ -423,7 +524,9 @@ def changes(stored: Config, config: Config) -> dict[str, list]:
 
 
 def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
-    """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may not."""
+    """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may
+    not.
+    """
     if asked.get("scheme.name", stored.scheme.name) != stored.scheme.name:  # whose own settings would be unknown
         raise UsageError("--allow-change: scheme.name cannot change within a run; start another one")
     config = absolute_paths(from_values({**as_values(stored), **asked}, soft))
@@ -444,23 +547,35 @@ def moved(stored: Config, asked: dict[str, Any]) -> Config:
 
 
 def as_values(config: Config) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, keys in dataclasses.asdict(config).items()
-            for key, value in keys.items()}
+    return {
+        f"{section}.{key}": value for section, keys in dataclasses.asdict(config).items() for key, value in keys.items()
+    }
 
 
 def help_text(scheme: Any = None) -> str:
     """All settings, of this scheme too, with defaults and what is allowed, for --help. UsageError: no such scheme."""
     lines = []
     for section, cls in {"scheme": schemes.settings_of(str_or_shown(scheme or schemes.DEFAULT)), **SECTIONS}.items():
-        lines += [f"{section}: {(cls.__doc__ or '').strip().splitlines()[0]}"]
-        lines += [f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
-                  for f in dataclasses.fields(cls)]
-    return "\n".join([*lines, f"schemes: {', '.join(schemes.REGISTRY)}, or your own as module:Class",
-                      f"controls, as scheme.name: {', '.join(schemes.CONTROLS)}"])
+        lines += [f"{section}: {first_paragraph(cls.__doc__)}"]
+        lines += [
+            f"  {section}.{f.name}={f.default}\n      {f.metadata['help']} ({allowed_text(f)})"
+            for f in dataclasses.fields(cls)
+        ]
+    return "\n".join(
+        [
+            *lines,
+            f"schemes: {', '.join(schemes.REGISTRY)}, or your own as module:Class",
+            f"controls, as scheme.name: {', '.join(schemes.CONTROLS)}",
+        ]
+    )
 
 
 def absolute_paths(config: Config) -> Config:
     """The same with data.dir and data.path absolute, so that a run can be resumed from another folder."""
     data = config.data
-    return dataclasses.replace(config, data=dataclasses.replace(
-        data, dir=os.path.abspath(data.dir), path=os.path.abspath(data.path) if data.path else ""))
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            data, dir=os.path.abspath(data.dir), path=os.path.abspath(data.path) if data.path else ""
+        ),
+    )

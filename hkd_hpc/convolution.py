@@ -1,17 +1,19 @@
 """Convolutions on maps of a few pixels, as matrix products over the taps of the kernel that meet the image.
 
-A 3 x 3 convolution with padding on a 1 x 1 map uses one of its nine taps, on a 2 x 2 map sixteen of thirty-six products;
-the rest is padding, which the library multiplies all the same: with 32 x 32 images half of a ResNet18's training time on a
-CPU. A tap that never meets the image has gradient zero and no effect: it need not be stepped.
+A 3 x 3 convolution with padding on a 1 x 1 map uses one of its nine taps, on a 2 x 2 map sixteen of thirty-six
+products;
+the rest is padding, which the library multiplies all the same: with 32 x 32 images half of a ResNet18's training time
+on a CPU. A tap that never meets the image has gradient zero and no effect: it need not be stepped.
 
 Memory order of such a weight: taps, channels in, channels out (its shape stays (O, I, Y, X)), so that neighbouring taps
 and their channels in are the rows of one matrix.
 
 Shape letters: B batch, I and O channels in and out, H W pixels of a map, Y X taps of a kernel, K taps times I.
 """
+
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -22,7 +24,9 @@ LARGEST_MAP = 4  # pixels of the output up to which the products beat the librar
 
 
 class Strip(NamedTuple):
-    """One product: the input pixels (in_y, in_x), times the taps (tap_y, tap_x), add to the output pixel (out_y, out_x)."""
+    """One product: the input pixels (in_y, in_x), times the taps (tap_y, tap_x), add to the output pixel (out_y,
+    out_x).
+    """
 
     out_y: int
     out_x: int
@@ -43,8 +47,10 @@ class TapConv2d(nn.Conv2d):
 
     def forward(self, x_BIHW: torch.Tensor) -> torch.Tensor:
         if not self.is_pointwise and x_BIHW.shape[2:] != self.map_HW:
-            raise RuntimeError(f"a layer made for maps of {self.map_HW} pixels got {tuple(x_BIHW.shape[2:])}; for images "
-                               "of several sizes set model.convolution=library")
+            raise RuntimeError(
+                f"a layer made for maps of {self.map_HW} pixels got {tuple(x_BIHW.shape[2:])}; for images "
+                "of several sizes set model.convolution=library"
+            )
         if x_BIHW.device.type != "cpu":
             return super().forward(x_BIHW)
         return TapConvolution.apply(x_BIHW.to(self.weight.dtype), self.weight, self)  # train.precision=bf16
@@ -69,8 +75,8 @@ class TapConv2d(nn.Conv2d):
 class TapConvolution(torch.autograd.Function):
     """convolution(x_BIHW, weight_OIYX); weights in any memory order, those of `reformulate` without a copy.
 
-    With conv.adds_to_grad the products themselves add to weight.grad, and autograd gets no gradient for the weight: that
-    saves it a tensor of the weight's size and two passes over it.
+    With conv.adds_to_grad the products themselves add to weight.grad, and autograd gets no gradient for the weight:
+    that saves it a tensor of the weight's size and two passes over it.
     """
 
     @staticmethod
@@ -87,7 +93,11 @@ class TapConvolution(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_BOHW: torch.Tensor):
         (x_BIHW, weight_OIYX), conv = ctx.saved_tensors, ctx.conv
-        x_BHWI, weight_YXIO, grad_BHWO = pixels_first(x_BIHW, conv), taps_first(weight_OIYX), pixels_first(grad_BOHW, conv)
+        x_BHWI, weight_YXIO, grad_BHWO = (
+            pixels_first(x_BIHW, conv),
+            taps_first(weight_OIYX),
+            pixels_first(grad_BOHW, conv),
+        )
         needs_x, needs_weight, _ = ctx.needs_input_grad
         grad_x = grad_weight = None
         if needs_x:
@@ -98,8 +108,11 @@ class TapConvolution(torch.autograd.Function):
             grad_weight = taps_first(weight_OIYX.grad) if conv.adds_to_grad else torch.zeros_like(weight_YXIO)
             for strip in conv.strips:
                 taps_of(strip, grad_weight).addmm_(inputs_of(strip, x_BHWI).T, grad_BHWO[:, strip.out_y, strip.out_x])
-        return (channels_second(grad_x, x_BIHW, conv) if needs_x else None,
-                grad_weight.permute(3, 2, 0, 1) if needs_weight and not conv.adds_to_grad else None, None)
+        return (
+            channels_second(grad_x, x_BIHW, conv) if needs_x else None,
+            grad_weight.permute(3, 2, 0, 1) if needs_weight and not conv.adds_to_grad else None,
+            None,
+        )
 
 
 def inputs_of(strip: Strip, x_BHWI: torch.Tensor) -> torch.Tensor:
@@ -133,14 +146,17 @@ def taps_first(weight_OIYX: torch.Tensor) -> torch.Tensor:
     return weight_OIYX.permute(2, 3, 1, 0).contiguous()
 
 
-@lru_cache(maxsize=None)
+@cache
 def strips(map_HW, kernel_YX, stride, padding) -> tuple[Strip, ...]:
     """All products of a convolution, in a fixed order."""
     rows, columns = (reaches(*each) for each in zip(map_HW, kernel_YX, stride, padding))
-    return tuple(Strip(out_y, out_x, in_y.start + k, in_x, tap_y.start + k, tap_x)
-                 for out_y, (in_y, tap_y) in enumerate(rows)
-                 for out_x, (in_x, tap_x) in enumerate(columns) if in_x.start < in_x.stop
-                 for k in range(in_y.stop - in_y.start))
+    return tuple(
+        Strip(out_y, out_x, in_y.start + k, in_x, tap_y.start + k, tap_x)
+        for out_y, (in_y, tap_y) in enumerate(rows)
+        for out_x, (in_x, tap_x) in enumerate(columns)
+        if in_x.start < in_x.stop
+        for k in range(in_y.stop - in_y.start)
+    )
 
 
 def reaches(pixels: int, taps: int, stride: int, padding: int) -> list[tuple[slice, slice]]:
@@ -174,7 +190,9 @@ def reformulate(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
 
 
 def prefer_channels_last(net: nn.Module) -> None:
-    """Tell torch to compute pointwise and depthwise layers channels last: by strides alone, no weight moves in memory."""
+    """Tell torch to compute pointwise and depthwise layers channels last: by strides alone, no weight moves in
+    memory.
+    """
     for conv in net.modules():
         if type(conv) is nn.Conv2d and (conv.kernel_size == (1, 1) or conv.weight.shape[1] == 1):
             conv.weight.data = conv.weight.data.to(memory_format=torch.channels_last)

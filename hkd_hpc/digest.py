@@ -1,4 +1,5 @@
 """Hashes of arrays: of a model's weights, of data. Imports no torch: files are checked on login nodes too."""
+
 from __future__ import annotations
 
 import hashlib

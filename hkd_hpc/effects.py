@@ -1,4 +1,5 @@
 """Settings that a person gave but that nothing reads, beside the other ones: worth a warning, not an error."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,11 @@ from hkd_hpc.config import MODELS, Config, as_values
 def without_effect(config: Config, given: Iterable[str]) -> list[str]:
     """One line for each of the keys in `given` that changes nothing: "data.beta=0.1 has no effect with ..."."""
     values, given = as_values(config), set(given)
-    return [f"{key}={values[key]} has no effect with {reason}"
-            for key, reason in _idle(config) if key in given & set(values)]
+    return [
+        f"{key}={values[key]} has no effect with {reason}"
+        for key, reason in _idle(config)
+        if key in given & set(values)
+    ]
 
 
 def _idle(config: Config) -> Iterator[tuple[str, str]]:

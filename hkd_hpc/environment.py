@@ -1,4 +1,5 @@
 """A process's environment, put right before MPI and torch read it: one mask of GPUs, caches on no shared disk."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +11,8 @@ DEVICE_FILES = {"amd": "/dev/kfd", "nvidia": "/dev/nvidiactl"}
 UPPER_MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 CACHES = {  # variables that name a folder; without them the libraries write into HOME
     "amd": ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "TRITON_CACHE_DIR"),
-    "nvidia": ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR")}
+    "nvidia": ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR"),
+}
 
 
 def prepare(env: MutableMapping[str, str] = os.environ) -> None:

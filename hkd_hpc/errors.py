@@ -1,4 +1,6 @@
-"""The errors that people see. Nothing here imports torch, numpy or MPI: input is checked before any of them is loaded."""
+"""The errors that people see. Nothing here imports torch, numpy or MPI: input is checked before any of them is
+loaded.
+"""
 
 
 class UsageError(Exception):

@@ -1,4 +1,5 @@
 """Passes in eval mode without autograd: predictions, accuracy, and BatchNorm statistics measured anew."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ BATCH = 250  # fixed, so that a result never depends on a setting of the trainin
 
 @dataclass(frozen=True)
 class Tested:
-    """A test of n images: correct predictions, the sum of cross-entropies in nat, and images whose logits are not all finite.
+    """A test of n images: correct predictions, the sum of cross-entropies in nat, and images whose logits are not all
+    finite.
 
     Those are never correct: the argmax of NaN is a class too.
     """
@@ -51,7 +53,9 @@ def test(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> Test
 
 def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:
     """Set BatchNorm's running statistics to the equal-weight mean over batches of these images, weights unchanged."""
-    layers = [m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    layers = [
+        m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()

@@ -2,9 +2,10 @@
 
     python -m hkd_hpc.export RUN --out global.pt [--client I]
 
-`.pt` loads with torch.load(path, weights_only=True), `.safetensors` with the safetensors package. The global model is that
-of the newest good checkpoint; a client's own model is that of the last round, after its local training.
+`.pt` loads with torch.load(path, weights_only=True), `.safetensors` with the safetensors package. The global model is
+that of the newest good checkpoint; a client's own model is that of the last round, after its local training.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,11 +17,12 @@ import numpy as np
 
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.paths import expanded
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.pt|FILE.safetensors")
     parser.add_argument("--client", type=int, metavar="I", help="client I's own model instead of the global one")
@@ -45,31 +47,41 @@ def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
     if newest is None:
         raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
     round, tree = newest[0], load_tree(newest[1])
-    return (client_model(run, round, tree, client) if client is not None
-            else {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]})
+    return (
+        client_model(run, round, tree, client)
+        if client is not None
+        else {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
+    )
 
 
 def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:
     """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
-    from hkd_hpc import config as config_module, models
+    import torch
+
+    from hkd_hpc import config as config_module
+    from hkd_hpc import models
     from hkd_hpc.client import OWN_MODEL
     from hkd_hpc.flat import FlatModel
 
-    import torch
-
     held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
     if client not in held:
-        raise UsageError(f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
-                         "after the last round of a run with run.client_models=true, for the clients that count in it; in a study "
-                         "only with --keep-state")
+        raise UsageError(
+            f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
+            "after the last round of a run with run.client_models=true, for the clients that count in it; in a study "
+            "only with --keep-state"
+        )
     config = config_module.from_json(tree["config_json"])
     classes = tree["partition"]["train_count"].shape[1]
     flat = FlatModel(models.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed))
-    return flat.arrays(torch.from_numpy(held[client]), flat.load_arrays(tree["global"], torch.zeros_like(flat.values_V)))
+    return flat.arrays(
+        torch.from_numpy(held[client]), flat.load_arrays(tree["global"], torch.zeros_like(flat.values_V))
+    )
 
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """The whole file or none, as `replace_file` makes it. UsageError for another suffix, RunError where it is refused."""
+    """The whole file or none, as `replace_file` makes it. UsageError for another suffix, RunError where it is
+    refused.
+    """
     import torch
 
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
@@ -88,7 +100,9 @@ def safetensors_of(tensors: dict) -> bytes:
     try:
         from safetensors.torch import save
     except ImportError:
-        raise UsageError("safetensors is not installed; pip install safetensors, or choose a name ending in .pt") from None
+        raise UsageError(
+            "safetensors is not installed; pip install safetensors, or choose a name ending in .pt"
+        ) from None
     return save(tensors)
 
 

@@ -1,4 +1,5 @@
-"""A model as ONE flat float32 buffer: what is trained, stepped, all-reduced, hashed and stored without copies per tensor.
+"""A model as ONE flat float32 buffer: what is trained, stepped, all-reduced, hashed and stored without copies per
+tensor.
 
 Layout: every parameter, then every float buffer (BatchNorm's running statistics), each at an offset that is a multiple
 of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters and buffers of the module become views.
@@ -10,6 +11,7 @@ them and they change no output, so the optimiser leaves them alone.
 
 Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ class Slot:
     @property
     def order(self) -> tuple[int, ...]:
         """The axes of more than one place, from the outermost in memory to the innermost."""
-        return tuple(sorted((axis for axis, size in enumerate(self.shape) if size > 1), key=lambda axis: -self.strides[axis]))
+        return tuple(
+            sorted((axis for axis, size in enumerate(self.shape) if size > 1), key=lambda axis: -self.strides[axis])
+        )
 
     @property
     def size(self) -> int:
@@ -54,8 +58,8 @@ class Slot:
 class FlatModel:
     """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
 
-    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors other
-    than float32.
+    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors
+    other than float32.
     """
 
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
@@ -89,13 +93,16 @@ class FlatModel:
 
     @staticmethod
     def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-        return flat[slot.offset:slot.offset + slot.size].as_strided(slot.shape, slot.strides)
+        return flat[slot.offset : slot.offset + slot.size].as_strided(slot.shape, slot.strides)
 
     def _live_spans(self) -> list[tuple[int, int]]:
         """(start, stop) in `parameters_P`: what is left between the dead taps."""
         offsets = {id(tensor): slot.offset for slot, (_, tensor) in zip(self.slots, _tensors(self.net))}
-        dead = sorted((offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
-                      for conv in self.taps for start, stop in conv.dead_spans())
+        dead = sorted(
+            (offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
+            for conv in self.taps
+            for start, stop in conv.dead_spans()
+        )
         starts, stops = [0, *(stop for _, stop in dead)], [*(start for start, _ in dead), len(self.parameters_P)]
         return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
 
@@ -110,7 +117,7 @@ class FlatModel:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss` to `grad_P`."""
-        self.grad_P  # there before autograd looks for it
+        _ = self.grad_P  # there before autograd looks for it
         self._let_taps_add(True)
         try:
             loss.backward()
@@ -136,7 +143,9 @@ class FlatModel:
         return sum(slot.size for slot in self.slots if slot.trainable and not slot.alias)
 
     def schema(self) -> str:
-        """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first exchange."""
+        """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first
+        exchange.
+        """
         return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.slots)
 
     def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
@@ -181,7 +190,7 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     offsets: dict[int, int] = {}
     total = trainable = 0
     for wanted in (True, False):
-        for name, tensor in named:
+        for _, tensor in named:
             if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted and id(tensor) not in offsets:
                 offsets[id(tensor)] = total
                 total += -(-tensor.numel() // ALIGN) * ALIGN
@@ -189,8 +198,17 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
     seen: set[int] = set()
     slots = []
     for name, tensor in named:
-        slots.append(Slot(name, tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), str(tensor.dtype).removeprefix("torch."),
-                          offsets.get(id(tensor), -1), id(tensor) in parameters, id(tensor) in seen))
+        slots.append(
+            Slot(
+                name,
+                tuple(tensor.shape),
+                torch.empty_like(tensor, device="meta").stride(),
+                str(tensor.dtype).removeprefix("torch."),
+                offsets.get(id(tensor), -1),
+                id(tensor) in parameters,
+                id(tensor) in seen,
+            )
+        )
         seen.add(id(tensor))
     return slots, trainable, total
 
@@ -198,9 +216,13 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
 def _require_storable(name: str, tensor: torch.Tensor) -> None:
     """What is averaged and stored: floats of one kind, whole numbers and bools, under names that a file can have."""
     if not is_name(name):
-        raise UsageError(f"model.name: {name!r} cannot be the name of a tensor in a file; it must be text without / and NUL")
+        raise UsageError(
+            f"model.name: {name!r} cannot be the name of a tensor in a file; it must be text without / and NUL"
+        )
     if tensor.is_complex() or tensor.layout != torch.strided:
         kind = "complex" if tensor.is_complex() else tensor.layout
-        raise UsageError(f"model.name: {name} is {kind}; the tensors of a model must be dense, and float32, whole numbers or bool")
+        raise UsageError(
+            f"model.name: {name} is {kind}; the tensors of a model must be dense, and float32, whole numbers or bool"
+        )
     if tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype():
         raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be {real_type()}")

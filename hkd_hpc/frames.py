@@ -1,4 +1,5 @@
 """Whose line failed: a user's own scheme or model in the traceback of an exception."""
+
 from __future__ import annotations
 
 import os
@@ -12,8 +13,10 @@ INSTALLED = ("site-packages", "dist-packages")  # folders of what pip or the sys
 def is_own(path: str) -> bool:
     """Whether a source file is neither of this package, nor of Python, nor of an installed package such as torch."""
     folders = os.path.dirname(os.path.abspath(__file__)), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
-    return not (path.startswith(("<", *(folder + os.sep for folder in folders)))
-                or any(part in INSTALLED for part in path.split(os.sep)))
+    return not (
+        path.startswith(("<", *(folder + os.sep for folder in folders)))
+        or any(part in INSTALLED for part in path.split(os.sep))
+    )
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -5,6 +5,7 @@ epoch at once. It repeats them on fixed addresses, so a client's tensors are cop
 an epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
 `captures = True`. The recorded graphs of a workbench share their memory: one is replayed after the other.
 """
+
 from __future__ import annotations
 
 import gc
@@ -50,11 +51,18 @@ class Stage:
     """
 
     def __init__(self, client: Client, received_V: torch.Tensor):
-        copies = lambda values: {name: value.clone() if isinstance(value, torch.Tensor) else value  # noqa: E731
-                                 for name, value in values.items()}
-        self.client = replace(client, state={}, message=copies(client.message), cache=copies(client.cache),
-                              x_train=client.x_train.clone(), y_train=client.y_train.clone(),
-                              received_V=received_V)
+        copies = lambda values: {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()
+        }
+        self.client = replace(
+            client,
+            state={},
+            message=copies(client.message),
+            cache=copies(client.cache),
+            x_train=client.x_train.clone(),
+            y_train=client.y_train.clone(),
+            received_V=received_V,
+        )
         device = client.y_train.device
         self.order_N = torch.zeros(len(client.y_train), dtype=torch.int64, device=device)
         # as torch's fused Adam reads it: on a GPU only in float32
@@ -126,15 +134,19 @@ class Graphs:
             if isinstance(cause, torch.cuda.OutOfMemoryError) and not self.alone:
                 raise cause from None
             self.failed, self.recorded = True, {}
-            report.warn(f"run.graphs=on: an epoch could not be recorded ({type(cause).__name__}: {first_line(cause)}); "
-                        "training goes on without graphs")
+            report.warn(
+                f"run.graphs=on: an epoch could not be recorded ({type(cause).__name__}: {first_line(cause)}); "
+                "training goes on without graphs"
+            )
             return None
 
     def _is_long(self, bounds) -> bool:
         """Whether an epoch has too many steps for a graph; says so once."""
         if len(bounds) > MOST_STEPS and not self.is_long_told:
             self.is_long_told = True
-            report.warn(f"run.graphs=on: an epoch of {len(bounds)} steps is not recorded, only those of up to {MOST_STEPS}")
+            report.warn(
+                f"run.graphs=on: an epoch of {len(bounds)} steps is not recorded, only those of up to {MOST_STEPS}"
+            )
         return len(bounds) > MOST_STEPS
 
     def _shared(self, client: Client) -> torch.Tensor:
@@ -144,7 +156,9 @@ class Graphs:
 
     def _drop_one(self) -> None:
         """The oldest signature that was not recorded, else the oldest."""
-        del self.recorded[next((key for key, entry in self.recorded.items() if entry is None), next(iter(self.recorded)))]
+        del self.recorded[
+            next((key for key, entry in self.recorded.items() if entry is None), next(iter(self.recorded)))
+        ]
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -1,12 +1,14 @@
-"""What the numbers of a run come from beside its settings: code, content of the data, versions of packages, CPU threads.
+"""What the numbers of a run come from beside its settings: code, content of the data, versions of packages, CPU
+threads.
 
-Every run stores it in metrics.h5 and its checkpoints. It is compared where a run is gone on with, believed to be the run of
-some settings, or put beside others. A run of an earlier version has no hashes: what is unknown differs from nothing.
-Imports no torch.
+Every run stores it in metrics.h5 and its checkpoints. It is compared where a run is gone on with, believed to be the
+run of some settings, or put beside others. A run of an earlier version has no hashes: what is unknown differs from
+nothing. Imports no torch.
 
 Facts of a run: {"code.hkd_hpc": [values], ...}, of each fact all values that the run had, the latest last. Keys:
 code.<module>, data.content (both SHA-256), version.<package>, run.threads.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -29,6 +31,7 @@ CHANGE_NO_ROUND = ("fed.rounds", "run.checkpoint_every", "run.evaluate_every", "
 
 
 # ---- the code
+
 
 def code_of(*configs: Config) -> dict[str, str]:
     """{"code.hkd_hpc": SHA-256 of the package's sources, "code.<module>": that of an own scheme's or model's file}."""
@@ -64,6 +67,7 @@ def sources_sha256(place: Path) -> str:
 
 # ---- the facts of a run
 
+
 def to_json(config: Config, data_sha256: str) -> str:
     """For the record of a run, beside its settings and versions."""
     return json.dumps({**code_of(config), CONTENT: data_sha256})
@@ -72,13 +76,15 @@ def to_json(config: Config, data_sha256: str) -> str:
 def facts_of(record: Mapping[str, Any]) -> Facts:
     """Of the record in metrics.h5 or a checkpoint: config_json, versions_json, identity_json, changes_json, as far as
     they are there."""
-    text = lambda part, empty: json.loads(record.get(f"{part}_json", empty))  # noqa: E731
+    text = lambda part, empty: json.loads(record.get(f"{part}_json", empty))
     versions = {f"version.{package}": version for package, version in text("versions", "{}").items()}
     threads = text("config", "{}").get("run", {}).get("threads")
     now = {**versions, **text("identity", "{}"), **({} if threads is None else {THREADS: str(threads)})}
     changes = text("changes", "[]")
-    had = {key: [value, *(str(change[key][0]) for change in reversed(changes) if change.get(key, [None])[0] is not None)]
-           for key, value in now.items()}
+    had = {
+        key: [value, *(str(change[key][0]) for change in reversed(changes) if change.get(key, [None])[0] is not None)]
+        for key, value in now.items()
+    }
     return {key: list(dict.fromkeys(values))[::-1] for key, values in had.items()}
 
 
@@ -89,7 +95,11 @@ def changes(before: Facts, now: Facts) -> dict[str, list[str]]:
 
 def unknown(before: Mapping[str, Any], now: Facts) -> dict[str, list]:
     """{key: [None, now]} of the hashes that a record of an earlier version lacks; nothing of a record that has any."""
-    return {} if "identity_json" in before else {key: [None, now[key][-1]] for key in now if is_code(key) or key == CONTENT}
+    return (
+        {}
+        if "identity_json" in before
+        else {key: [None, now[key][-1]] for key in now if is_code(key) or key == CONTENT}
+    )
 
 
 def is_code(key: str) -> bool:
@@ -102,7 +112,9 @@ def has_other_code(before: Facts, now: Facts) -> bool:
 
 
 def text_of(changed: Mapping[str, list[str]]) -> str:
-    """code.hkd_hpc 1a2b3c4d -> 5e6f7a8b, version.torch 2.4.0 -> 2.5.0; "unknown" for what an earlier version did not store"""
+    """code.hkd_hpc 1a2b3c4d -> 5e6f7a8b, version.torch 2.4.0 -> 2.5.0; "unknown" for what an earlier version did not
+    store
+    """
     return ", ".join(f"{key} {short(before)} -> {short(after)}" for key, (before, after) in changed.items())
 
 
@@ -114,6 +126,7 @@ def short(value: Any) -> str:
 
 
 # ---- runs side by side
+
 
 def mixed(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
     """{key: {value: [names of the runs that have it]}} of the facts in which the runs differ."""
@@ -130,16 +143,23 @@ def mixed_code(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
     return {key: by_value for key, by_value in mixed(runs).items() if is_code(key)}
 
 
-WHAT_TO_DO = {"code": "for one code remove the others' folders and run them again",
-              "data": "they cannot be compared; put the data back, remove the folders of one kind and run them again",
-              "version": "for one version run the others again", "run": "the number of threads changes the bits"}
+WHAT_TO_DO = {
+    "code": "for one code remove the others' folders and run them again",
+    "data": "they cannot be compared; put the data back, remove the folders of one kind and run them again",
+    "version": "for one version run the others again",
+    "run": "the number of threads changes the bits",
+}
 
 
 def lines(differences: Mapping[str, Mapping[str, list[str]]], refused: bool = False) -> list[str]:
     """One for each fact in which runs differ: what, which runs, what to do; unless `refused`, that code can be."""
-    return [f"runs differ in {key}: " + ", ".join(f"{short(value)} in {_named(names)}" for value, names in by_value.items())
-            + "; --strict-code refuses" * (is_code(key) and not refused) + f"; {WHAT_TO_DO[key.partition('.')[0]]}"
-            for key, by_value in differences.items()]
+    return [
+        f"runs differ in {key}: "
+        + ", ".join(f"{short(value)} in {_named(names)}" for value, names in by_value.items())
+        + "; --strict-code refuses" * (is_code(key) and not refused)
+        + f"; {WHAT_TO_DO[key.partition('.')[0]]}"
+        for key, by_value in differences.items()
+    ]
 
 
 def _named(names: list[str]) -> str:
@@ -147,6 +167,7 @@ def _named(names: list[str]) -> str:
 
 
 # ---- is it the run of these settings?
+
 
 def other_run(folder: RunFolder, config: Config) -> str:
     """Why what is in a folder is not a run of these settings, in a few words; empty where it is, or where no run is.
@@ -166,8 +187,10 @@ def different(stored: Config, config: Config) -> str:
     """fed.rounds: stored 4, asked 2"""
     if stored.scheme.name != config.scheme.name:  # whose settings are others altogether
         return f"scheme.name: stored {stored.scheme.name}, asked {config.scheme.name}"
-    return "; ".join(f"{key}: stored {before}, asked {after}"
-                     for key, (before, after) in config_module.changes(stored, config).items())
+    return "; ".join(
+        f"{key}: stored {before}, asked {after}"
+        for key, (before, after) in config_module.changes(stored, config).items()
+    )
 
 
 def on_the_way(changes_json: str) -> str:
@@ -177,4 +200,6 @@ def on_the_way(changes_json: str) -> str:
 
 
 def _counts(key: str) -> bool:
-    return key == CONTENT or key.partition(".")[0] in ("scheme", *config_module.SECTIONS) and key not in CHANGE_NO_ROUND
+    return key == CONTENT or (
+        key.partition(".")[0] in ("scheme", *config_module.SECTIONS) and key not in CHANGE_NO_ROUND
+    )

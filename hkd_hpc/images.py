@@ -1,4 +1,5 @@
 """Images as networks see them."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,7 @@ client from the knowledge of all.
 "Code" below is what the FedHKD authors published: S at the submission, H in October 2023 and since.
 Shape letters: N images, C classes, D latent size, X any last axis, K rows of any kind.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -46,8 +47,9 @@ def shared_classes(count_C: torch.Tensor, nu: float, rule: str = "absolute", min
     return (count_C >= min_count) & (count_C.double() >= share * count_C.double().sum() - 1e-9)
 
 
-def feature_noise(kind: str, count_C: torch.Tensor, latent: int, zeta: float, sigma: float,
-                  random: np.random.Generator) -> torch.Tensor:
+def feature_noise(
+    kind: str, count_C: torch.Tensor, latent: int, zeta: float, sigma: float, random: np.random.Generator
+) -> torch.Tensor:
     """(C, D): paper: independent, std 2 zeta sigma / N_j; off: zeros; code: ONE draw of std 2 for all classes."""
     if kind == "code":
         return gaussian_noise(torch.full_like(count_C[:1], CODE_STD), latent, random).expand(len(count_C), latent)

@@ -5,6 +5,7 @@ What a client's training gives does not depend on who trains beside it, and sums
 lanes gives the same result. Not so with dropout, which draws from torch's one generator. The host launches the lanes'
 epochs one after the other, so lanes want graphs (run.graphs): without them its launches are what takes the time.
 """
+
 from __future__ import annotations
 
 import gc
@@ -85,8 +86,9 @@ class Lanes:
 
     def _halve(self) -> None:
         lanes = len(self.benches) // 2
-        report.warn(f"{len(self.benches)} clients side by side need more memory than there is; from now on {lanes} "
-                    "(run.lanes)")
+        report.warn(
+            f"{len(self.benches)} clients side by side need more memory than there is; from now on {lanes} (run.lanes)"
+        )
         on_gpu = self.benches[0].flat.values_V.is_cuda
         if on_gpu:
             torch.cuda.synchronize()
@@ -98,8 +100,9 @@ class Lanes:
             torch.cuda.empty_cache()
 
 
-def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehearsal: tuple, clients: int,
-               sharers: int = 1) -> Lanes:
+def open_lanes(
+    first: Workbench, make: Callable[[], Workbench], asked: int, rehearsal: tuple, clients: int, sharers: int = 1
+) -> Lanes:
     """As many lanes as were asked for, have clients, and fit into this rank's part of the GPU's free memory, which one
     training tells.
 
@@ -117,8 +120,10 @@ def open_lanes(first: Workbench, make: Callable[[], Workbench], asked: int, rehe
     free_bytes = torch.cuda.mem_get_info()[0] // sharers
     lanes = fitting(asked, clients, free_bytes, lane_bytes)
     if lanes < min(asked, clients):
-        report.warn(f"run.lanes={asked}: {lanes} fit, each needs {report.bytes_text(lane_bytes)}, and "
-                    f"{report.bytes_text(free_bytes)} are free beside the first")
+        report.warn(
+            f"run.lanes={asked}: {lanes} fit, each needs {report.bytes_text(lane_bytes)}, and "
+            f"{report.bytes_text(free_bytes)} are free beside the first"
+        )
     benches = [first, *(make() for _ in range(lanes - 1))]
     for bench in benches if lanes > 1 else ():
         bench.stream = torch.cuda.Stream()

@@ -2,6 +2,7 @@
 
 Modules that hold settings (the schemes) write `from hkd_hpc.lazy import torch`; everything else imports torch itself.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -20,12 +21,18 @@ class LazyModule(types.ModuleType):
 
 
 def torch_environment(threads: int) -> dict[str, str]:
-    """What must be in the environment before torch is imported: threads of this process, and huge pages for large tensors.
+    """What must be in the environment before torch is imported: threads of this process, and huge pages for large
+    tensors.
 
     Huge pages (where the system grants them on request) save a twentieth of a ResNet18's training time on CPUs.
     CUBLAS_WORKSPACE_CONFIG is what cuBLAS needs to give the same bits in each run (run.deterministic).
     """
-    return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
+    return {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "THP_MEM_ALLOC_ENABLE": "1",
+    }
 
 
 torch = LazyModule("torch")

@@ -5,11 +5,12 @@ vector (64 or 32), followed by one Linear classifier: 11,209,994 (CIFAR10), 11,2
 parameters. The paper says that BatchNorm ends its extractor; these counts say that none does (`model.latent_norm`).
 torchvision is imported only for its own models: it costs seconds a rank.
 """
+
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -46,8 +47,13 @@ class Net(nn.Module):
         return getattr(self.extractor, names[0] if names else "last_stage")
 
 
-def build(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int], seed: int,
-          device: torch.device | str = "cpu") -> nn.Module:
+def build(
+    settings: ModelSettings,
+    classes: int,
+    image_shape: tuple[int, int, int],
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
     """The network with the initial weights of this seed, made for `device`; torch's global generator is left as it was.
 
     The order of the weights in memory, and so in a flat buffer, is the same for every device.
@@ -86,13 +92,21 @@ def train_in_bf16(net: nn.Module) -> None:
 
 def small(settings: ModelSettings, channels: int) -> nn.Module:
     """Three strided convolutions with BatchNorm: about 100,000 parameters, for runs of minutes on a laptop."""
+
     def stage(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
-    return nn.Sequential(OrderedDict(stage1=stage(channels, 32), stage2=stage(32, 64), stage3=stage(64, 128),
-                                     pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
-                                     fc=nn.Linear(128, settings.latent)))
+    return nn.Sequential(
+        OrderedDict(
+            stage1=stage(channels, 32),
+            stage2=stage(32, 64),
+            stage3=stage(64, 128),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(128, settings.latent),
+        )
+    )
 
 
 def resnet18(settings: ModelSettings, channels: int) -> nn.Module:
@@ -116,7 +130,10 @@ def shufflenet_v2(settings: ModelSettings, channels: int) -> nn.Module:
 
 
 EXTRACTORS: dict[str, Callable[[ModelSettings, int], nn.Module]] = {
-    "small": small, "resnet18": resnet18, "shufflenet_v2": shufflenet_v2}
+    "small": small,
+    "resnet18": resnet18,
+    "shufflenet_v2": shufflenet_v2,
+}
 
 
 def replace_batch_norm(module: nn.Module) -> None:
@@ -140,15 +157,19 @@ def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int
     try:
         net = cls(classes, settings.latent) if isinstance(cls, type) else None
     except Exception as error:
-        raise UsageError(f"{what}: {place_of(error)}{cls.__name__}({classes}, {settings.latent}) raised "
-                         f"{type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{what}: {place_of(error)}{cls.__name__}({classes}, {settings.latent}) raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
         raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
     out = probe(net, image_shape, what)
     shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
     if shapes != [(2, settings.latent), (2, classes)]:
-        raise UsageError(f"{what}: forward must return (feature_BD, logits_BC) with C = {classes} and D = "
-                         f"{settings.latent}; for B = 2 it gave {shapes or type(out).__name__}")
+        raise UsageError(
+            f"{what}: forward must return (feature_BD, logits_BC) with C = {classes} and D = "
+            f"{settings.latent}; for B = 2 it gave {shapes or type(out).__name__}"
+        )
     return net
 
 
@@ -159,7 +180,9 @@ def probe(net: nn.Module, image_shape: tuple[int, int, int], what: str):
         with torch.no_grad():
             return net(torch.zeros(2, *image_shape))
     except Exception as error:
-        raise UsageError(f"{what}: {place_of(error)}forward on float32 images of shape {(2, *image_shape)} raised "
-                         f"{type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{what}: {place_of(error)}forward on float32 images of shape {(2, *image_shape)} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
     finally:
         net.train()

@@ -1,4 +1,5 @@
 """Adam on the flat buffer: one fused call a step, no optimiser object (torch.optim would import torch._dynamo)."""
+
 from __future__ import annotations
 
 import torch
@@ -25,8 +26,21 @@ class Adam:
 
     def step(self, lr: float | torch.Tensor) -> None:
         self.taken.add_(1)
-        torch._fused_adam_(self.parameters, self.gradients, self.means, self.squares, [], self.steps, lr=lr, beta1=0.9,
-                           beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+        torch._fused_adam_(
+            self.parameters,
+            self.gradients,
+            self.means,
+            self.squares,
+            [],
+            self.steps,
+            lr=lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def clip_gradients(parts: list[torch.Tensor], norm: float) -> None:

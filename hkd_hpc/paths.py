@@ -1,5 +1,6 @@
 """Names of files as people write them: with ~ and $VARIABLES. A shell leaves both as they are in `--out='~/x'`, and so
 does a TOML file; to take them literally would make a folder named `~`."""
+
 from __future__ import annotations
 
 import argparse
@@ -21,12 +22,15 @@ def expanded(path: str | os.PathLike, what: str) -> str:
     path = os.fspath(path)
     unset = [name for name in VARIABLE.findall(path) if not os.environ.get(name.strip("{}"))]
     if unset and not _is_there(path):
-        raise LocalUsageError(f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the whole "
-                              "path")
+        raise LocalUsageError(
+            f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the whole path"
+        )
     found = os.path.expandvars(os.path.expanduser(path))
     if path.startswith("~") and found.startswith("~"):
-        raise LocalUsageError(f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the whole path, "
-                              "or ./~ for a file of that name")
+        raise LocalUsageError(
+            f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the whole path, "
+            "or ./~ for a file of that name"
+        )
     return found
 
 
@@ -40,4 +44,4 @@ def path_argument(text: str) -> Path:
 
 def _is_there(path: str) -> bool:
     """Whether all of its parts with a `$` name files."""
-    return os.path.lexists(path[:path.rindex("$")] + path[path.rindex("$"):].partition("/")[0])
+    return os.path.lexists(path[: path.rindex("$")] + path[path.rindex("$") :].partition("/")[0])

@@ -3,6 +3,7 @@
 A client's report and the server's message are each one record; a rank hosting k clients sends k records. Absent classes
 are rows of zeros with count 0, so that sizes never depend on the data.
 """
+
 from __future__ import annotations
 
 import math
@@ -26,9 +27,11 @@ def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
     nbytes = real_type().itemsize * _count(tensors) + 8 * (_count(numbers) + _count(whole))
     if nbytes > LIMIT_BYTES:
         largest = max(tensors, key=lambda name: math.prod(tensors[name]), default="")
-        raise UsageError(f"a report or message of the scheme has {nbytes:,} bytes, the most in {largest!r}, and at most "
-                         f"{LIMIT_BYTES:,} can travel beside the weights; use fewer classes or public images, or a "
-                         "smaller model.latent")
+        raise UsageError(
+            f"a report or message of the scheme has {nbytes:,} bytes, the most in {largest!r}, and at most "
+            f"{LIMIT_BYTES:,} can travel beside the weights; use fewer classes or public images, or a "
+            "smaller model.latent"
+        )
     fields = [(name, "<i8", shape) for name, shape in whole.items()]
     fields += [(name, "<f8", shape) for name, shape in numbers.items()]
     inner = [(name, real_type(), shape) for name, shape in tensors.items()]

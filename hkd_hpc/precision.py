@@ -3,6 +3,7 @@
 It is float32 in every run. The tests set float64 (torch.set_default_dtype) and compare whole rounds with oracles: in
 float32 the last bit of a tiny gradient, which each kind of CPU rounds its own way, is a whole step of Adam.
 """
+
 from __future__ import annotations
 
 import numpy as np

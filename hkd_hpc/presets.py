@@ -17,20 +17,37 @@ wrong sign; H in October 2023 and since. lam reaches FedMD and FedProto as well.
 trains on knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch;
 S is in float64 and passes each batch twice, so that BatchNorm's momentum acts twice.
 """
+
 from __future__ import annotations
 
 _PAPER = {
-    "data.fraction": 0.1, "data.beta": 0.5, "data.partition": "dirichlet",
-    "fed.clients": 10, "fed.rounds": 50, "fed.participation": 1.0,
-    "train.epochs": 5, "train.batch_size": 64, "train.lr": 1e-3, "train.lr_schedule": "halve",
+    "data.fraction": 0.1,
+    "data.beta": 0.5,
+    "data.partition": "dirichlet",
+    "fed.clients": 10,
+    "fed.rounds": 50,
+    "fed.participation": 1.0,
+    "train.epochs": 5,
+    "train.batch_size": 64,
+    "train.lr": 1e-3,
+    "train.lr_schedule": "halve",
 }
 
-_CODE_TRAINING = {"train.lr_schedule": "constant", "train.clip_norm": 1.1, "train.drop_last": True,
-                  "fed.average": "uniform"}
+_CODE_TRAINING = {
+    "train.lr_schedule": "constant",
+    "train.clip_norm": 1.1,
+    "train.drop_last": True,
+    "fed.average": "uniform",
+}
 
 _CODE = {
-    **_CODE_TRAINING, "data.partition": "heuristic", "data.beta": 0.5,
-    "scheme.nu": 0.0, "scheme.noise": "code", "scheme.aggregation": "last", "scheme.feature_loss": "mse",
+    **_CODE_TRAINING,
+    "data.partition": "heuristic",
+    "data.beta": 0.5,
+    "scheme.nu": 0.0,
+    "scheme.noise": "code",
+    "scheme.aggregation": "last",
+    "scheme.feature_loss": "mse",
     "scheme.public_batchnorm": "train",
 }
 
@@ -40,8 +57,13 @@ PRESETS: dict[str, dict] = {
     "svhn": {**_PAPER, "data.name": "svhn", "model.name": "shufflenet_v2", "model.latent": 32},
     "repaired": {"scheme.nu_rule": "relative", "scheme.nu": 1.0},
     "fedprox-code": {"scheme.name": "fedprox", "scheme.mu": 0.01},
-    "fedgen-paper": {"scheme.name": "fedgen", "scheme.form": "paper", "scheme.alpha": 1.0, "scheme.beta": 0.0,
-                     "scheme.decay": 1.0},
+    "fedgen-paper": {
+        "scheme.name": "fedgen",
+        "scheme.form": "paper",
+        "scheme.alpha": 1.0,
+        "scheme.beta": 0.0,
+        "scheme.decay": 1.0,
+    },
     "code-training": _CODE_TRAINING,
     "code-S": {**_CODE, "scheme.lam": 0.1, "scheme.gamma": 0.1, "scheme.soft_loss": "kl_wrong_sign"},
     "code-H": {**_CODE, "scheme.lam": 0.05, "scheme.gamma": 0.05, "scheme.soft_loss": "kl"},

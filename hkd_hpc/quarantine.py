@@ -1,8 +1,9 @@
-"""Which clients may enter the average: none with NaN, infinity or absurd sizes in its weights, buffers, knowledge or loss,
-nor with logits on its own test or validation images that are not finite.
+"""Which clients may enter the average: none with NaN, infinity or absurd sizes in its weights, buffers, knowledge or
+loss, nor with logits on its own test or validation images that are not finite.
 
 A client that may not counts with weight 0, the others are renormalised, and the first bad tensor is told and recorded.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,8 +15,16 @@ from hkd_hpc.flat import FlatModel
 
 OK, REFUSED, NO_DATA, BAD_REPORT, BAD_LOSS, DROPPED, LATE, BAD_TEST = range(8)
 BAD = (REFUSED, BAD_REPORT, BAD_LOSS, BAD_TEST)
-STATUS = {OK: "ok", REFUSED: "weights", NO_DATA: "too few images to train", BAD_REPORT: "report to the server",
-          BAD_LOSS: "loss", BAD_TEST: "predictions", DROPPED: "did not answer (fed.drop_rate)", LATE: "came too late (fed.straggler_rate)"}
+STATUS = {
+    OK: "ok",
+    REFUSED: "weights",
+    NO_DATA: "too few images to train",
+    BAD_REPORT: "report to the server",
+    BAD_LOSS: "loss",
+    BAD_TEST: "predictions",
+    DROPPED: "did not answer (fed.drop_rate)",
+    LATE: "came too late (fed.straggler_rate)",
+}
 UPDATE = "change of all weights, L2 norm"
 TESTS = ("local test", "validation")  # the number that goes with them: images whose logits are not finite
 NONFINITE = "images whose logits are not finite"
@@ -32,15 +41,26 @@ class Finding:
 
 def names(flat: FlatModel, reports, terms) -> list[str]:
     """All that a Finding can name, the same on every rank, so that its place in this list can travel."""
-    return [UPDATE, *TESTS, *(slot.name for slot in flat.slots), *(f"report {name}" for name in reports),
-            *(f"loss {term}" for term in terms)]
+    return [
+        UPDATE,
+        *TESTS,
+        *(slot.name for slot in flat.slots),
+        *(f"report {name}" for name in reports),
+        *(f"loss {term}" for term in terms),
+    ]
 
 
 def bad_weights(flat: FlatModel) -> Finding | None:
     """The first tensor of the model with a number that is not finite, or beyond aggregate.LIMIT."""
     tensors = flat.tensors()
-    return next((Finding(REFUSED, name, value) for name, tensor in tensors.items()
-                 if (value := bad_number(tensor)) is not None), None)
+    return next(
+        (
+            Finding(REFUSED, name, value)
+            for name, tensor in tensors.items()
+            if (value := bad_number(tensor)) is not None
+        ),
+        None,
+    )
 
 
 def bad_update(flat: FlatModel, received_V: torch.Tensor, max_norm: float) -> Finding | None:
@@ -64,8 +84,14 @@ def bad_report(report: dict[str, torch.Tensor], max_norm: float) -> Finding | No
 
 def bad_loss(loss_by_term: dict[str, float]) -> Finding | None:
     """The first term that is not finite."""
-    return next((Finding(BAD_LOSS, f"loss {term}", value) for term, value in loss_by_term.items()
-                 if not abs(value) < float("inf")), None)
+    return next(
+        (
+            Finding(BAD_LOSS, f"loss {term}", value)
+            for term, value in loss_by_term.items()
+            if not abs(value) < float("inf")
+        ),
+        None,
+    )
 
 
 def bad_test(*nonfinite: int) -> Finding | None:

@@ -1,4 +1,5 @@
 """What rank 0 prints: plain lines, no escape codes, flushed at once so that a killed job leaves a readable log."""
+
 from __future__ import annotations
 
 import json
@@ -24,7 +25,9 @@ def warn(text: str) -> None:
 
 
 def _write(stream, text: str) -> None:
-    """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not printed."""
+    """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not
+    printed.
+    """
     try:
         print(printable(text, stream), file=stream, flush=True)
     except OSError:
@@ -83,8 +86,10 @@ def progress_line(history, clock: Clock, terms) -> str:
     width = len(str(clock.rounds))
     losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
     local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
-    return (f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {local}  global {whole}  |  "
-            f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left")
+    return (
+        f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {local}  global {whole}  |  "
+        f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left"
+    )
 
 
 def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dict[str, float]:
@@ -99,8 +104,14 @@ def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dic
     return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(finite.max())}
 
 
-READ_THRICE = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "local_test_accuracy_std", "global_test_accuracy",
-               "local_val_accuracy", "global_val_accuracy")
+READ_THRICE = (
+    "local_test_accuracy",
+    "local_test_accuracy_worst_tenth",
+    "local_test_accuracy_std",
+    "global_test_accuracy",
+    "local_val_accuracy",
+    "global_val_accuracy",
+)
 
 GLOBAL_STATISTICS = {"average": "averaged", "local": "averaged", "reestimate": "re-estimated"}
 
@@ -114,43 +125,62 @@ def warnings_text(warnings: list[str]) -> str:
 def spoilt_text(history) -> str:
     """In how many rounds the global model had no accuracy; empty where it always had one."""
     spoilt = int((history.spoilt("global_test_accuracy") | history.spoilt("global_val_accuracy")).sum())
-    return (f"in {spoilt} of {len(history)} rounds: the global model's logits were not finite, so that it has no accuracy there"
-            if spoilt else "")
+    return (
+        f"in {spoilt} of {len(history)} rounds: the global model's logits were not finite, so that it has no accuracy "
+        "there"
+        if spoilt
+        else ""
+    )
 
 
 def nonfinite_text(tested: dict) -> str:
-    """logits that are not finite on 3 of 100 images of the test split; empty where all are finite. `tested`: evaluate.Tested
-    by the name of the images."""
+    """logits that are not finite on 3 of 100 images of the test split; empty where all are finite. `tested`:
+    evaluate.Tested by the name of the images."""
     parts = [f"{test.nonfinite} of {test.n} images of {name}" for name, test in tested.items() if test.nonfinite]
     return f"logits that are not finite on {', '.join(parts)}" if parts else ""
 
 
 def changes_text(changes_json: str) -> str:
-    """after round 2: fed.rounds 2 -> 4; what changed in the middle of the run, by --allow-change or beside the settings"""
-    return "; ".join(f"after round {change.pop('after_round')}: {identity.text_of(change)}" for change in json.loads(changes_json))
+    """after round 2: fed.rounds 2 -> 4; what changed in the middle of the run, by --allow-change or beside the
+    settings
+    """
+    return "; ".join(
+        f"after round {change.pop('after_round')}: {identity.text_of(change)}" for change in json.loads(changes_json)
+    )
 
 
 def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     """The small table at the end."""
     lines = ["", f"{'accuracy':44s}{'last round':>12s}{'mean last 5':>13s}{'oracle':>9s}"]
-    for name, title in (("local_test_accuracy", "local (own model, own test)"),
-                        ("local_test_accuracy_worst_tenth", "  worst tenth of the clients"),
-                        ("local_test_accuracy_std", "  spread over the clients (std)"),
-                        ("local_val_accuracy", "local, on validation images"),
-                        ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
-                        ("global_val_accuracy", "global, on validation images")):
+    for name, title in (
+        ("local_test_accuracy", "local (own model, own test)"),
+        ("local_test_accuracy_worst_tenth", "  worst tenth of the clients"),
+        ("local_test_accuracy_std", "  spread over the clients (std)"),
+        ("local_val_accuracy", "local, on validation images"),
+        ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
+        ("global_val_accuracy", "global, on validation images"),
+    ):
         if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name and not history.spoilt(name).any():
             continue
-        lines.append(f"  {title:42s}" + "".join(f"{number_text(summary[f'{name}_{kind}']):>{width}s}" for kind, width in
-                                                  (("last", 12), ("mean_last_5", 13), ("oracle", 9))))
-    for name, title in (("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by clients"),
-                        ("global_on_local_test_accuracy", "global model on the clients' own tests"),
-                        ("finetuned_on_local_test_accuracy", "global model fine-tuned by each client")):
+        lines.append(
+            f"  {title:42s}"
+            + "".join(
+                f"{number_text(summary[f'{name}_{kind}']):>{width}s}"
+                for kind, width in (("last", 12), ("mean_last_5", 13), ("oracle", 9))
+            )
+        )
+    for name, title in (
+        ("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by clients"),
+        ("global_on_local_test_accuracy", "global model on the clients' own tests"),
+        ("finetuned_on_local_test_accuracy", "global model fine-tuned by each client"),
+    ):
         if name not in summary:
             continue
         lines.append(f"  {title:44s}{number_text(summary[name]):>10s}")
-    lines.append(f"  {'baseline: majority class, local / global':44s}"
-                 f"{number_text(baselines['local_majority']) + ' / ' + number_text(baselines['global_majority']):>10s}")
+    lines.append(
+        f"  {'baseline: majority class, local / global':44s}"
+        f"{number_text(baselines['local_majority']) + ' / ' + number_text(baselines['global_majority']):>10s}"
+    )
     lines.append(f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}")
     lines += ["  oracle = the best round, chosen on the test set: not a result", ""]
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
@@ -164,8 +194,10 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
 def bytes_lines(history) -> list[str]:
     """Bytes a round by kind: what the paper counts, and what the communicator moved."""
     lines = []
-    for group, kinds, title in (("payload_bytes", PAYLOAD_KINDS, "payload a round (paper's count, all clients)"),
-                                ("wire_bytes", WIRE_KINDS, "wire a round (communicator, all ranks)")):
+    for group, kinds, title in (
+        ("payload_bytes", PAYLOAD_KINDS, "payload a round (paper's count, all clients)"),
+        ("wire_bytes", WIRE_KINDS, "wire a round (communicator, all ranks)"),
+    ):
         means = {kind: history.column(f"{group}/{kind}").sum() / max(len(history), 1) for kind in kinds}
         parts = [f"{kind} {bytes_text(mean)}" for kind, mean in means.items() if mean]
         lines.append(f"{title}: {', '.join(parts) or 'nothing'}")
@@ -180,5 +212,8 @@ def seconds_lines(history) -> list[str]:
 
 def files_lines(folder) -> list[str]:
     newest = folder.checkpoints()[0][1] if folder.checkpoints() else "none"
-    return [f"metrics     {folder.metrics_path}", f"checkpoint  {newest}",
-            f"models      python -m hkd_hpc.export {folder.path} --out global.pt"]
+    return [
+        f"metrics     {folder.metrics_path}",
+        f"checkpoint  {newest}",
+        f"models      python -m hkd_hpc.export {folder.path} --out global.pt",
+    ]

@@ -1,4 +1,5 @@
 """Named random streams: every draw is a function of (seed, purpose, round, client), never of a rank or of an order."""
+
 from __future__ import annotations
 
 import hashlib

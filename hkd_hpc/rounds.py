@@ -5,6 +5,7 @@
 
 Every rank makes the same collective calls in the same order in every round, whatever its clients do.
 """
+
 from __future__ import annotations
 
 import math
@@ -26,7 +27,9 @@ from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.worker import Worker, unpack_counters
 
-CHUNK_BYTES = 1 << 20  # of each rank: larger blocks leave the cache, smaller ones cost meetings (measured, 3 and 11 ranks)
+CHUNK_BYTES = (
+    1 << 20
+)  # of each rank: larger blocks leave the cache, smaller ones cost meetings (measured, 3 and 11 ranks)
 
 
 @dataclass
@@ -109,7 +112,9 @@ def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> N
 
 
 def with_statistics_of(job: Job, clients: list[int], kind: str) -> torch.Tensor:
-    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live here."""
+    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live
+    here.
+    """
     job.worker.measure_statistics(clients, job.weights_V, job.counters)
     values_V, parameters = job.weights_V.clone(), len(job.bench.flat.parameters_P)
     mean_into(job, values_V[parameters:], job.worker.statistics_sum, kind)
@@ -174,10 +179,16 @@ def state_shapes(job: Job, round: int) -> payload.Shapes:
 
 
 def pack_state(shapes: payload.Shapes, state: dict) -> np.ndarray:
-    """A client's state (tensors or arrays by name) as uint8: float32s, first which it holds, then all, absent ones 0."""
+    """A client's state (tensors or arrays by name) as uint8: float32s, first which it holds, then all, absent ones
+    0.
+    """
     held = np.array([name in state for name in shapes], real_type())
-    parts = [torch.as_tensor(state[name]).detach().cpu().numpy().reshape(-1) if name in state
-             else np.zeros(math.prod(shape), real_type()) for name, shape in shapes.items()]
+    parts = [
+        torch.as_tensor(state[name]).detach().cpu().numpy().reshape(-1)
+        if name in state
+        else np.zeros(math.prod(shape), real_type())
+        for name, shape in shapes.items()
+    ]
     return np.concatenate([held, *parts], dtype=real_type()).view(np.uint8)
 
 
@@ -185,8 +196,7 @@ def unpack_state(shapes: payload.Shapes, block: np.ndarray) -> dict[str, np.ndar
     """The inverse of `pack_state`: what is held, as float32 arrays of their own."""
     ends = np.cumsum([len(shapes), *map(math.prod, shapes.values())])
     held, *parts = np.split(block.view(real_type()), ends)
-    return {name: np.array(part).reshape(shape)
-            for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
+    return {name: np.array(part).reshape(shape) for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
 
 
 def clients_at(job: Job, place: int) -> list[int | None]:
@@ -199,9 +209,9 @@ def gather_in_chunks(job: Job, block: np.ndarray) -> np.ndarray | None:
     """(size, bytes) on rank 0. In pieces, so that no transport needs a second copy of everything."""
     rows = np.empty((job.comm.size, len(block)), np.uint8) if job.server else None
     for start in range(0, len(block), CHUNK_BYTES):
-        part = job.comm.gather(block[start:start + CHUNK_BYTES], "state")
+        part = job.comm.gather(block[start : start + CHUNK_BYTES], "state")
         if job.server:
-            rows[:, start:start + CHUNK_BYTES] = part
+            rows[:, start : start + CHUNK_BYTES] = part
     return rows
 
 

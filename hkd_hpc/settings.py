@@ -3,6 +3,7 @@
 A section is a frozen dataclass whose fields are made with `setting(default, help, ...)`; its annotations are one of
 "int", "float", "bool", "str", each optionally followed by " | None".
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,8 +16,9 @@ from typing import Any
 
 from hkd_hpc.errors import UsageError
 
-
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # Python also takes 1_0, spaces and other scripts
+NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+)  # Python also takes 1_0, spaces and other scripts
 KINDS = ("int", "float", "bool", "str")
 LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the other: apth and path
 
@@ -36,8 +38,7 @@ def allowed_text(field: dataclasses.Field) -> str:
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
     signs = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
-    bounds = [f"{sign} {meta[name]}" for name, sign in signs
-              if meta.get(name) is not None]
+    bounds = [f"{sign} {meta[name]}" for name, sign in signs if meta.get(name) is not None]
     text = " ".join([words, " and ".join(bounds)]).strip()
     return text + " or none" if type_text(field).endswith("| None") else text
 
@@ -87,7 +88,7 @@ def _to_int(value: Any) -> int:
 
 
 def _to_float(value: Any) -> float:
-    if isinstance(value, bool) or isinstance(value, str) and not NUMBER.fullmatch(value):
+    if isinstance(value, bool) or (isinstance(value, str) and not NUMBER.fullmatch(value)):
         raise ValueError
     number = float(value)
     if not math.isfinite(number):
@@ -116,11 +117,13 @@ def _fail():
 def _in_range(meta, value) -> bool:
     if value is None:
         return True
-    return ((not meta.get("choices") or value in meta["choices"])
-            and (meta.get("low") is None or value >= meta["low"])
-            and (meta.get("above") is None or value > meta["above"])
-            and (meta.get("high") is None or value <= meta["high"])
-            and (meta.get("below") is None or value < meta["below"]))
+    return (
+        (not meta.get("choices") or value in meta["choices"])
+        and (meta.get("low") is None or value >= meta["low"])
+        and (meta.get("above") is None or value > meta["above"])
+        and (meta.get("high") is None or value <= meta["high"])
+        and (meta.get("below") is None or value < meta["below"])
+    )
 
 
 def build(section: str, cls: type, values: dict[str, Any]):
@@ -129,11 +132,17 @@ def build(section: str, cls: type, values: dict[str, Any]):
     Defaults are checked like values: a default of one's own scheme must be one that can be stored and read again.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    return cls(**{name: check(f"{section}.{name}", field, values.get(name, field.default)) for name, field in fields.items()})
+    return cls(
+        **{name: check(f"{section}.{name}", field, values.get(name, field.default)) for name, field in fields.items()}
+    )
 
 
-def unknown(word: str, known: Iterable[str], listed: str = "python -m hkd_hpc.train --help lists them",
-            of_others: Mapping[str, str] = MappingProxyType({})) -> str:
+def unknown(
+    word: str,
+    known: Iterable[str],
+    listed: str = "python -m hkd_hpc.train --help lists them",
+    of_others: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """'x: no such setting; did you mean y?'; where nothing is near, where all are listed.
 
     of_others: {name: how to tell it} of settings that cannot be given here, named where none of the known ones is near.
@@ -157,3 +166,8 @@ def likeness(word: str, name: str) -> float:
     """0 to 1; a word of a name of several words is like it, and a long form of a short name (lambda, lam)."""
     related = word in name.split("_") or (word.startswith(name) and len(word) <= 2 * len(name))
     return max(LEAST_LIKENESS * related, difflib.SequenceMatcher(None, word, name).ratio())
+
+
+def first_paragraph(doc: str | None) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((doc or "").strip().split("\n\n")[0].split())

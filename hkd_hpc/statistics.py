@@ -4,6 +4,7 @@ Runs of one seed share data, initial weights, cohorts and batches, so schemes ar
 seed each. The interval is Student's t; the decision is an exact sign-flip test (Fisher 1935: under no difference each
 sign is a fair coin), which asks nothing of their distribution but symmetry, corrected by Holm (1979) over the schemes.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,7 +23,9 @@ def interval(values) -> tuple[float, float]:
     array = np.asarray(values, float)
     if len(array) < 2:
         return float(array.mean()), float("nan")
-    return float(array.mean()), float(stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array)))
+    return float(array.mean()), float(
+        stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    )
 
 
 def sign_flip_p(difference_S) -> float:
@@ -35,16 +38,20 @@ def sign_flip_p(difference_S) -> float:
 
 
 def _signs(count: int) -> np.ndarray:
-    """All patterns (2 ** count, count) of +1 and -1; beyond MOST_FLIPPED a fixed draw of them, the observed one among them."""
+    """All patterns (2 ** count, count) of +1 and -1; beyond MOST_FLIPPED a fixed draw of them, the observed one among
+    them.
+    """
     if count <= MOST_FLIPPED:
-        return 1.0 - 2.0 * ((np.arange(2 ** count)[:, None] >> np.arange(count)) & 1)
-    drawn = 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, (2 ** MOST_FLIPPED, count))
+        return 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
+    drawn = 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, (2**MOST_FLIPPED, count))
     drawn[0] = 1.0
     return drawn
 
 
 def holm(p_by_name: dict[str, float]) -> dict[str, float]:
-    """Holm's corrected p of each of a family: the chance that any is called a difference where none is stays at the level."""
+    """Holm's corrected p of each of a family: the chance that any is called a difference where none is stays at the
+    level.
+    """
     corrected, largest = {}, 0.0
     for rank, name in enumerate(sorted(p_by_name, key=p_by_name.get)):
         largest = max(largest, min(1.0, (len(p_by_name) - rank) * p_by_name[name]))
@@ -53,12 +60,15 @@ def holm(p_by_name: dict[str, float]) -> dict[str, float]:
 
 
 def seeds_needed(family: int) -> int:
-    """The fewest seeds with which the exact test can call one of `family` differences after the correction: 6 for one."""
+    """The fewest seeds with which the exact test can call one of `family` differences after the correction: 6 for
+    one.
+    """
     return 1 + math.ceil(math.log2(family / LEVEL))
 
 
 def verdicts(difference_S_by_name: dict[str, np.ndarray]) -> dict[str, str]:
-    """By scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not do.
+    """By scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not
+    do.
 
     difference_S_by_name: scheme - reference, one value a seed, without NaN; all of one column, which are one family.
     """

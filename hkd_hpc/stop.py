@@ -5,6 +5,7 @@ All ranks agree at the end of the round, the checkpoint is written whether it wa
 STOPPED, so that whoever started the job can tell "go on with --resume" from success and failure. SIGTERM still ends the
 job at once.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +25,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Within it the signals are noted instead of ending the process; in another than the main thread they cannot be."""
+        """Within it the signals are noted instead of ending the process; in another than the main thread they cannot
+        be.
+        """
         main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self._note) for number in SIGNALS} if main else {}
         try:

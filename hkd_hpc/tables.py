@@ -1,12 +1,17 @@
 """Accuracies over seeds as text: mean, 95 % interval, tables in Markdown."""
+
 from __future__ import annotations
 
 from hkd_hpc.statistics import interval
 
 # column: its name in the summary of a run
-COLUMNS = {"local": "local_test_accuracy_last", "worst tenth": "local_test_accuracy_worst_tenth_last",
-           "global": "global_test_accuracy_last", "global, BN re-estimated": "global_test_accuracy_batchnorm_reestimated",
-           "fine-tuned": "finetuned_on_local_test_accuracy"}
+COLUMNS = {
+    "local": "local_test_accuracy_last",
+    "worst tenth": "local_test_accuracy_worst_tenth_last",
+    "global": "global_test_accuracy_last",
+    "global, BN re-estimated": "global_test_accuracy_batchnorm_reestimated",
+    "fine-tuned": "finetuned_on_local_test_accuracy",
+}
 
 
 def mean_with_interval(values) -> str:

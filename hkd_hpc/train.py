@@ -1,10 +1,11 @@
 """Train: `mpirun -n 11 python -m hkd_hpc.train [options] [section.key=value ...]`; --help lists them all.
 
-Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that the
-job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not cost
-the minute that importing it takes many ranks); rounds.
+Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that
+the job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not
+cost the minute that importing it takes many ranks); rounds.
 Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 stopped by a signal (--resume goes on).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, config as config_module, environment, identity, presets, report, versions
+from hkd_hpc import __version__, environment, identity, presets, report, versions
+from hkd_hpc import config as config_module
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control import leave
 from hkd_hpc.comm.world import guess_rank
@@ -61,20 +63,45 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m hkd_hpc.train", add_help=False, allow_abbrev=False,
-                    description="Federated training; one MPI rank is one client, rank 0 the server.")
-    parser.add_argument("--preset", action="append", default=[], metavar="P",
-                        help="named settings, may be repeated: " + ", ".join(presets.PRESETS))
-    parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, one table per section; or from the "
-                        "config.json of a run, which is repeated")
+    parser = Parser(
+        prog="python -m hkd_hpc.train",
+        add_help=False,
+        allow_abbrev=False,
+        description="Federated training; one MPI rank is one client, rank 0 the server.",
+    )
+    parser.add_argument(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="P",
+        help="named settings, may be repeated: " + ", ".join(presets.PRESETS),
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings from a TOML file, one table per section; or from the config.json of a run, which is repeated",
+    )
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)")
-    parser.add_argument("--resume", action="store_const", const="run", help="go on from the newest good checkpoint in --out")
-    parser.add_argument("--resume=auto", action="store_const", const="auto", dest="resume",
-                        help="the same, or begin a new run where --out holds none, as jobs do that may be requeued")
-    parser.add_argument("--allow-change", action="store_true",
-                        help="with --resume: go on with other settings from here; recorded in the run")
-    parser.add_argument("--strict-code", action="store_true",
-                        help="with --resume: refuse to go on with other code than that of the rounds before")
+    parser.add_argument(
+        "--resume", action="store_const", const="run", help="go on from the newest good checkpoint in --out"
+    )
+    parser.add_argument(
+        "--resume=auto",
+        action="store_const",
+        const="auto",
+        dest="resume",
+        help="the same, or begin a new run where --out holds none, as jobs do that may be requeued",
+    )
+    parser.add_argument(
+        "--allow-change",
+        action="store_true",
+        help="with --resume: go on with other settings from here; recorded in the run",
+    )
+    parser.add_argument(
+        "--strict-code",
+        action="store_true",
+        help="with --resume: refuse to go on with other code than that of the rounds before",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print settings, plan, class histogram, memory and stop")
     parser.add_argument("--help", "-h", action="store_true", help="this text and all settings")
     parser.add_argument("--version", action="store_true", help="the version")
@@ -102,8 +129,17 @@ def parse(arguments: list[str]) -> Request | str:
     if options.strict_code and not options.resume:
         raise UsageError("--strict-code: is for --resume; a new run takes any code")
     out = None if options.out is None else Path(os.path.abspath(expanded(options.out, "--out ")))
-    return Request(config_module.absolute_paths(config), asked, soft, out, options.resume is not None,
-                   options.resume == "auto", options.allow_change, options.strict_code, options.dry_run)
+    return Request(
+        config_module.absolute_paths(config),
+        asked,
+        soft,
+        out,
+        options.resume is not None,
+        options.resume == "auto",
+        options.allow_change,
+        options.strict_code,
+        options.dry_run,
+    )
 
 
 def understand(arguments: list[str]) -> tuple[Request | str | None, Exception | None]:
@@ -119,7 +155,9 @@ def look_first(request: Request) -> None:
     try:
         look_at_folder(request)
     except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
-        raise UsageError(f"--out {request.out}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from None
+        raise UsageError(
+            f"--out {request.out}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
+        ) from None
     if not request.resume:
         check_machine(request.config)
 
@@ -156,11 +194,12 @@ def refuse_a_run(folder: RunFolder) -> None:
 
 @contextlib.contextmanager
 def run_folder(request: Request, rank: int):
-    """Rank 0: the folder, made and locked for as long as this is open; a dry run only looks at one to resume. Else None.
+    """Rank 0: the folder, made and locked for as long as this is open; a dry run only looks at one to resume. Else
+    None.
 
     What this made goes again if nothing was written to it; what was there before, or is another job's, stays.
     """
-    if rank or request.dry_run and not request.resume:
+    if rank or (request.dry_run and not request.resume):
         yield None
         return
     look_first(request)
@@ -189,7 +228,9 @@ def run_folder(request: Request, rank: int):
 
 
 def new_folder(config: Config) -> Path:
-    """runs/<time>-<scheme>-<data>-s<seed>, made here and now: of jobs that start in the same second each gets its own."""
+    """runs/<time>-<scheme>-<data>-s<seed>, made here and now: of jobs that start in the same second each gets its
+    own.
+    """
     scheme = "".join(c if c.isalnum() or c in "_-" else "_" for c in config.scheme.name)
     name = time.strftime(f"%Y%m%d-%H%M%S-{scheme}-{config.data.name}-s{config.run.seed}")
     for number in itertools.count(1):
@@ -237,8 +278,10 @@ def check_is_its_own(folder: RunFolder, config: Config) -> None:
     text = folder.record().get("config_json")
     other = identity.different(config_module.from_json(text), config) if text else ""
     if other:
-        raise UsageError(f"--resume {folder.path}: metrics.h5 is that of another run ({other}); put back the one that belongs to "
-                         "config.json, or remove it to have it written anew from the last checkpoint")
+        raise UsageError(
+            f"--resume {folder.path}: metrics.h5 is that of another run ({other}); put back the one that belongs to "
+            "config.json, or remove it to have it written anew from the last checkpoint"
+        )
 
 
 def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
@@ -248,7 +291,9 @@ def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
         return text
     newest = folder.newest_good_path()
     if newest is None:
-        raise UsageError(f"--resume {folder.path}: config.json is missing and no checkpoint is good; nothing can be gone on with")
+        raise UsageError(
+            f"--resume {folder.path}: config.json is missing and no checkpoint is good; nothing can be gone on with"
+        )
     with open_tree(newest[1]) as file:
         text = file.load("config_json")
     report.warn(f"{folder.config_path} is missing: the settings are those in {newest[1].name}")
@@ -272,8 +317,10 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
         return config_module.changed(stored, request.asked, request.soft)
     different = config_module.difference(stored, request.asked, request.soft)
     if different:
-        raise UsageError(f"--resume {folder.path}: goes on with the stored settings; {different} (--allow-change goes on "
-                         "with the others)")
+        raise UsageError(
+            f"--resume {folder.path}: goes on with the stored settings; {different} (--allow-change goes on "
+            "with the others)"
+        )
     return config_module.moved(stored, request.asked)
 
 

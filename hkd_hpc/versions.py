@@ -1,4 +1,5 @@
 """What is installed, and whether it fits. Read from package metadata: nothing is imported."""
+
 from __future__ import annotations
 
 import platform
@@ -39,12 +40,17 @@ def check(model_name: str) -> None:
 def check_torchvision(torch: str, torchvision: str | None, model_name: str) -> None:
     wanted = f"0.{numbers(torch)[1] + TORCHVISION_MINOR}"
     if torchvision is None:
-        raise UsageError(f"model.name={model_name} needs torchvision {wanted} beside torch {torch}; it is not installed")
+        raise UsageError(
+            f"model.name={model_name} needs torchvision {wanted} beside torch {torch}; it is not installed"
+        )
     if numbers(torch)[0] == 2 and numbers(torchvision)[1] != numbers(torch)[1] + TORCHVISION_MINOR:
         raise UsageError(f"torchvision {torchvision} does not belong to torch {torch}; install torchvision {wanted}.*")
 
 
 def found() -> dict[str, str]:
     """For the record of a run."""
-    return {"hkd_hpc": __version__, "python": platform.python_version(),
-            **{package: installed(package) or "not installed" for package in PACKAGES}}
+    return {
+        "hkd_hpc": __version__,
+        "python": platform.python_version(),
+        **{package: installed(package) or "not installed" for package in PACKAGES},
+    }

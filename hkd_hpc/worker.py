@@ -1,4 +1,5 @@
 """The client side of a rank: trains the clients that live here, adds their weights up, fills in their reports."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, payload, quarantine, report as log
+from hkd_hpc import evaluate, payload, quarantine
+from hkd_hpc import report as log
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
 from hkd_hpc.cohort import draw_failures
@@ -18,8 +20,15 @@ from hkd_hpc.schemes.base import Scheme, SchemeSettings
 
 def report_type(scheme, counters: int) -> np.dtype:
     """One client's report of a round. client -1: an unused place of a rank that hosts fewer clients than others."""
-    whole = {"client": (), "status": (), "weight": (), "test_n": (), "test_correct": (), "counters": (counters,),
-             "bad_tensor": ()}  # a place in quarantine.names
+    whole = {
+        "client": (),
+        "status": (),
+        "weight": (),
+        "test_n": (),
+        "test_correct": (),
+        "counters": (counters,),
+        "bad_tensor": (),
+    }  # a place in quarantine.names
     numbers = {"train_s": (), "report_s": (), "bad_value": (), "loss": (len(scheme.terms),)}
     whole |= {"val_n": (), "val_correct": ()}
     return payload.record_type(numbers, whole, scheme.report_shapes())
@@ -37,11 +46,17 @@ class Worker:
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(bench.flat, bench.scheme.report_shapes(), bench.scheme.terms)
         self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
-        self.sum = FixedPointSum(len(bench.flat.values_V), total_images, bench.flat.values_V.device, bench.flat.averaged_spans)
+        self.sum = FixedPointSum(
+            len(bench.flat.values_V), total_images, bench.flat.values_V.device, bench.flat.averaged_spans
+        )
         self.statistics_sum = FixedPointSum(len(bench.flat.statistics_S), total_images, bench.flat.values_V.device)
 
-    def train(self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool) -> np.ndarray:
-        """Train the cohort's clients that live here; returns the reports (places,). `keep`: the model is client state."""
+    def train(
+        self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool
+    ) -> np.ndarray:
+        """Train the cohort's clients that live here; returns the reports (places,). `keep`: the model is client
+        state.
+        """
         self.sum.clear()
         self.delivered.clear()
         reports = np.zeros(self.places, self.report_type)
@@ -52,7 +67,9 @@ class Worker:
         waiting = []
         for report, client in zip(reports, here):
             report["client"] = client.id
-            epochs = config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
+            epochs = (
+                config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
+            )
             if client.id in dropped or not epochs or not self.bench.can_train(client):
                 report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
             else:
@@ -60,9 +77,11 @@ class Worker:
         while waiting:
             self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.benches) == 1 else None)
             self.sum.bank()  # the models' memory is about to be used for the next clients
-            group = waiting[:len(self.lanes.benches)]
+            group = waiting[: len(self.lanes.benches)]
             before = [dict(client.state) for _, client, _ in group]
-            trained = self.lanes.train([(client, weights_V, counters, message, round, epochs) for _, client, epochs in group])
+            trained = self.lanes.train(
+                [(client, weights_V, counters, message, round, epochs) for _, client, epochs in group]
+            )
             for (report, client, _), state, each in zip(group, before, trained):
                 if keep:
                     client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
@@ -72,7 +91,7 @@ class Worker:
                 else:
                     self.delivered.append(client.id)
                 client.leave()
-            waiting = waiting[len(trained):]
+            waiting = waiting[len(trained) :]
         return reports
 
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
@@ -84,16 +103,21 @@ class Worker:
         found = self._add(client, trained)
         if found:
             report["status"], report["bad_tensor"], report["bad_value"] = (
-                found.status, self.names.index(found.tensor), found.value)
+                found.status,
+                self.names.index(found.tensor),
+                found.value,
+            )
         report["weight"] = 0 if found else len(client.y_train)
 
     def _add(self, client: Client, trained: Trained) -> Finding | None:
         """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
         flat, max_norm = client.flat, self.bench.config.fed.max_norm
-        found = (quarantine.bad_report(trained.report, max_norm)
-                 or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
-                 or quarantine.bad_update(flat, client.received_V, max_norm)
-                 or quarantine.bad_test(trained.test.nonfinite, trained.val.nonfinite))
+        found = (
+            quarantine.bad_report(trained.report, max_norm)
+            or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
+            or quarantine.bad_update(flat, client.received_V, max_norm)
+            or quarantine.bad_test(trained.test.nonfinite, trained.val.nonfinite)
+        )
         if found:
             return quarantine.bad_weights(flat) or found
         return quarantine.bad_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
@@ -112,12 +136,15 @@ class Worker:
                 evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
                 refused = self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
                 if refused:
-                    log.warn(f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global weights have "
-                             f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0")
+                    log.warn(
+                        f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global "
+                        "weights have "
+                        f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0"
+                    )
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
-        """(places, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for how
-        many its logits are not finite."""
+        """(places, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
+        how many its logits are not finite."""
         rows = np.full((self.places, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.bench.flat.load(weights_V, counters)
@@ -159,7 +186,7 @@ def unpack_counters(vector: np.ndarray, like: list[torch.Tensor]) -> list[torch.
     """The inverse of `pack_counters`, in the dtypes, shapes and devices of `like`."""
     out, start = [], 0
     for tensor in like:
-        part = torch.from_numpy(np.array(vector[start:start + tensor.numel()]))
+        part = torch.from_numpy(np.array(vector[start : start + tensor.numel()]))
         out.append(part.reshape(tensor.shape).to(device=tensor.device, dtype=tensor.dtype))
         start += tensor.numel()
     return out

@@ -1,10 +1,11 @@
 """Sweeps: many runs of hkd_hpc as one study, under SLURM or on a laptop. Imports no torch.
 
-    from jobs import Sweep, launch
-    sweep = Sweep.from_toml("jobs/specs/table1.toml")
-    study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scratch/me/study1")
-    study.wait(); print(study.table())
+from jobs import Sweep, launch
+sweep = Sweep.from_toml("jobs/specs/table1.toml")
+study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scratch/me/study1")
+study.wait(); print(study.table())
 """
+
 from jobs.launcher import launch
 from jobs.study import Study
 from jobs.sweep import Sweep

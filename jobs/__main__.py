@@ -1,4 +1,5 @@
 """python -m jobs launch SPEC.toml --executor slurm|local|debug --root DIR; status, cancel, resubmit DIR; site FILE."""
+
 from __future__ import annotations
 
 import argparse
@@ -10,31 +11,50 @@ import sys
 from hkd_hpc import report
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.train import Parser
-from jobs import watch
+from jobs import results, watch
 from jobs.checks import Problems
 from jobs.executors import SUBMIT
 from jobs.launcher import launch, options_at, plan, resubmit
 from jobs.options import Options
-from jobs import results, watch
 from jobs.site import Site
 from jobs.study import Study
 from jobs.sweep import Sweep
 
-NUMBERS = ("nodes", "cpus_per_task", "gpus_per_node", "time_min", "array_parallelism", "signal_delay_s", "parallel",
-           "allocations", "slots", "max_queued", "cores_per_node", "cores_free")
+NUMBERS = (
+    "nodes",
+    "cpus_per_task",
+    "gpus_per_node",
+    "time_min",
+    "array_parallelism",
+    "signal_delay_s",
+    "parallel",
+    "allocations",
+    "slots",
+    "max_queued",
+    "cores_per_node",
+    "cores_free",
+)
 TEXTS = ("partition", "account", "qos", "constraint", "gres", "mpi", "python")
 
 
-COMMANDS = {"launch": "submit the cells of a spec that are not complete, running or queued",
-            "status": "how every cell stands", "table": "the results, as Markdown", "cancel": "end all jobs of the study",
-            "resubmit": "launch its cells again, with the same options",
-            "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts"}
+COMMANDS = {
+    "launch": "submit the cells of a spec that are not complete, running or queued",
+    "status": "how every cell stands",
+    "table": "the results, as Markdown",
+    "cancel": "end all jobs of the study",
+    "resubmit": "launch its cells again, with the same options",
+    "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts",
+}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options, `command` among them. Raises UsageError; --help ends the process."""
-    parser = Parser(prog="python -m jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    epilog="\n".join(f"{name:10s}{text}" for name, text in COMMANDS.items()))
+    parser = Parser(
+        prog="python -m jobs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"{name:10s}{text}" for name, text in COMMANDS.items()),
+    )
     parser.add_argument("command", choices=COMMANDS, metavar="|".join(COMMANDS), help="each has its --help")
     command = parser.parse_args(arguments[:1]).command
     parser = Parser(prog=f"python -m jobs {command}", description=COMMANDS[command])
@@ -46,11 +66,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     else:
         parser.add_argument("root", metavar="DIR", help="the study's folder")
     if command == "table":
-        parser.add_argument("--strict-code", action="store_true", help="refuse runs of different code; else a line says so")
+        parser.add_argument(
+            "--strict-code", action="store_true", help="refuse runs of different code; else a line says so"
+        )
     if command == "status":
         parser.add_argument("--json", action="store_true", help="for programs")
-        parser.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="SECONDS",
-                            help="again every so many seconds (10) until nothing is running or queued")
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=float,
+            const=10.0,
+            metavar="SECONDS",
+            help="again every so many seconds (10) until nothing is running or queued",
+        )
     return parser.parse_intermixed_args(arguments[1:])
 
 
@@ -58,29 +86,59 @@ def add_launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC.toml", help="the sweep; see jobs/specs")
     command.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
     command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
-    command.add_argument("--dry-run", action="store_true", help="show what would be submitted, and what would be refused")
+    command.add_argument(
+        "--dry-run", action="store_true", help="show what would be submitted, and what would be refused"
+    )
     command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
-    command.add_argument("--site", metavar="FILE.toml", help="for all options below that are not given; see slurm/sites")
-    command.add_argument("--ranks", default=argparse.SUPPRESS, type=lambda text: int(text) if text.isdigit() else text,
-                         help="processes of a cell; clients: one for each client and one for the server (SLURM only); "
-                              "default: one, on several GPUs one for each and one for the server")
+    command.add_argument(
+        "--site", metavar="FILE.toml", help="for all options below that are not given; see slurm/sites"
+    )
+    command.add_argument(
+        "--ranks",
+        default=argparse.SUPPRESS,
+        type=lambda text: int(text) if text.isdigit() else text,
+        help="processes of a cell; clients: one for each client and one for the server (SLURM only); "
+        "default: one, on several GPUs one for each and one for the server",
+    )
     for field in dataclasses.fields(Options):
         if field.name in NUMBERS + TEXTS:
             kind = int if field.name in NUMBERS else str
-            command.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
-                                 metavar="N" if kind is int else "X", help=f"default {field.default}")
-    command.add_argument("--pack", action="store_true", default=argparse.SUPPRESS,
-                         help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
-                              "each GPU (without GPUs: on each node)")
+            command.add_argument(
+                f"--{field.name.replace('_', '-')}",
+                type=kind,
+                default=argparse.SUPPRESS,
+                metavar="N" if kind is int else "X",
+                help=f"default {field.default}",
+            )
+    command.add_argument(
+        "--pack",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
+        "each GPU (without GPUs: on each node)",
+    )
     command.add_argument("--exclusive", action="store_true", default=argparse.SUPPRESS, help="whole nodes")
-    command.add_argument("--strict-code", action="store_true", default=argparse.SUPPRESS,
-                         help="refuse where the code is not that with which cells began, or were submitted; else a line says so")
-    command.add_argument("--keep-state", action="store_true", default=argparse.SUPPRESS,
-                         help="also of finished cells: clients' state and models; else a finished cell keeps its global "
-                              "model and metrics alone")
+    command.add_argument(
+        "--strict-code",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="refuse where the code is not that with which cells began, or were submitted; else a line says so",
+    )
+    command.add_argument(
+        "--keep-state",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="also of finished cells: clients' state and models; else a finished cell keeps its global "
+        "model and metrics alone",
+    )
     command.add_argument("--mem-gb", type=float, default=argparse.SUPPRESS, metavar="N")
-    command.add_argument("--setup", action="append", default=argparse.SUPPRESS, metavar="LINE",
-                         help="shell line before srun, after the site's")
+    command.add_argument(
+        "--setup",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="LINE",
+        help="shell line before srun, after the site's",
+    )
     command.add_argument("settings", nargs="*", metavar="section.key=value", help="for all cells, over the spec's")
 
 
@@ -124,14 +182,19 @@ def run_launch(options: argparse.Namespace) -> int:
 
 def as_json(states: list[watch.CellState]) -> str:
     """Numbers that were not measured are null."""
-    rows = [{name.rstrip("_"): None if isinstance(value, float) and math.isnan(value) else value
-             for name, value in dataclasses.asdict(state).items()} for state in states]
+    rows = [
+        {
+            name.rstrip("_"): None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in dataclasses.asdict(state).items()
+        }
+        for state in states
+    ]
     return json.dumps(rows, indent=1)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done; 1 not all cells are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line for
-    each problem."""
+    """0 done; 1 not all cells are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line
+    for each problem."""
     try:
         return run(parse(sys.argv[1:] if arguments is None else arguments))
     except (UsageError, RunError) as error:

@@ -1,4 +1,5 @@
 """What would make the jobs of a launch fail, found before anything is submitted."""
+
 from __future__ import annotations
 
 import os
@@ -46,10 +47,11 @@ def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callabl
     raises UsageError."""
     files = dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)
     models = dict.fromkeys(config.model.name for config in configs) if installed_here else ()
-    return [*(partial(check_present, *place) for place in files),
-            *(partial(check_public_images, config) for config in configs
-              if schemes.get(config.scheme.name).needs_public),
-            *(partial(versions.check, name) for name in models)]
+    return [
+        *(partial(check_present, *place) for place in files),
+        *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
+        *(partial(versions.check, name) for name in models),
+    ]
 
 
 def check_public_images(config: Config) -> None:
@@ -105,18 +107,28 @@ def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
             answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
         if answer.returncode and not (is_about_size(answer.stderr) and all_down(options)):
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-            found.append(f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}"
-                         + mend(words))
+            found.append(
+                f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}"
+                + mend(words)
+            )
     return found
 
 
-SMALLER = ("fewer --ranks, --cpus-per-task or --gpus-per-node, more --nodes, or another --partition; "
-           "sinfo -o '%P %D %c %m %G %l' says what there is")
-MENDS = {"account": "another --account", "qos": "another --qos",
-         "time limit": "a shorter --time-min, or another --partition",
-         "emory": "a smaller --mem-gb", "node count": f"fewer --nodes, or as many ranks as nodes; {SMALLER}",
-         "node configuration": SMALLER, "processors": SMALLER, "gres": "another --gpus-per-node, or another --partition",
-         "partition": "another --partition; sinfo says which there are"}
+SMALLER = (
+    "fewer --ranks, --cpus-per-task or --gpus-per-node, more --nodes, or another --partition; "
+    "sinfo -o '%P %D %c %m %G %l' says what there is"
+)
+MENDS = {
+    "account": "another --account",
+    "qos": "another --qos",
+    "time limit": "a shorter --time-min, or another --partition",
+    "emory": "a smaller --mem-gb",
+    "node count": f"fewer --nodes, or as many ranks as nodes; {SMALLER}",
+    "node configuration": SMALLER,
+    "processors": SMALLER,
+    "gres": "another --gpus-per-node, or another --partition",
+    "partition": "another --partition; sinfo says which there are",
+}
 
 
 def is_about_size(words: str) -> bool:
@@ -127,12 +139,15 @@ def all_down(options: Options) -> bool:
     """Whether no node of the partition is up, as in a maintenance: jobs then wait, whatever sbatch --test-only says."""
     partition = [f"--partition={options.partition}"] if options.partition else []
     try:
-        answer = subprocess.run(["sinfo", "--noheader", "--format=%T", *partition], capture_output=True, text=True,
-                                timeout=30, check=True)
+        answer = subprocess.run(
+            ["sinfo", "--noheader", "--format=%T", *partition], capture_output=True, text=True, timeout=30, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     states = answer.stdout.split()
-    return bool(states) and all(state.startswith(("down", "drain", "maint", "fail", "reboot", "power")) for state in states)
+    return bool(states) and all(
+        state.startswith(("down", "drain", "maint", "fail", "reboot", "power")) for state in states
+    )
 
 
 def mend(words: str) -> str:

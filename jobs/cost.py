@@ -1,24 +1,30 @@
-"""What a round costs by clients, ranks and bytes: one model for the forecast of a launch and for `tools.bench --scaling`.
+"""What a round costs by clients, ranks and bytes: one model for the forecast of a launch and for `tools.bench
+--scaling`.
 
     round_s = max(train_s, server_s) + weights_s + knowledge_s + fixed_s
 
-train_s      the busiest worker (a client rank, or the GPU that some share): its clients x images x image_s, stretched by
-             stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread / sqrt(clients
-             of a worker), so by 1 + that x E[largest of w standard normal numbers], by Blom's approximation; on one machine
-             with fewer cores than ranks not less than all training and the server's work, divided by the cores
-server_s     test and checkpoint of the round before, which rank 0 makes meanwhile; where there is only one rank: after it
-weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the mean (4 bytes
+train_s      the busiest worker (a client rank, or the GPU that some share): its clients x images x image_s, stretched
+by
+             stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread /
+             sqrt(clients of a worker), so by 1 + that x E[largest of w standard normal numbers], by Blom's
+             approximation; on one machine with fewer cores than ranks not less than all training and the server's work,
+             divided by the cores
+server_s     test and checkpoint of the round before, which rank 0 makes meanwhile; where there is only one rank: after
+it weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the
+mean (4 bytes
              a number) to rank 0
 knowledge_s  one gather of reports, one broadcast of the message, one agreement, and WORDS words of rank 0 to all ranks
 fixed_s      what a round costs whatever is trained: measured, where it is known
 
-A collective costs meeting_s x peers (rank 0 hears and answers each other rank before anything moves) + pair_s x peers^2 (what of
-that grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest link + sum_byte_s x
-bytes converted, added and divided in memory; `terms` has steps and bytes of each. Steps are those of binary trees, bytes of the
-sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs word_s x peers. Ranks that share cores
-take turns: a step, and the bytes that all ranks move at once, take ranks / cores times as long. All constants of a `Network` are
-measured, or assumed and named. No torch.
+A collective costs meeting_s x peers (rank 0 hears and answers each other rank before anything moves) + pair_s x peers^2
+(what of that grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest
+link + sum_byte_s x bytes converted, added and divided in memory; `terms` has steps and bytes of each. Steps are those
+of binary trees, bytes of the sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs
+word_s x peers. Ranks that share cores
+take turns: a step, and the bytes that all ranks move at once, take ranks / cores times as long. All constants of a
+`Network` are measured, or assumed and named. No torch.
 """
+
 from __future__ import annotations
 
 import math
@@ -28,10 +34,11 @@ from statistics import NormalDist
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds: of a peer of rank 0 at a meeting, of a step between two ranks, of a byte over a link, of a byte of an exact sum in
-    memory, of a pair of peers at a meeting, of a peer whom rank 0 tells where it is.
+    """Seconds: of a peer of rank 0 at a meeting, of a step between two ranks, of a byte over a link, of a byte of an
+    exact sum in memory, of a pair of peers at a meeting, of a peer whom rank 0 tells where it is.
 
-    piece_bytes: what one call of the all-reduce moves. cores: of the one machine that all ranks share; None: a core for each.
+    piece_bytes: what one call of the all-reduce moves. cores: of the one machine that all ranks share; None: a core for
+    each.
     """
 
     meeting_s: float
@@ -49,10 +56,17 @@ class Network:
         return self.meeting_s, self.latency_s, self.byte_s, self.sum_byte_s
 
 
-# Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory. Measured:
-# what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
-CLUSTER = Network(meeting_s=3e-5, latency_s=2e-5, byte_s=1 / 12.5e9, sum_byte_s=1 / 1e11, pair_s=3e-8, word_s=1e-5,
-                  piece_bytes=math.inf)
+# Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory.
+# Measured: what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
+CLUSTER = Network(
+    meeting_s=3e-5,
+    latency_s=2e-5,
+    byte_s=1 / 12.5e9,
+    sum_byte_s=1 / 1e11,
+    pair_s=3e-8,
+    word_s=1e-5,
+    piece_bytes=math.inf,
+)
 CLUSTER_TEXT = "100 Gb/s a GPU, 20 us a step (assumed)"
 WORDS = 2  # "weights" and "message": the others are said while clients train
 SPREAD = 0.05  # of a client's training time, standard deviation / mean: like clients on like devices
@@ -64,7 +78,9 @@ def steps(ranks: int) -> int:
 
 
 def terms(collective: str, ranks: int, nbytes: float, network: Network) -> tuple[float, float, float, float]:
-    """How often a collective pays each constant of the network. nbytes: of the sum; of one rank's block; of what all get."""
+    """How often a collective pays each constant of the network. nbytes: of the sum; of one rank's block; of what all
+    get.
+    """
     if ranks < 2:
         return (0.0, 0.0, 0.0, 0.0)
     clients, pieces = ranks - 1, max(1, math.ceil(nbytes / network.piece_bytes))
@@ -82,8 +98,10 @@ def terms(collective: str, ranks: int, nbytes: float, network: Network) -> tuple
 
 def seconds(collective: str, ranks: int, nbytes: float, network: Network) -> float:
     """Of one collective."""
-    counted_s = sum(count * constant for count, constant in zip(terms(collective, ranks, nbytes, network), network.constants))
-    return counted_s + (network.pair_s * (ranks - 1)**2 if ranks > 1 else 0.0)
+    counted_s = sum(
+        count * constant for count, constant in zip(terms(collective, ranks, nbytes, network), network.constants)
+    )
+    return counted_s + (network.pair_s * (ranks - 1) ** 2 if ranks > 1 else 0.0)
 
 
 def words_s(ranks: int, network: Network) -> float:
@@ -99,8 +117,9 @@ def straggle(workers: int, clients: int, spread: float) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """What a round trains and moves. images: of a client, each as often as it is used; numbers: of the average; report_bytes: of
-    a client; server_s: what rank 0 does beside the training; fixed_s: of a round, whatever is trained."""
+    """What a round trains and moves. images: of a client, each as often as it is used; numbers: of the average;
+    report_bytes: of a client; server_s: what rank 0 does beside the training; fixed_s: of a round, whatever is
+    trained."""
 
     clients: int
     images: float
@@ -144,8 +163,12 @@ def round_cost(load: Load, ranks: int, workers: int, image_s: float, network: Ne
     if network.cores and ranks > network.cores:
         train_s = max(train_s, (load.clients * load.images * image_s + load.server_s) / network.cores)
     places = math.ceil(load.clients / max(ranks - 1, 1))
-    cost = lambda collective, nbytes: seconds(collective, ranks, nbytes, network)  # noqa: E731
+    cost = lambda collective, nbytes: seconds(collective, ranks, nbytes, network)
     weights_s = cost("sum", 8 * load.numbers) + cost("relay", 4 * load.numbers)
-    knowledge_s = (cost("gather", places * load.report_bytes) + cost("broadcast", load.message_bytes) + cost("agree", 0)
-                   + words_s(ranks, network))
+    knowledge_s = (
+        cost("gather", places * load.report_bytes)
+        + cost("broadcast", load.message_bytes)
+        + cost("agree", 0)
+        + words_s(ranks, network)
+    )
     return Cost(train_s, load.server_s, weights_s, knowledge_s, load.fixed_s, ranks == 1)

@@ -1,4 +1,5 @@
 """Submission through submitit: to SLURM, to workers on this machine, or in this process."""
+
 from __future__ import annotations
 
 import contextlib
@@ -27,14 +28,16 @@ DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
 DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
 LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
-# srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps caches
-# there, as in slurm/common.sh.
-SETUP = ('unset SLURM_NTASKS_PER_NODE',
-         r'''HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); export HKD_TOKEN''',  # only its ranks can join it
-         'export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
-         '''trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || '''
-         '''timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" '''
-         '''--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT''')
+# srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps
+# caches there, as in slurm/common.sh.
+SETUP = (
+    "unset SLURM_NTASKS_PER_NODE",
+    r"""HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); export HKD_TOKEN""",  # only its ranks can join it
+    'export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
+    """trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || """
+    """timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" """
+    """--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT""",
+)
 CELL_GB = 2.0  # memory of a cell on a laptop, roughly: torch, data, model
 
 
@@ -50,7 +53,9 @@ def environment() -> Iterator[None]:
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """What is started within it can be interrupted, as `cancel` does, even if this process cannot (`nohup ... &`)."""
-    is_deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    is_deaf = (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    )
     if is_deaf:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -64,7 +69,9 @@ Job = tuple[Callable[[], None], list[Cell]]  # what it runs, and the cells that 
 
 
 def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch, say) -> None:
-    """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued leaves room for."""
+    """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued leaves room
+    for.
+    """
     batches = list(jobs_to_submit(root, cells, options, record.name, longest_array(), room_in_queue(options, Queue())))
     record.write(root)  # also where there is no room for a job: its options are for the next try
     shares = at_a_time_of(options, [len(batch) for _, batch in batches])
@@ -73,17 +80,27 @@ def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch
             jobs = submit_batch(root, batch, replace(options, array_parallelism=share), ranks)
         except UsageError as refusal:
             submitted = len({name for names in record.jobs.values() for name in names})
-            raise UsageError(f"sbatch refused array {number} of {len(batches)} ({refusal}); {submitted} of "
-                             f"{len(cells)} cells are submitted, the same command submits the others") from None
+            raise UsageError(
+                f"sbatch refused array {number} of {len(batches)} ({refusal}); {submitted} of "
+                f"{len(cells)} cells are submitted, the same command submits the others"
+            ) from None
         record.jobs.update({job: [cell.name for cell in own] for job, (_, own) in zip(jobs, batch)})
         record.write(root)
-        say(f"submitted job {jobs[0].split('_')[0]}: " + (
-            f"{len(batch)} allocation(s), {ranks} cells at a time in each" if options.pack else
-            f"{len(batch)} cells of {ranks} rank(s)"))
+        say(
+            f"submitted job {jobs[0].split('_')[0]}: "
+            + (
+                f"{len(batch)} allocation(s), {ranks} cells at a time in each"
+                if options.pack
+                else f"{len(batch)} cells of {ranks} rank(s)"
+            )
+        )
     left = len(cells) - len({name for names in record.jobs.values() for name in names})
     if left:
-        say(f"{left} cells wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while somebody "
-            f"waits (--wait, study.wait()), or by python -m jobs resubmit {root}")
+        say(
+            f"{left} cells wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while "
+            "somebody "
+            f"waits (--wait, study.wait()), or by python -m jobs resubmit {root}"
+        )
 
 
 def at_a_time_of(options: Options, lengths: list[int]) -> list[int]:
@@ -112,8 +129,9 @@ def room_in_queue(options: Options, queue: Queue) -> int:
     return max(0, options.max_queued - len(queued))
 
 
-def jobs_to_submit(root: Path, cells: list[Cell], options: Options, launch: str, longest: int,
-                   room: int) -> Iterator[tuple[int, list[Job]]]:
+def jobs_to_submit(
+    root: Path, cells: list[Cell], options: Options, launch: str, longest: int, room: int
+) -> Iterator[tuple[int, list[Job]]]:
     """(ranks, jobs) of each array: a job for each cell, or with options.pack a few jobs that may have all of them."""
     if options.pack:
         workers = options.nodes * options.workers_per_node()
@@ -125,7 +143,7 @@ def jobs_to_submit(root: Path, cells: list[Cell], options: Options, launch: str,
     for ranks in sorted({options.ranks_of(cell) for cell in cells}):
         same = [cell for cell in cells if options.ranks_of(cell) == ranks]
         for begin in range(0, len(same), longest):
-            yield ranks, [(Task(root, cell, launch), [cell]) for cell in same[begin:begin + longest]]
+            yield ranks, [(Task(root, cell, launch), [cell]) for cell in same[begin : begin + longest]]
 
 
 def follow(root: Path, cells: list[Cell], launch: str, job: str) -> str:
@@ -157,23 +175,45 @@ def slurm_executor(root: Path, options: Options, ranks: int):
 
     python = options.python or shlex.quote(sys.executable)
     cores = cores_of(options, ranks)
-    executor = AutoExecutor(root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000,
-                            slurm_python=f"{shlex.join(DEAF)} {python}")
+    executor = AutoExecutor(
+        root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000, slurm_python=f"{shlex.join(DEAF)} {python}"
+    )
     slurm = dict(options.slurm)
-    additional = {"ntasks": ranks, "ntasks-per-node": -(-ranks // options.nodes), "requeue": True,  # evenly over nodes
-                  **options.sbatch, **slurm.pop("additional_parameters", {})}
+    additional = {
+        "ntasks": ranks,
+        "ntasks-per-node": -(-ranks // options.nodes),
+        "requeue": True,  # evenly over nodes
+        **options.sbatch,
+        **slurm.pop("additional_parameters", {}),
+    }
     executor.update_parameters(
-        name="hkd", timeout_min=options.time_min, nodes=options.nodes, cpus_per_task=cores,
-        gpus_per_node=options.gpus_per_node or None, mem_gb=options.mem_gb, slurm_partition=options.partition,
-        slurm_account=options.account, slurm_qos=options.qos, slurm_constraint=options.constraint,
-        slurm_gres=options.gres, slurm_exclusive=options.exclusive or None,
-        slurm_array_parallelism=options.array_parallelism, slurm_signal_delay_s=options.signal_delay_s,
+        name="hkd",
+        timeout_min=options.time_min,
+        nodes=options.nodes,
+        cpus_per_task=cores,
+        gpus_per_node=options.gpus_per_node or None,
+        mem_gb=options.mem_gb,
+        slurm_partition=options.partition,
+        slurm_account=options.account,
+        slurm_qos=options.qos,
+        slurm_constraint=options.constraint,
+        slurm_gres=options.gres,
+        slurm_exclusive=options.exclusive or None,
+        slurm_array_parallelism=options.array_parallelism,
+        slurm_signal_delay_s=options.signal_delay_s,
         slurm_setup=[*setup_lines(options.setup, options.environment), *SETUP],
         slurm_additional_parameters=additional,
-        slurm_srun_args=[f"--mpi={options.mpi}", f"--kill-on-bad-exit={int(not options.pack)}", "--wait=0",
-                         "--open-mode=append", "--export=ALL", f"--cpus-per-task={cores}",  # else srun gives a task one
-                         *options.srun_args],
-        **{f"slurm_{name}": value for name, value in slurm.items()})
+        slurm_srun_args=[
+            f"--mpi={options.mpi}",
+            f"--kill-on-bad-exit={int(not options.pack)}",
+            "--wait=0",
+            "--open-mode=append",
+            "--export=ALL",
+            f"--cpus-per-task={cores}",  # else srun gives a task one
+            *options.srun_args,
+        ],
+        **{f"slurm_{name}": value for name, value in slurm.items()},
+    )
     return executor
 
 
@@ -183,7 +223,11 @@ def submit_local(root: Path, cells: list[Cell], options: Options, record: Launch
 
     workers = min(options.parallel or fitting_cells(), len(cells))
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with environment(), interruptible(), output_to(root / "submitit" / "local.log"):  # else a pipe behind this command would wait for them
+    with (
+        environment(),
+        interruptible(),
+        output_to(root / "submitit" / "local.log"),
+    ):  # else a pipe behind this command would wait for them
         executor = AutoExecutor(root / "submitit", cluster="local", local_max_num_timeout=1_000_000)
         executor.update_parameters(timeout_min=FOREVER_MIN)
         for place in range(workers):

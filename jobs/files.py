@@ -1,10 +1,11 @@
 """The files of a study: study.json and launches/ in its root, status.json, job.lock and log.txt in each cell's folder.
 
-    ROOT/study.json                the cells
-    ROOT/launches/0001.json        which job was given which cells, and with what options
-    ROOT/submitit/                 submitit's own files: submission scripts, logs of the jobs
-    ROOT/<cell>/                   the run folder of hkd_hpc.train, and the three files above
+ROOT/study.json                the cells
+ROOT/launches/0001.json        which job was given which cells, and with what options
+ROOT/submitit/                 submitit's own files: submission scripts, logs of the jobs
+ROOT/<cell>/                   the run folder of hkd_hpc.train, and the three files above
 """
+
 from __future__ import annotations
 
 import json
@@ -47,7 +48,9 @@ class Status:
     error: str = ""
 
     def write(self, folder: Path) -> None:
-        """Raises RunError. The file has always the same size, so that on a full disk it can still be written in place."""
+        """Raises RunError. The file has always the same size, so that on a full disk it can still be written in
+        place.
+        """
         text = json.dumps(asdict(self), indent=1).ljust(STATUS_BYTES)
         try:
             replace_text(folder / "status.json", text)

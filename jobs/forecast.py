@@ -4,9 +4,10 @@ Seconds of a round come, in this order, from
 1. rounds that this study has run: the median of the same scheme and data, else of another scheme, by their speeds;
 2. the reference, one H200, where GPUs are asked for and this machine has none;
 3. a few timed FedAvg steps on this machine (jobs.probe), by the scheme's speed.
-They are scaled by what the busiest worker trains in a round: clients x images x epochs. What 2 and 3 do not know, stragglers
-and the exchange between several ranks, is the cost model's (jobs.cost). Bytes are of the real objects.
+They are scaled by what the busiest worker trains in a round: clients x images x epochs. What 2 and 3 do not know,
+stragglers and the exchange between several ranks, is the cost model's (jobs.cost). Bytes are of the real objects.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -41,8 +42,9 @@ HEAD_BYTES = 9_000  # of a round in a file that grows (store/head.py), until it 
 
 def kind_of(cell: Cell) -> str:
     """Cells that differ by their seeds alone are of one kind."""
-    counted = {key: value for key, value in cell.settings.items()
-               if key not in ("run.seed", "data.partition_seed", "data.dir")}
+    counted = {
+        key: value for key, value in cell.settings.items() if key not in ("run.seed", "data.partition_seed", "data.dir")
+    }
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -57,21 +59,35 @@ def ask_probe(root: Path, works: dict[str, tuple[Cell, Work]], device: str, time
     if not isinstance(known, dict) or known.get("machine") != machine:
         known = {"machine": machine, "kinds": {}, "models": {}}
     described = {kind: _describe(cell, work) for kind, (cell, work) in works.items()}
-    new = {kind: asked for kind, asked in described.items()
-           if kind not in known["kinds"] or timed and asked["model"] not in known["models"]}
+    new = {
+        kind: asked
+        for kind, asked in described.items()
+        if kind not in known["kinds"] or (timed and asked["model"] not in known["models"])
+    }
     if new:
         by_model = dict(sorted(new.items(), key=lambda item: item[1]["model"]))
         got = probe.ask({**request, "timed": timed, "kinds": by_model})
-        known = {**got, "machine": machine, "kinds": known["kinds"] | got["kinds"],
-                 "models": known["models"] | got["models"], "rss_bytes": max(got["rss_bytes"], known.get("rss_bytes", 0))}
+        known = {
+            **got,
+            "machine": machine,
+            "kinds": known["kinds"] | got["kinds"],
+            "models": known["models"] | got["models"],
+            "rss_bytes": max(got["rss_bytes"], known.get("rss_bytes", 0)),
+        }
     return known
 
 
 def _describe(cell: Cell, work: Work) -> dict:
     facts, config = work.facts, work.config
     model = [asdict(config.model), facts.classes, facts.shape, min(config.train.batch_size, work.images)]
-    return {"arguments": cell.arguments(), "classes": facts.classes, "shape": facts.shape, "images": facts.train,
-            "own": work.images, "model": json.dumps(model, sort_keys=True)}
+    return {
+        "arguments": cell.arguments(),
+        "classes": facts.classes,
+        "shape": facts.shape,
+        "images": facts.train,
+        "own": work.images,
+        "model": json.dumps(model, sort_keys=True),
+    }
 
 
 # ---- the forecast
@@ -79,7 +95,9 @@ def _describe(cell: Cell, work: Work) -> dict:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one cell. memory_bytes: host memory of the node with rank 0; disk: at most while it runs, and when finished."""
+    """Of one cell. memory_bytes: host memory of the node with rank 0; disk: at most while it runs, and when
+    finished.
+    """
 
     cell: Cell
     ranks: int
@@ -117,7 +135,7 @@ class Forecast:
     def disk_bytes(self) -> float:
         """At most: those that run together at their largest, all others finished."""
         growth = sorted((e.running_bytes - e.finished_bytes for e in self.estimates), reverse=True)
-        return self.finished_bytes + sum(growth[:self.at_a_time])
+        return self.finished_bytes + sum(growth[: self.at_a_time])
 
     @property
     def finished_bytes(self) -> float:
@@ -129,8 +147,9 @@ class Forecast:
             replace_text(self.root / PROBE_FILE, json.dumps(self.probed, indent=1))
 
 
-def forecast(root: Path, todo: list[Cell], done: list[int], study: list[Cell], executor: str, options: Options,
-             at_a_time: int) -> Forecast:
+def forecast(
+    root: Path, todo: list[Cell], done: list[int], study: list[Cell], executor: str, options: Options, at_a_time: int
+) -> Forecast:
     """`done`: rounds that each cell of `todo` has behind it; `study`: all cells that may have been measured."""
     out = Forecast(root, executor, options, at_a_time)
     works = {cell.name: Work(config, facts) for cell in todo if (facts := facts_of(config := cell.config()))}
@@ -143,7 +162,8 @@ def forecast(root: Path, todo: list[Cell], done: list[int], study: list[Cell], e
     cpu_only = all(work.config.run.device == "cpu" for work in works.values()) or (executor == "slurm" and not gpus)
     rounds = measured(root, study)
     timed = (has_gpu() or not gpus) and not all(
-        from_measured(rounds, work.config.scheme.name, data_key(work.config), gpus > 0) for work in works.values())
+        from_measured(rounds, work.config.scheme.name, data_key(work.config), gpus > 0) for work in works.values()
+    )
     try:
         out.probed = ask_probe(root, kinds, "cpu" if cpu_only else "auto", timed)
     except UsageError as error:
@@ -154,8 +174,11 @@ def forecast(root: Path, todo: list[Cell], done: list[int], study: list[Cell], e
         return out
     if executor != "slurm":
         gpus = int(out.probed["device"] != "cpu")  # a GPU that this torch cannot use is none
-    out.estimates = [estimate(cell, works[cell.name], left, out, rounds, gpus) for cell, left in zip(todo, done)
-                     if cell.name in works]
+    out.estimates = [
+        estimate(cell, works[cell.name], left, out, rounds, gpus)
+        for cell, left in zip(todo, done)
+        if cell.name in works
+    ]
     out.problems += verdict.problems(out)
     out.remarks += verdict.remarks(out)
     return out
@@ -189,13 +212,24 @@ def estimate(cell: Cell, work: Work, done: int, out: Forecast, rounds: list[Meas
     billed = options.nodes * options.gpus_of_node() if out.executor == "slurm" else gpus
     if options.pack:  # the cells of an allocation share it
         billed /= options.nodes * options.workers_per_node()
-    return Estimate(cell, ranks, round_s, save_s, wall_s, billed * wall_s / 3600,
-                    memory_bytes(work, sizes, ranks, options.nodes, gpus, out.probed["rss_bytes"]),
-                    disk["running"], disk["finished"], basis, is_measured)
+    return Estimate(
+        cell,
+        ranks,
+        round_s,
+        save_s,
+        wall_s,
+        billed * wall_s / 3600,
+        memory_bytes(work, sizes, ranks, options.nodes, gpus, out.probed["rss_bytes"]),
+        disk["running"],
+        disk["finished"],
+        basis,
+        is_measured,
+    )
 
 
-def round_seconds(cell: Cell, work: Work, ranks: int, gpus: int, probed: dict, rounds: list[Measured]
-                  ) -> tuple[float, str, bool]:
+def round_seconds(
+    cell: Cell, work: Work, ranks: int, gpus: int, probed: dict, rounds: list[Measured]
+) -> tuple[float, str, bool]:
     """(seconds of a round, where they come from, whether this study has measured them)."""
     scheme, workers = work.config.scheme.name, workers_of(ranks, gpus)
     trained = work.trained(workers)
@@ -207,14 +241,25 @@ def round_seconds(cell: Cell, work: Work, ranks: int, gpus: int, probed: dict, r
         relative = slowdown(scheme) / slowdown(REFERENCE_SCHEME)
         return REFERENCE_S * trained / REFERENCE_IMAGES * relative, REFERENCE_TEXT + _other_model(work), False
     tested = work.tested(workers, ranks)
-    return (trained * times["train_s"] * slowdown(scheme) + tested * times["eval_s"],
-            f"from FedAvg steps timed on this machine ({probed['device']}), scaled", False)
+    return (
+        trained * times["train_s"] * slowdown(scheme) + tested * times["eval_s"],
+        f"from FedAvg steps timed on this machine ({probed['device']}), scaled",
+        False,
+    )
 
 
 def cost_of(work: Work, sizes: dict, ranks: int, workers: int, busiest_s: float, server_s: float) -> cost.Cost:
-    """A round by the cost model: `busiest_s` is what the busiest worker's clients take, `server_s` what rank 0 does beside."""
-    load = cost.Load(work.cohort, work.images * work.config.train.epochs, sizes["flat_bytes"] // 4, sizes["report_bytes"],
-                     sizes["message_bytes"], server_s)
+    """A round by the cost model: `busiest_s` is what the busiest worker's clients take, `server_s` what rank 0 does
+    beside.
+    """
+    load = cost.Load(
+        work.cohort,
+        work.images * work.config.train.epochs,
+        sizes["flat_bytes"] // 4,
+        sizes["report_bytes"],
+        sizes["message_bytes"],
+        server_s,
+    )
     return cost.round_cost(load, ranks, workers, busiest_s / work.trained(workers), cost.CLUSTER)
 
 
@@ -241,15 +286,21 @@ def state_bytes(work: Work, sizes: dict) -> int:
 
 
 def disk_bytes(work: Work, sizes: dict, keep_state: bool) -> dict[str, float]:
-    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one, both files of rows and one
-    that is made anew; finished: final weights and metrics, or all of it."""
+    """usual: a checkpoint but the last; checkpoint: the last; running: two and a temporary one, both files of rows and
+    one that is made anew; finished: final weights and metrics, or all of it."""
     rounds, clients = work.config.fed.rounds, work.clients
     rows = rounds * (ROW_BYTES + CLIENT_ROW_BYTES * clients)
     partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.facts.classes
     metrics = FILE_BYTES + rows + partition
     growing = metrics + HEAD_BYTES * rounds / 2
-    usual = FILE_BYTES + partition + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
+    usual = (
+        FILE_BYTES + partition + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + clients * sizes["state_bytes"]
+    )
     last = usual + rows + clients * sizes["flat_bytes"] * work.config.run.client_models
     finished = metrics + (usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES)
-    return {"usual": usual * HDF5, "checkpoint": last * HDF5,
-            "running": (2 * growing + metrics + 2 * usual + last) * HDF5, "finished": finished * HDF5}
+    return {
+        "usual": usual * HDF5,
+        "checkpoint": last * HDF5,
+        "running": (2 * growing + metrics + 2 * usual + last) * HDF5,
+        "finished": finished * HDF5,
+    }

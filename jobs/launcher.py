@@ -1,4 +1,5 @@
 """Launching: check everything, then submit the cells that are missing, failed or unfinished, through submitit."""
+
 from __future__ import annotations
 
 import os
@@ -24,12 +25,19 @@ from jobs.sweep import Cell, Sweep
 from jobs.task import LOCK_WAIT_S, end, keep_final_weights
 
 
-def launch(sweep: Sweep | str | os.PathLike, executor: str = "slurm", *, root: str | os.PathLike, site: str | os.PathLike | None = None,
-           say=report.say, **options: Any) -> Study:
+def launch(
+    sweep: Sweep | str | os.PathLike,
+    executor: str = "slurm",
+    *,
+    root: str | os.PathLike,
+    site: str | os.PathLike | None = None,
+    say=report.say,
+    **options: Any,
+) -> Study:
     """Submit what is not complete, running or queued; `options`: the fields of Options, others go to submitit.
 
-    `sweep`: or the path of a spec. `site`: a site file, for what is not among the options. Cells of earlier launches stay in the study. Raises Problems
-    or UsageError, before anything is submitted.
+    `sweep`: or the path of a spec. `site`: a site file, for what is not among the options. Cells of earlier launches
+    stay in the study. Raises Problems or UsageError, before anything is submitted.
     """
     if isinstance(sweep, (str, os.PathLike)):
         sweep = Sweep.from_toml(sweep)
@@ -94,8 +102,9 @@ def launch_cells(cells: list[Cell], executor: str, root: Path, options: Options,
 
 @dataclass
 class Look:
-    """What a launch finds before it does anything: how the cells stand, which are to start, their forecast (if there are
-    any, with options that can be meant, and torch to try them), a line for each reason to refuse, and for what to know."""
+    """What a launch finds before it does anything: how the cells stand, which are to start, their forecast (if there
+    are any, with options that can be meant, and torch to try them), a line for each reason to refuse, and for what to
+    know."""
 
     states: list[watch.CellState]
     todo: list[Cell]
@@ -114,8 +123,15 @@ def examine(cells: list[Cell], executor: str, root: Path, options: Options, prob
         return Look(states, todo, None, problems, remarks)
     rounds = {state.name: state.round for state in states}
     study = {cell.name: cell for cell in [*read_cells(root), *cells]}.values()
-    outlook = forecast(root, todo, [rounds[cell.name] for cell in todo], list(study), executor, options,
-                       at_a_time(executor, options, root, todo))
+    outlook = forecast(
+        root,
+        todo,
+        [rounds[cell.name] for cell in todo],
+        list(study),
+        executor,
+        options,
+        at_a_time(executor, options, root, todo),
+    )
     return Look(states, todo, outlook, [*problems, *outlook.problems], remarks)
 
 
@@ -151,9 +167,13 @@ def at_a_time(executor: str, options: Options, root: Path, cells: list[Cell]) ->
 
 
 def to_start(root: Path, cells: list[Cell]) -> tuple[list[watch.CellState], list[Cell]]:
-    """(how the cells stand, those of them that are neither complete nor running nor queued, nor another run's place)."""
+    """(how the cells stand, those of them that are neither complete nor running nor queued, nor another run's
+    place).
+    """
     states = watch.look(root, cells, read_launches(root), watch.Queue())
-    return states, [cell for cell, state in zip(cells, states) if state.state not in ("complete", watch.OTHER, *watch.BUSY)]
+    return states, [
+        cell for cell, state in zip(cells, states) if state.state not in ("complete", watch.OTHER, *watch.BUSY)
+    ]
 
 
 def tidy_up(root: Path, cells: list[Cell], states: list[watch.CellState]) -> None:
@@ -176,13 +196,18 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
     lines = [f"{axes}: {watch.counts(look.states)}; {len(todo)} to start"]
     if executor == "slurm" and options_fit(options, executor):
-        each = (f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
-                "requeues")
+        each = (
+            f"on {options.nodes} node(s) with {options.gpus_of_node()} GPU(s), {options.time_min} min and longer by "
+            "requeues"
+        )
         what = "cells at a time, one process each" if options.pack else "rank(s)"
         batches = list(jobs_to_submit(root, todo, options, "", longest_array(), sys.maxsize))
         shares = at_a_time_of(options, [len(batch) for _, batch in batches])
-        lines += [f"array of {len(batch)} jobs, {min(share, len(batch))} at a time: each {ranks} {what} of "
-                  f"{cores_of(options, ranks)} core(s) {each}" for (ranks, batch), share in zip(batches, shares)]
+        lines += [
+            f"array of {len(batch)} jobs, {min(share, len(batch))} at a time: each {ranks} {what} of "
+            f"{cores_of(options, ranks)} core(s) {each}"
+            for (ranks, batch), share in zip(batches, shares)
+        ]
         if options.max_queued:
             lines.append(f"never more than {options.max_queued} jobs of yours in the queue")
     lines += verdict.lines(look.outlook) if look.outlook else []

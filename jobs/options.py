@@ -1,4 +1,5 @@
 """How the jobs of a launch run."""
+
 from __future__ import annotations
 
 import re
@@ -44,7 +45,9 @@ class Options:
     cores_per_node: int = 0  # 0: not known
     cores_free: int = 0  # of these, left to the system
     strict_code: bool = False  # refuse cells that began, or were submitted, with other code
-    keep_state: bool = False  # also of a finished cell: the clients' state and models, and the checkpoint before the last
+    keep_state: bool = (
+        False  # also of a finished cell: the clients' state and models, and the checkpoint before the last
+    )
     python: str | None = None  # the command that starts Python, in words of the shell; None: this one
     setup: list[str] = field(default_factory=list)  # shell lines before srun
     environment: dict[str, str] = field(default_factory=dict)  # exported after them
@@ -123,7 +126,9 @@ def check_options(options: Options, executor: str) -> None:
         if not isinstance(getattr(options, name), (list, tuple)):
             raise UsageError(f"{name}={getattr(options, name)}: must be a list of texts")
     if options.gres and options.gpus_per_node:
-        raise UsageError(f"gres={options.gres}: asks for GPUs as gpus_per_node={options.gpus_per_node} does; leave one away")
+        raise UsageError(
+            f"gres={options.gres}: asks for GPUs as gpus_per_node={options.gpus_per_node} does; leave one away"
+        )
     if options.cores_per_node and options.cores_free >= options.cores_per_node:
         raise UsageError(f"cores_free={options.cores_free}: must be below cores_per_node={options.cores_per_node}")
     try:
@@ -132,8 +137,10 @@ def check_options(options: Options, executor: str) -> None:
         raise UsageError(f"python={options.python}: no command in words of the shell ({error})") from None
     check_pack(options, executor)
     if executor == "slurm" and options.signal_delay_s >= options.time_min * 60:
-        raise UsageError(f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes; "
-                         f"signal_delay_s={options.time_min * 20} leaves enough")
+        raise UsageError(
+            f"signal_delay_s={options.signal_delay_s}: must be below time_min={options.time_min} minutes; "
+            f"signal_delay_s={options.time_min * 20} leaves enough"
+        )
 
 
 def check_pack(options: Options, executor: str) -> None:
@@ -147,5 +154,6 @@ def check_pack(options: Options, executor: str) -> None:
     if options.ranks not in (None, 1):
         raise UsageError(f"pack: each cell is one process; leave ranks={options.ranks} away")
     if options.workers_per_node() < 1:
-        raise UsageError("pack: on nodes without GPU say how many cells at a time by slots=N, or what a node has by "
-                         "cores_per_node=N")
+        raise UsageError(
+            "pack: on nodes without GPU say how many cells at a time by slots=N, or what a node has by cores_per_node=N"
+        )

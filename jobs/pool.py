@@ -1,9 +1,10 @@
 """What a job with many cells does: each of its processes takes one after the other, until none is left or time is up.
 
-For workers on this machine, and for packed jobs under SLURM, which bill whole nodes. Each process is a world of its own:
-a cell that fails or a process that dies takes nobody with it. The first process stays until the others have ended, since
-the end of its job, or the requeue, would end them too.
+For workers on this machine, and for packed jobs under SLURM, which bill whole nodes. Each process is a world of its
+own: a cell that fails or a process that dies takes nobody with it. The first process stays until the others have ended,
+since the end of its job, or the requeue, would end them too.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -33,12 +34,15 @@ class Pool:
     `devices`: CUDA_VISIBLE_DEVICES for processes that are no job of SLURM, since submitit hides all GPUs from them.
     """
 
-    def __init__(self, root: Path, cells: list[Cell], launch: str, place: int | None = None,
-                 devices: str | None = None) -> None:
+    def __init__(
+        self, root: Path, cells: list[Cell], launch: str, place: int | None = None, devices: str | None = None
+    ) -> None:
         self.root, self.cells, self.launch, self.place, self.devices = Path(root), cells, launch, place, devices
 
     def __call__(self) -> None:
-        """Raises SystemExit: STOPPED when a signal ended it, else FAILED when a cell failed (the first process says so)."""
+        """Raises SystemExit: STOPPED when a signal ended it, else FAILED when a cell failed (the first process says
+        so).
+        """
         env = os.environ
         is_first = self.place is not None or guess_rank(env) == 0
         place = int(env.get("SLURM_LOCALID", 0)) if self.place is None else self.place
@@ -81,7 +85,9 @@ class Pool:
         return 0
 
     def _start(self, cell: Cell, place: int) -> int:
-        """The cell's exit code; 0 for one that another process was quicker to take; FAILED where nothing can be written."""
+        """The cell's exit code; 0 for one that another process was quicker to take; FAILED where nothing can be
+        written.
+        """
         job = job_id()  # said by variables that are hidden below
         try:
             with world_of_its_own(place, self.devices, set_devices=self.place is not None):
@@ -93,18 +99,27 @@ class Pool:
     def _is_free(self, cell: Cell) -> bool:
         """Whether nobody has it and it is neither complete nor failed."""
         folder = RunFolder(self.root / cell.name)
-        return not (is_held(folder.path, JOB_LOCK) or has_failed(Status.read(folder.path), self.launch)
-                    or folder.summary())
+        return not (
+            is_held(folder.path, JOB_LOCK) or has_failed(Status.read(folder.path), self.launch) or folder.summary()
+        )
 
     def _unfinished(self) -> list[Cell]:
         """The cells that are for the next start."""
-        return [cell for cell in self.cells if not (has_failed(Status.read(self.root / cell.name), self.launch)
-                                                    or RunFolder(self.root / cell.name).summary())]
+        return [
+            cell
+            for cell in self.cells
+            if not (
+                has_failed(Status.read(self.root / cell.name), self.launch)
+                or RunFolder(self.root / cell.name).summary()
+            )
+        ]
 
     def _wait_for_the_others(self) -> None:
         """Until no process of this job works on a cell any more."""
-        while any(is_held(self.root / cell.name, JOB_LOCK) and _job_of(self.root / cell.name) == job_id()
-                  for cell in self.cells):
+        while any(
+            is_held(self.root / cell.name, JOB_LOCK) and _job_of(self.root / cell.name) == job_id()
+            for cell in self.cells
+        ):
             time.sleep(POLL_S)
 
 
@@ -121,7 +136,9 @@ def _job_of(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def world_of_its_own(place: int, devices: str | None, set_devices: bool) -> Iterator[None]:
-    """Within it this process is no rank of its job; of the GPUs it sees, it takes number `place`, modulo their number."""
+    """Within it this process is no rank of its job; of the GPUs it sees, it takes number `place`, modulo their
+    number.
+    """
     alone = outside_of_jobs(os.environ) | {DEVICE_OFFSET: str(place)}
     if set_devices:
         alone.pop("CUDA_VISIBLE_DEVICES", None)

@@ -3,6 +3,7 @@
 `ask` starts a process of its own for it, which reads a request and writes the answer, both JSON: only there torch is
 imported. A timed step is `Workbench.run` on random images at the cell's batch size.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,8 +29,14 @@ def ask(request: dict) -> dict:
     project = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), project])
     try:
-        done = subprocess.run([sys.executable, "-c", "from jobs.probe import main; main()"], input=json.dumps(request),
-                              capture_output=True, text=True, env=environment, timeout=LIMIT_S)
+        done = subprocess.run(
+            [sys.executable, "-c", "from jobs.probe import main; main()"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=LIMIT_S,
+        )
     except subprocess.TimeoutExpired:
         raise RunError(f"the probe did not end within {LIMIT_S:.0f} s") from None
     if done.returncode:
@@ -39,7 +46,8 @@ def ask(request: dict) -> dict:
 
 
 def answer(request: dict) -> dict:
-    """{kinds: {name: bytes}, models: {name: seconds}, start_s, rss_bytes} for request's kinds, threads, device and timed.
+    """{kinds: {name: bytes}, models: {name: seconds}, start_s, rss_bytes} for request's kinds, threads, device and
+    timed.
 
     A kind: arguments (section.key=value), classes, shape, images (training split), model (the name of its model, which
     others may share). device: "cpu", or "auto" for a GPU where there is one.
@@ -64,8 +72,13 @@ def answer(request: dict) -> dict:
             timed[model] = seconds(flats[model], config, kind)
         kinds[name] = sizes(flats[model], config, kind)
     name = torch.cuda.get_device_name() if on_gpu else "cpu"
-    return {"kinds": kinds, "models": timed, "start_s": started_s, "device": name,
-            "rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    return {
+        "kinds": kinds,
+        "models": timed,
+        "start_s": started_s,
+        "device": name,
+        "rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
 
 
 def sizes(flat, config, kind: dict) -> dict[str, int]:
@@ -78,16 +91,26 @@ def sizes(flat, config, kind: dict) -> dict[str, int]:
     from hkd_hpc.server import message_type
     from hkd_hpc.worker import counter_size, report_type
 
-    facts = Facts(kind["classes"], config.model.latent, config.fed.clients, len(flat.parameters_P), len(flat.values_V),
-                  floor(public.fraction(config, kind["images"]) * kind["images"]))
+    facts = Facts(
+        kind["classes"],
+        config.model.latent,
+        config.fed.clients,
+        len(flat.parameters_P),
+        len(flat.values_V),
+        floor(public.fraction(config, kind["images"]) * kind["images"]),
+    )
     scheme = schemes.get(config.scheme.name)(config.scheme, facts)
     counters = counter_size(flat.counters)
     kept = scheme.client_state_shapes() | Workbench(flat, scheme, config).own_shapes()
-    return {"parameters": flat.parameter_count, "held": scheme.parameters_held(flat.parameter_count),
-            "weights_bytes": 4 * flat.payload_floats + 8 * counters, "flat_bytes": 4 * len(flat.values_V),
-            "state_bytes": 4 * sum(product(shape) for shape in kept.values()),
-            "report_bytes": report_type(scheme, counters).itemsize,
-            "message_bytes": message_type(scheme, counters).itemsize}
+    return {
+        "parameters": flat.parameter_count,
+        "held": scheme.parameters_held(flat.parameter_count),
+        "weights_bytes": 4 * flat.payload_floats + 8 * counters,
+        "flat_bytes": 4 * len(flat.values_V),
+        "state_bytes": 4 * sum(product(shape) for shape in kept.values()),
+        "report_bytes": report_type(scheme, counters).itemsize,
+        "message_bytes": message_type(scheme, counters).itemsize,
+    }
 
 
 def product(shape) -> int:
@@ -107,8 +130,15 @@ def seconds(flat, config, kind: dict) -> dict[str, float]:
     scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), facts)
     once = replace(config, train=replace(config.train, epochs=1))
     bench, batch = Workbench(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
-    train = lambda steps: bench.run(make_client(flat, kind, steps * batch), flat.values_V.clone(),  # noqa: E731
-                                    [counter.clone() for counter in flat.counters], {}, 1).train_s
+    train = lambda steps: (
+        bench.run(
+            make_client(flat, kind, steps * batch),
+            flat.values_V.clone(),
+            [counter.clone() for counter in flat.counters],
+            {},
+            1,
+        ).train_s
+    )
     train(1)  # the first step pays for the library's own preparations
     steps = max(1, min(20, int(STEPS_S / train(1))))
     images = make_client(flat, kind, EVAL_IMAGES)

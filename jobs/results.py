@@ -1,4 +1,5 @@
 """The table of a study: mean and 95 % interval over the seeds of what its finished cells found."""
+
 from __future__ import annotations
 
 import os
@@ -32,21 +33,41 @@ def table(root: Path, cells: list[Cell]) -> str:
     rows = []
     for row in dict.fromkeys(row for row, _ in groups):
         own = [groups.get((row, head), []) for head in heads]
-        rows.append([*row, *(_mean(group, found, goal) for goal in GOALS for group in own),
-                     *_costs([cell for group in own for cell in group], root, found)])
-    head = [*down, *(" ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
-                     for goal in GOALS for labels in heads), "parameters held (M)", "s a client and round", "public data"]
+        rows.append(
+            [
+                *row,
+                *(_mean(group, found, goal) for goal in GOALS for group in own),
+                *_costs([cell for group in own for cell in group], root, found),
+            ]
+        )
+    head = [
+        *down,
+        *(
+            " ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
+            for goal in GOALS
+            for labels in heads
+        ),
+        "parameters held (M)",
+        "s a client and round",
+        "public data",
+    ]
     done = len(found.summaries)
-    return "\n".join([f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
-                      f"{done} of {len(cells)} runs are complete", "", markdown(head, rows),
-                      *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
-                      *(f"remark: {line}" for line in remarks(found.facts))])
+    return "\n".join(
+        [
+            f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
+            f"{done} of {len(cells)} runs are complete",
+            "",
+            markdown(head, rows),
+            *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
+            *(f"remark: {line}" for line in remarks(found.facts)),
+        ]
+    )
 
 
 @dataclass(frozen=True)
 class Found:
-    """summaries, facts (identity): of the complete cells, by name. faults: a line for each cell whose metrics.h5 cannot be
-    read or is that of another run, and for runs of different data."""
+    """summaries, facts (identity): of the complete cells, by name. faults: a line for each cell whose metrics.h5 cannot
+    be read or is that of another run, and for runs of different data."""
 
     summaries: dict[str, dict]
     facts: dict[str, identity.Facts]
@@ -73,9 +94,10 @@ def read(root: Path, cells: list[Cell]) -> Found:
 
 def alike(cells: list[Cell]) -> Iterator[list[Cell]]:
     """Cells that must have the same data: those of one mean, and those whose settings name the same data set."""
-    mean = lambda cell: tuple(label for axis, label in cell.labels.items() if axis != "seed")  # noqa: E731
-    named = lambda cell: tuple(os.path.basename(str(cell.settings.get(f"data.{key}", "")))  # noqa: E731
-                               for key in ("name", "path", "image_size"))
+    mean = lambda cell: tuple(label for axis, label in cell.labels.items() if axis != "seed")
+    named = lambda cell: tuple(
+        os.path.basename(str(cell.settings.get(f"data.{key}", ""))) for key in ("name", "path", "image_size")
+    )
     for key in (mean, named):
         groups: dict[tuple, list[Cell]] = {}
         for cell in cells:
@@ -103,20 +125,29 @@ def check_code(root: Path, cells: list[Cell]) -> None:
 
 def gaps(root: Path, summaries: dict[str, dict]) -> list[str]:
     """A line for each accuracy that is not a number in the summary of a complete cell, by name."""
-    return [f"{root / name}: complete, but without a {goal} accuracy" for name, summary in summaries.items()
-            for goal in GOALS if np.isnan(summary[COLUMNS[goal]])]
+    return [
+        f"{root / name}: complete, but without a {goal} accuracy"
+        for name, summary in summaries.items()
+        for goal in GOALS
+        if np.isnan(summary[COLUMNS[goal]])
+    ]
 
 
 def _costs(cells: list[Cell], root: Path, found: Found) -> list[str]:
     """Millions of parameters in memory while a client trains (Scheme.parameters_held); seconds of its local training a
     round, mean over all clients and rounds; whether the scheme needs public images."""
-    metrics = [table for cell in cells if cell.name in found.summaries and (table := _metrics(root / cell.name / "metrics.h5"))]
+    metrics = [
+        table for cell in cells if cell.name in found.summaries and (table := _metrics(root / cell.name / "metrics.h5"))
+    ]
     held = {table["parameters"]["held"] for table in metrics}
     seconds = [table["clients"]["train_s"].ravel() for table in metrics]
     mean_s = np.nanmean(np.concatenate(seconds)) if seconds else np.nan
     needed = any(schemes.get(cell.settings["scheme.name"]).needs_public for cell in cells)
-    return [", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–",
-            "–" if np.isnan(mean_s) else f"{mean_s:.2f}", "yes" if needed else "no"]
+    return [
+        ", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–",
+        "–" if np.isnan(mean_s) else f"{mean_s:.2f}",
+        "yes" if needed else "no",
+    ]
 
 
 def _metrics(path: Path) -> dict | None:
@@ -131,7 +162,11 @@ def _labels(cell: Cell, axes: list[str]) -> tuple[str, ...]:
 
 
 def _mean(cells: list[Cell], found: Found, goal: str) -> str:
-    return "different data" if different_data(cells, found.facts) else mean_with_interval(_values(cells, found.summaries, goal))
+    return (
+        "different data"
+        if different_data(cells, found.facts)
+        else mean_with_interval(_values(cells, found.summaries, goal))
+    )
 
 
 def _values(cells: list[Cell], summaries: dict, goal: str) -> list[float]:

@@ -1,8 +1,9 @@
 """One file that describes a site (examples in slurm/sites), for the launcher, its checks and the sbatch scripts.
 
-    python -m jobs launch SPEC.toml --site site.toml --root DIR
-    eval "$(python -m jobs site site.toml)"; sbatch "${SITE[@]}" slurm/fedhkd_cifar10.sh
+python -m jobs launch SPEC.toml --site site.toml --root DIR
+eval "$(python -m jobs site site.toml)"; sbatch "${SITE[@]}" slurm/fedhkd_cifar10.sh
 """
+
 from __future__ import annotations
 
 import os
@@ -18,13 +19,54 @@ from hkd_hpc.settings import unknown
 from jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
 
 # options of sbatch that it also reads from SBATCH_<NAME>; the others travel on its command line
-VARIABLES = ("account", "partition", "qos", "constraint", "gres", "gpus-per-node", "exclusive", "clusters", "core-spec",
-             "cpus-per-gpu", "delay-boot", "distribution", "gpu-bind", "gpu-freq", "gres-flags", "hint", "mem-bind",
-             "network", "profile", "reservation", "thread-spec", "threads-per-core", "wckey")
+VARIABLES = (
+    "account",
+    "partition",
+    "qos",
+    "constraint",
+    "gres",
+    "gpus-per-node",
+    "exclusive",
+    "clusters",
+    "core-spec",
+    "cpus-per-gpu",
+    "delay-boot",
+    "distribution",
+    "gpu-bind",
+    "gpu-freq",
+    "gres-flags",
+    "hint",
+    "mem-bind",
+    "network",
+    "profile",
+    "reservation",
+    "thread-spec",
+    "threads-per-core",
+    "wckey",
+)
 # options that a key of the site file stands for, or that the launcher and the scripts need to set themselves
-TAKEN = ("account", "partition", "qos", "constraint", "gres", "gpus-per-node", "exclusive", "mem", "nodes", "ntasks",
-         "ntasks-per-node", "cpus-per-task", "time", "signal", "output", "error", "open-mode", "requeue", "array",
-         "job-name")
+TAKEN = (
+    "account",
+    "partition",
+    "qos",
+    "constraint",
+    "gres",
+    "gpus-per-node",
+    "exclusive",
+    "mem",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "time",
+    "signal",
+    "output",
+    "error",
+    "open-mode",
+    "requeue",
+    "array",
+    "job-name",
+)
 
 
 @dataclass(frozen=True)
@@ -76,8 +118,7 @@ class Site:
         """What starts Python on a compute node, in words of the shell; None: the one that the user has active."""
         if self.container is None:
             return self.python
-        image, *binds = (expanded(text, "container: ")
-                         for text in [self.container.image, *self.container.binds])
+        image, *binds = (expanded(text, "container: ") for text in [self.container.image, *self.container.binds])
         bind = ["--bind", ",".join(binds)] if binds else []
         return f"{self.container.command} {shlex.join([*bind, image])} {self.python or 'python3'}"
 
@@ -92,20 +133,36 @@ class Site:
         mine = {name: getattr(self, name.replace("-", "_")) for name in VARIABLES[:6]}
         mine["exclusive"] = "exclusive" if self.exclusive else None
         given = {name: value for name, value in (mine | self.sbatch).items() if value}
-        variables = {f"SBATCH_{name.replace('-', '_').upper()}": str(value)
-                     for name, value in given.items() if name in VARIABLES}
+        variables = {
+            f"SBATCH_{name.replace('-', '_').upper()}": str(value) for name, value in given.items() if name in VARIABLES
+        }
         if self.mem_gb:
             variables["SBATCH_MEM_PER_NODE"] = f"{self.mem_gb * 1024:.0f}M"
         lines = setup_lines(self.setup, self.environment)
-        variables |= {name: value for name, value in (
-            ("PYTHON", self.python_command()), ("MPI", self.mpi), ("LAUNCHER", self.launcher),
-            ("SRUN_ARGS", shlex.join(self.srun)), ("SETUP_LINES", "\n".join(lines))) if value}
+        variables |= {
+            name: value
+            for name, value in (
+                ("PYTHON", self.python_command()),
+                ("MPI", self.mpi),
+                ("LAUNCHER", self.launcher),
+                ("SRUN_ARGS", shlex.join(self.srun)),
+                ("SETUP_LINES", "\n".join(lines)),
+            )
+            if value
+        }
         if self.python_command():
             variables["VENV"] = ""  # the command brings its own environment
-        more = [f"--{name}" if value is True else f"--{name}={value}"
-                for name, value in given.items() if name not in VARIABLES]
-        return "\n".join([*(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-                          f"SITE=({shlex.join([*self._layout(), *more])})"])
+        more = [
+            f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in given.items()
+            if name not in VARIABLES
+        ]
+        return "\n".join(
+            [
+                *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+                f"SITE=({shlex.join([*self._layout(), *more])})",
+            ]
+        )
 
     def _layout(self) -> list[str]:
         """Tasks and cores of a node with GPUs."""
@@ -118,10 +175,12 @@ class Site:
         for name in self.environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise UsageError(f"environment.{name}: is no name of a variable")
-        for name, value in self.sbatch.items():
+        for name, _value in self.sbatch.items():
             if name in TAKEN or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise UsageError(f"sbatch.{name}: not allowed; {', '.join(TAKEN)} have keys of their own or are set by "
-                                 "the scripts, others are written as for sbatch, in small letters")
+                raise UsageError(
+                    f"sbatch.{name}: not allowed; {', '.join(TAKEN)} have keys of their own or are set by "
+                    "the scripts, others are written as for sbatch, in small letters"
+                )
         if self.launcher not in (None, "srun", "mpirun"):
             raise UsageError(f"launcher={self.launcher}: not allowed; launcher must be srun or mpirun")
         check_options(Options(**self.options()), "slurm")
@@ -142,11 +201,22 @@ KINDS = {  # of a field's annotation: what it must be, and whether it is
     "float": ("a number >= 0", _is_number),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "list[str]": ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
-    "dict[str, str]": ("a table of texts and numbers", lambda value: isinstance(value, dict) and all(
-        isinstance(item, str) and item.isprintable() or _is_number(item) for item in value.values())),
-    "dict[str, Any]": ("a table of texts, numbers and true", lambda value: isinstance(value, dict) and all(
-        item is True or _is_text(item) or _is_number(item) for item in value.values())),
-    "Container": ("a table", lambda value: isinstance(value, dict))}
+    "dict[str, str]": (
+        "a table of texts and numbers",
+        lambda value: (
+            isinstance(value, dict)
+            and all((isinstance(item, str) and item.isprintable()) or _is_number(item) for item in value.values())
+        ),
+    ),
+    "dict[str, Any]": (
+        "a table of texts, numbers and true",
+        lambda value: (
+            isinstance(value, dict)
+            and all(item is True or _is_text(item) or _is_number(item) for item in value.values())
+        ),
+    ),
+    "Container": ("a table", lambda value: isinstance(value, dict)),
+}
 
 
 def checked(prefix: str, cls: type, values: dict[str, Any]) -> dict[str, Any]:

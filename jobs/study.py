@@ -1,4 +1,5 @@
 """A study: the cells of a root folder, how they stand, and what they found."""
+
 from __future__ import annotations
 
 import os
@@ -32,15 +33,21 @@ class Study:
         return watch.look(self.root, self.cells, launches, self._queue)
 
     def wait(self, say=report.say) -> bool:
-        """Until no cell is running or queued any more; whether all are complete. Submits what max_queued left outside."""
+        """Until no cell is running or queued any more; whether all are complete. Submits what max_queued left
+        outside.
+        """
         states = watch.wait(lambda: self._fed(say), say, more=self._waits_outside)
         return all(state.state == "complete" for state in states)
 
     def _waits_outside(self, states: list[watch.CellState]) -> bool:
         """Whether cells are left that the last launch had to leave outside the queue."""
         last = read_launches(self.root)[-1:]
-        return (any(state.state == "missing" for state in states) and bool(last) and not last[0].cancelled
-                and last[0].options.get("max_queued", 0) > 0)
+        return (
+            any(state.state == "missing" for state in states)
+            and bool(last)
+            and not last[0].cancelled
+            and last[0].options.get("max_queued", 0) > 0
+        )
 
     def _fed(self, say) -> list[watch.CellState]:
         """The states, after a try, now and then, to submit what is not in the queue yet."""

@@ -3,11 +3,12 @@
     Sweep(scheme=["fedavg", "fedhkd"], data=["cifar10"], clients=[10, 20], seed=range(5), settings={"fed.rounds": 20})
     Sweep(seed=range(5), loss={"L2": {"scheme.soft_loss": "paper"}, "MSE": {"scheme.soft_loss": "mse"}})
 
-An axis is a list of values of one setting (by its name, or short: scheme, data, clients, seed, beta), or labels with the
-settings and presets (`preset`) that each stands for. A data set that is a preset's name stands for the paper's settings
-for it. Settings may be nested: {"fed": {"rounds": 20}}. As TOML: the tables [axes], [axes.<name>], [settings], and
-[sweep] with presets.
+An axis is a list of values of one setting (by its name, or short: scheme, data, clients, seed, beta), or labels with
+the settings and presets (`preset`) that each stands for. A data set that is a preset's name stands for the paper's
+settings for it. Settings may be nested: {"fed": {"rounds": 20}}. As TOML: the tables [axes], [axes.<name>], [settings],
+and [sweep] with presets.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,12 +23,30 @@ from typing import Any
 from hkd_hpc import presets as known_presets
 from hkd_hpc import schemes
 from hkd_hpc.config import (
-    SECTIONS, Config, NotOfThisScheme, absolute_paths, as_values, collect, from_values, is_place, load_toml, parts_of,
-    resolve, split_override, with_clients_of_data)
+    SECTIONS,
+    Config,
+    NotOfThisScheme,
+    absolute_paths,
+    as_values,
+    collect,
+    from_values,
+    is_place,
+    load_toml,
+    parts_of,
+    resolve,
+    split_override,
+    with_clients_of_data,
+)
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import UsageError
 
-SHORT = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed", "beta": "data.beta"}
+SHORT = {
+    "scheme": "scheme.name",
+    "data": "data.name",
+    "clients": "fed.clients",
+    "seed": "run.seed",
+    "beta": "data.beta",
+}
 
 
 @dataclass(frozen=True)
@@ -81,8 +100,14 @@ class Sweep:
 
     in_toml = False  # how to write what would mend it
 
-    def __init__(self, *, presets: Sequence[str] = (), settings: Mapping[str, Any] | None = None,
-                 overrides: Sequence[str] = (), **axes: Any) -> None:
+    def __init__(
+        self,
+        *,
+        presets: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
+        **axes: Any,
+    ) -> None:
         self.presets, self.settings, self.overrides = list(presets), flat(settings or {}), list(overrides)
         self.axes = {name: _points(name, values) for name, values in _flat_axes(axes).items()}
         for key in (split_override(text)[0] for text in self.overrides):
@@ -94,15 +119,24 @@ class Sweep:
         """The sweep of a spec (see jobs/specs). UsageError for what cannot be meant."""
         parts: dict[str, dict[str, Any]] = {"sweep": {}, "axes": {}, "settings": {}}
         for name, table in load_toml(os.fspath(path), "spec").items():
-            alien = [name] if name not in parts or not isinstance(table, dict) else [
-                f"{name}.{key}" for key in table if name == "sweep" and key != "presets"]
+            alien = (
+                [name]
+                if name not in parts or not isinstance(table, dict)
+                else [f"{name}.{key}" for key in table if name == "sweep" and key != "presets"]
+            )
             if alien:
-                raise UsageError(f"{path}: {alien[0]}: not known; a spec has tables [axes], [settings], [axes.<name>], and "
-                                 "[sweep] with presets")
+                raise UsageError(
+                    f"{path}: {alien[0]}: not known; a spec has tables [axes], [settings], [axes.<name>], and "
+                    "[sweep] with presets"
+                )
             parts[name] = table
         try:
-            sweep = cls(presets=parts["sweep"].get("presets", ()), settings=parts["settings"], overrides=overrides,
-                        **parts["axes"])
+            sweep = cls(
+                presets=parts["sweep"].get("presets", ()),
+                settings=parts["settings"],
+                overrides=overrides,
+                **parts["axes"],
+            )
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
         sweep.in_toml = True
@@ -141,7 +175,9 @@ class Sweep:
         """The axis of schemes with the setting where it belongs, as a spec or a program has it."""
         given = {key: [value] for key, value in {**self.settings, **dict(map(split_override, self.overrides))}.items()}
         values = [point[error.key] for _, point in self.axes.get(error.key, ())] or given.get(error.key)
-        axis = next((name for name, points in self.axes.items() if all("scheme.name" in point for _, point in points)), "")
+        axis = next(
+            (name for name, points in self.axes.items() if all("scheme.name" in point for _, point in points)), ""
+        )
         if not values or not any(point["scheme.name"] in error.owners for _, point in self.axes.get(axis, ())):
             return ""
         table: dict[str, dict[str, Any]] = {}
@@ -156,15 +192,18 @@ class Sweep:
         values = dict(self.settings)
         for point in points:
             values.update({key: value for key, value in point.items() if key != "preset"})
-        asked, soft = collect(presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides)
+        asked, soft = collect(
+            presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides
+        )
         return with_clients_of_data(from_values(asked, soft), asked)
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """{"fed": {"rounds": 3}} as {"fed.rounds": 3}, which stays as it is. UsageError for what is no mapping."""
     if not isinstance(settings, Mapping):
-        raise UsageError(f"settings={settings!r}: must be a dict of settings and values, for example "
-                         "{'fed.rounds': 3}")
+        raise UsageError(
+            f"settings={settings!r}: must be a dict of settings and values, for example {{'fed.rounds': 3}}"
+        )
     found: dict[str, Any] = {}
     for key, value in settings.items():
         found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
@@ -190,8 +229,10 @@ def _points(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
     elif axis == "scheme" and values == "all":
         points = [(name, {"scheme.name": name}) for name in schemes.REGISTRY]
     elif isinstance(values, str) or not hasattr(values, "__iter__"):
-        raise UsageError(f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in "
-                         f"all cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]")
+        raise UsageError(
+            f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in "
+            f"all cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]"
+        )
     else:
         points = [(as_text(value), _point(axis, value)) for value in values]
     if not points:

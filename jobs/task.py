@@ -1,9 +1,11 @@
 """What a job does, on each of its ranks: its cell, as `hkd_hpc.train --resume=auto` in this process.
 
-Rank 0 holds the cell's job.lock meanwhile, so that no cell is worked on twice, and keeps its status.json. submitit sends
-a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all ranks,
-and only then is submitit asked to requeue the job. What kills a job without a word shows in the lock: nobody holds it.
+Rank 0 holds the cell's job.lock meanwhile, so that no cell is worked on twice, and keeps its status.json. submitit
+sends a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all
+ranks, and only then is submitit asked to requeue the job. What kills a job without a word shows in the lock: nobody
+holds it.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,15 +31,19 @@ from jobs.sweep import Cell
 BEAT_S = 10.0
 MOST_STALLS = 3  # starts of one job in a row without a new round; one more would not help
 MOST_EQUAL_STALLS = 2  # of them, where the log has the same error twice
-ERROR = re.compile(r"(?!.*(warning:|ended by signal))"
-                   r"(hkd_hpc: |Fatal Python error|[\w.]*(Error|Exception)\b|\w+: error: )")
+ERROR = re.compile(
+    r"(?!.*(warning:|ended by signal))"
+    r"(hkd_hpc: |Fatal Python error|[\w.]*(Error|Exception)\b|\w+: error: )"
+)
 START = "--- "  # how a start begins in a cell's log
 LOCK_WAIT_S = 20.0  # the processes of a job that was requeued may need seconds to end
 FAILED = 1
 
 
 class Task:
-    """The function of a job of one cell. Called by every rank; submitit's signal handler calls `checkpoint` on rank 0."""
+    """The function of a job of one cell. Called by every rank; submitit's signal handler calls `checkpoint` on rank
+    0.
+    """
 
     def __init__(self, root: Path, cell: Cell, launch: str) -> None:
         self.root, self.cell, self.launch = Path(root), cell, launch
@@ -93,9 +99,11 @@ def has_failed(status: Status | None, launch: str) -> bool:
 
 def _start(cell: Cell, root: Path, folder: RunFolder, status: Status) -> int:
     with output_to(folder.path / "log.txt") as log_begin:
-        report.say(f"{START}{time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
-                   f"start {status.starts}, after round {status.round} of {status.rounds}; "
-                   f"{status.stalls} starts without a new round")
+        report.say(
+            f"{START}{time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
+            f"start {status.starts}, after round {status.round} of {status.rounds}; "
+            f"{status.stalls} starts without a new round"
+        )
         reason = why_not(cell, root, folder, status, log_begin)
         if reason:
             report.say(f"hkd_hpc: {reason}")
@@ -115,8 +123,9 @@ def why_not(cell: Cell, root: Path, folder: RunFolder, status: Status, log_begin
     """Why the cell is not to be started, empty where it is; warns of code that is not what was submitted."""
     again = repeated_error(folder.path / "log.txt", log_begin) if status.stalls >= MOST_EQUAL_STALLS else ""
     if again or status.stalls >= MOST_STALLS:
-        return (f"the last {status.stalls} starts brought no new round; not started again: "
-                + (f"both ended with {again}" if again else "give it a longer time limit, or see above"))
+        return f"the last {status.stalls} starts brought no new round; not started again: " + (
+            f"both ended with {again}" if again else "give it a longer time limit, or see above"
+        )
     other = identity.other_run(folder, cell.config())
     if other:
         return f"{folder.path} holds another run: {other}; move it away and launch again"
@@ -124,7 +133,10 @@ def why_not(cell: Cell, root: Path, folder: RunFolder, status: Status, log_begin
     now = identity.code_of(cell.config())
     changed = {key: [launch.code[key], now[key]] for key in now if launch.code.get(key, now[key]) != now[key]}
     if changed and launch.options.get("strict_code"):
-        return f"--strict-code: the code is not that of the submission ({identity.text_of(changed)}); launch again, or put it back"
+        return (
+            f"--strict-code: the code is not that of the submission ({identity.text_of(changed)}); "
+            "launch again, or put it back"
+        )
     if changed:
         report.warn(f"the code is not that of the submission: {identity.text_of(changed)}; --strict-code refuses")
     return ""
@@ -163,8 +175,9 @@ def begin(cell: Cell, folder: RunFolder, before: Status | None, launch: str, job
     rounds = cell.config().fed.rounds
     done = len(folder.rounds().get("round", ()))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    status = Status("running", launch, job, node, done, rounds, first_round=done,
-                    began=time.time(), heartbeat=time.time())
+    status = Status(
+        "running", launch, job, node, done, rounds, first_round=done, began=time.time(), heartbeat=time.time()
+    )
     if before:
         status.starts = before.starts + 1
         requeued = before.launch == launch  # or followed by another job; else somebody asked for it: count anew

@@ -1,4 +1,5 @@
 """What state each cell is in: from its own files first, from SLURM's queue only where these leave it open."""
+
 from __future__ import annotations
 
 import contextlib
@@ -26,8 +27,8 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class CellState:
-    """state: one of STATES; stopped: by a signal, and saved; lost: its job died without a word; other settings: the folder
-    holds another run. NaN: not measured."""
+    """state: one of STATES; stopped: by a signal, and saved; lost: its job died without a word; other settings: the
+    folder holds another run. NaN: not measured."""
 
     name: str
     state: str
@@ -57,8 +58,13 @@ class Queue:
 
 def _ask_queue() -> set[str] | None:
     try:
-        answer = subprocess.run(["squeue", "--noheader", "--array", "--me", "--format=%i"],
-                                capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(
+            ["squeue", "--noheader", "--array", "--me", "--format=%i"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return set(answer.stdout.split())
@@ -76,8 +82,7 @@ def look(root: Path, cells: list[Cell], launches: list[Launch], queue: Queue) ->
     return [_look_at(cell, RunFolder(root / cell.name), *given.get(cell.name, (None, [])), queue) for cell in cells]
 
 
-def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[str],
-             queue: Queue) -> CellState:
+def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[str], queue: Queue) -> CellState:
     status = Status.read(folder.path)
     config = cell.config()
     state, error = _state(folder, config, status, launch, jobs, queue)
@@ -85,15 +90,18 @@ def _look_at(cell: Cell, folder: RunFolder, launch: Launch | None, jobs: list[st
     done, rounds = len(rows.get("round", ())), config.fed.rounds
     last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
     left_s = NAN
-    if state == "running" and status and done > status.first_round:  # tests and saves, and what else takes time, included
+    if (
+        state == "running" and status and done > status.first_round
+    ):  # tests and saves, and what else takes time, included
         left_s = (time.time() - status.began) / (done - status.first_round) * (rounds - done)
     job = status.job if status and state != "queued" else "".join(jobs[-1:])
     node, starts = (status.node, status.starts) if status else ("", 0)
     return CellState(cell.name, state, done, rounds, last["local"], last["global"], node, job, starts, left_s, error)
 
 
-def _state(folder: RunFolder, config: Config, status: Status | None, launch: Launch | None, jobs: list[str],
-           queue: Queue) -> tuple[str, str]:
+def _state(
+    folder: RunFolder, config: Config, status: Status | None, launch: Launch | None, jobs: list[str], queue: Queue
+) -> tuple[str, str]:
     """(state, what went wrong)."""
     if is_held(folder.path, JOB_LOCK):
         return "running", ""
@@ -139,9 +147,19 @@ def table(states: list[CellState]) -> str:
     rows = [("cell", "state", "round", "local", "global", "job", "node", "starts", "left")]
     ordered = sorted(states, key=lambda state: STATES.index(state.state))
     for state in ordered:
-        rows.append((state.name, state.state, f"{state.round}/{state.rounds}", report.number_text(state.local),
-                     report.number_text(state.global_), state.job, state.node, str(state.starts),
-                     report.seconds_text(state.left_s) if state.left_s == state.left_s else ""))
+        rows.append(
+            (
+                state.name,
+                state.state,
+                f"{state.round}/{state.rounds}",
+                report.number_text(state.local),
+                report.number_text(state.global_),
+                state.job,
+                state.node,
+                str(state.starts),
+                report.seconds_text(state.left_s) if state.left_s == state.left_s else "",
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
     for i in range(len(ordered), 0, -1):
@@ -156,8 +174,12 @@ def counts(states: list[CellState]) -> str:
     return f"{len(states)} cells: " + ", ".join(f"{count} {state}" for state, count in found.items() if count)
 
 
-def wait(look: Callable[[], list[CellState]], say: Callable[[str], None], poll_s: float = 2.0,
-         more: Callable[[list[CellState]], bool] = lambda states: False) -> list[CellState]:
+def wait(
+    look: Callable[[], list[CellState]],
+    say: Callable[[str], None],
+    poll_s: float = 2.0,
+    more: Callable[[list[CellState]], bool] = lambda states: False,
+) -> list[CellState]:
     """The states once no cell is running or queued any more, and there are no `more` to come; says the counts when they
     change."""
     said = ""

@@ -1,4 +1,5 @@
 """What a cell does in a round, and what rounds of a study have cost so far: the ground of the forecast. No torch."""
+
 from __future__ import annotations
 
 import json
@@ -21,8 +22,19 @@ from hkd_hpc.store.tree import BadFile, load_tree
 from jobs.sweep import Cell
 
 # a round / FedAvg's, ResNet18, measured (README, Results); GPUs may differ
-SLOWDOWN = {"fedavg": 1.0, "fedprox": 1.05, "moon": 1.14, "fedalign": 1.57, "fedgen": 1.01, "fedmd": 1.96,
-            "fedproto": 1.07, "fedhkd_star": 1.06, "fedhkd": 1.05, "local": 1.0, "central": 1.0}
+SLOWDOWN = {
+    "fedavg": 1.0,
+    "fedprox": 1.05,
+    "moon": 1.14,
+    "fedalign": 1.57,
+    "fedgen": 1.01,
+    "fedmd": 1.96,
+    "fedproto": 1.07,
+    "fedhkd_star": 1.06,
+    "fedhkd": 1.05,
+    "local": 1.0,
+    "central": 1.0,
+}
 
 
 # ---- the work of a cell
@@ -38,8 +50,12 @@ class DataFacts:
     shape: tuple[int, int, int] = (3, 32, 32)
 
 
-OFFICIAL = {"cifar10": DataFacts(50_000, 10_000, 10), "cifar100": DataFacts(50_000, 10_000, 100),
-            "svhn": DataFacts(73_257, 26_032, 10), "fmnist": DataFacts(5_000, 1_000, 10)}
+OFFICIAL = {
+    "cifar10": DataFacts(50_000, 10_000, 10),
+    "cifar100": DataFacts(50_000, 10_000, 100),
+    "svhn": DataFacts(73_257, 26_032, 10),
+    "fmnist": DataFacts(5_000, 1_000, 10),
+}
 
 
 @lru_cache
@@ -65,8 +81,12 @@ def _file_facts(path: Path) -> DataFacts:
         with open_h5(path) as file:
             y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
     sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
-    return DataFacts(len(y_train), len(y_test), len(np.unique(y_train)),  # 0..C-1, or names
-                     (3, *(max(32, side) for side in sides)))
+    return DataFacts(
+        len(y_train),
+        len(y_test),
+        len(np.unique(y_train)),  # 0..C-1, or names
+        (3, *(max(32, side) for side in sides)),
+    )
 
 
 def _folder_facts(path: Path, image_size: int | None) -> DataFacts:
@@ -169,8 +189,13 @@ def _measured(path: Path, cell: Cell) -> Measured | None:
     gpus = sum("cpu" not in place for place in places)
     beside_s = tree["rounds"]["seconds"]["evaluate_and_save"] * (ranks == 1)
     trained = Work(config, facts).trained(workers_of(ranks, gpus))
-    return Measured(config.scheme.name, data_key(config), gpus > 0,
-                    float(np.median(tree["rounds"]["wall_s"] + beside_s)) / trained, len(tree["rounds"]["wall_s"]))
+    return Measured(
+        config.scheme.name,
+        data_key(config),
+        gpus > 0,
+        float(np.median(tree["rounds"]["wall_s"] + beside_s)) / trained,
+        len(tree["rounds"]["wall_s"]),
+    )
 
 
 def facts_of(config: Config) -> DataFacts | None:

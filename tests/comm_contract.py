@@ -1,4 +1,5 @@
 """What every communicator must do, written once; run on the local one, on gloo and on MPI (without pytest)."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +10,7 @@ LIMIT_BYTES = 2400  # of one call, where it is lowered: 300 float64, and of a ga
 
 def numbers_of(rank: int, length: int = LENGTH) -> np.ndarray:
     """Large whole numbers, other ones in each rank; float64 holds their sum exactly."""
-    return np.random.default_rng(rank).integers(-2**50, 2**50, length)
+    return np.random.default_rng(rank).integers(-(2**50), 2**50, length)
 
 
 def bytes_of(rank: int, length: int) -> np.ndarray:
@@ -18,7 +19,9 @@ def bytes_of(rank: int, length: int) -> np.ndarray:
 
 
 def sum_(comm, buffer, pieces: int = 1) -> None:
-    """The all-reduce of a float64 buffer in so many pieces, in place in every rank; rank 0's own numbers do not count."""
+    """The all-reduce of a float64 buffer in so many pieces, in place in every rank; rank 0's own numbers do not
+    count.
+    """
     for _ in comm.summed(buffer.tensor_split(pieces), len(buffer)):
         pass
     comm.relay([buffer])
@@ -28,9 +31,18 @@ def check_all(comm) -> None:
     """Every check, in the same order in every rank; then once more in short calls, which must change nothing."""
     for most_bytes in (comm.most_bytes, LIMIT_BYTES):
         comm.most_bytes = most_bytes
-        for check in (check_sum, check_sum_asks_for_a_piece_when_the_one_before_is_used, check_relay, check_gather,
-                      check_broadcast, check_agree, check_texts, check_empty_blocks, check_lengths_around_the_limit,
-                      check_wire_bytes):
+        for check in (
+            check_sum,
+            check_sum_asks_for_a_piece_when_the_one_before_is_used,
+            check_relay,
+            check_gather,
+            check_broadcast,
+            check_agree,
+            check_texts,
+            check_empty_blocks,
+            check_lengths_around_the_limit,
+            check_wire_bytes,
+        ):
             comm.at(1, check.__name__)
             check(comm)
     check_no_call_is_above_the_limit(comm)
@@ -149,7 +161,9 @@ def check_no_call_is_above_the_limit(comm) -> None:
     comm.gather(np.zeros(LENGTH, np.uint8), "knowledge")
     comm.broadcast(np.zeros(LENGTH), "knowledge")
     comm.broadcast(np.zeros(0), "knowledge")
-    assert handed and min(handed) > 0 and max(handed) <= LIMIT_BYTES
+    assert handed
+    assert min(handed) > 0
+    assert max(handed) <= LIMIT_BYTES
 
 
 def note(comm, name: str, handed: list[int]) -> None:
@@ -172,10 +186,12 @@ def check_wire_bytes(comm) -> None:
     comm.gather(np.zeros(5, np.uint8), "reports")
     comm.broadcast(np.zeros(3), "message")
     n = comm.size
-    expected = {1: {},
-                2: {"weights": 160, "reports": 5, "message": 24},
-                3: {"weights": 240, "reports": 10, "message": 48},
-                4: {"weights": 320, "reports": 15, "message": 72}}[n]
+    expected = {
+        1: {},
+        2: {"weights": 160, "reports": 5, "message": 24},
+        3: {"weights": 240, "reports": 10, "message": 48},
+        4: {"weights": 320, "reports": 15, "message": 72},
+    }[n]
     counted = {kind: count for kind, count in comm.wire_bytes.items() if count and kind != "control"}
     assert counted == expected
     assert (comm.wire_bytes["control"] > 0) == (n > 1)

@@ -1,4 +1,5 @@
 """Starting jobs of comm_script.py under real launchers, for the tests."""
+
 from __future__ import annotations
 
 import atexit
@@ -23,9 +24,17 @@ def command(size: int, *args: object, script: str = SCRIPT) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """For more ranks than cores, as root too, with this source tree."""
-    return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": session_folder(), **more}
+    return {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "TMPDIR": session_folder(),
+        **more,
+    }
 
 
 def session_folder() -> str:

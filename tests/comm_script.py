@@ -2,6 +2,7 @@
 
 Most modes need no torch, so that a test takes a second or two.
 """
+
 from __future__ import annotations
 
 import os
@@ -28,9 +29,9 @@ def contract(world: World) -> None:
 
 def contract_with_nccl(world: World) -> None:
     """On one GPU: an NCCL group of rank 1 alone, and rank 0 outside it, which gets the sum over the CPU group."""
+    import comm_contract
     import torch
 
-    import comm_contract
     from hkd_hpc.comm.connect import make_comm
     from hkd_hpc.comm.devices import Plan
 
@@ -77,7 +78,9 @@ def meet(world: World) -> None:
 
 
 def stop_in_mpi(world: World) -> None:
-    """Rank 1 is stopped as it comes to a call of MPI in which the others then wait: the making of a group, or the end."""
+    """Rank 1 is stopped as it comes to a call of MPI in which the others then wait: the making of a group, or the
+    end.
+    """
     from hkd_hpc.comm import mpi
 
     mpi.SPLIT_S = mpi.FINALIZE_S = 1.0
@@ -112,8 +115,10 @@ FAILURES = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "terminate": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)),
 }
-MODES = {function.__name__: function
-         for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, meet, stop_in_mpi, wait)}
+MODES = {
+    function.__name__: function
+    for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, meet, stop_in_mpi, wait)
+}
 
 if __name__ == "__main__":
     backend = sys.argv[2] if sys.argv[1] == "contract" else "auto"

@@ -1,4 +1,5 @@
 """Toy nets, clients and workbenches: images of 3 x 2 x 2, three classes, all of it trained in milliseconds."""
+
 from __future__ import annotations
 
 import signal
@@ -55,6 +56,7 @@ def module_in_float64():
 @pytest.fixture
 def toy_net():
     """make(batch_norm, classes, latent, seed): Flatten, Linear, perhaps BatchNorm, ReLU, Linear; a classifier."""
+
     def make(batch_norm: bool = True, classes: int = 3, latent: int = 4, seed: int = 0) -> Net:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -69,6 +71,7 @@ def toy_net():
 @pytest.fixture
 def toy_client():
     """make(labels, id, classes, seed): random images with these labels; two of them again as the local test."""
+
     def make(labels, id: int = 0, classes: int = 3, seed: int = 0) -> Client:
         labels = torch.as_tensor(labels, dtype=torch.int64)
         pixels = np.random.default_rng(100 + id).integers(0, 256, (len(labels), 3, 2, 2), dtype=np.uint8)
@@ -81,9 +84,11 @@ def toy_client():
 @pytest.fixture
 def toy_bench():
     """make(net, scheme name, "section.key=value" ...): a workbench as a rank has it."""
+
     def make(net: nn.Module, scheme: str = "fedavg", *overrides: str) -> Workbench:
-        settings = config.resolve(overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8",
-                                             *overrides])
+        settings = config.resolve(
+            overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8", *overrides]
+        )
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
         facts = Facts(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)

@@ -3,6 +3,7 @@
 No port and no path is fixed, so that several can run at once. It needs SLURM's programs and root, no munge, nothing
 below /etc.
 """
+
 from __future__ import annotations
 
 import os
@@ -96,8 +97,14 @@ class Cluster:
 
     def run(self, *command: object, timeout_s: float = 120, **options) -> subprocess.CompletedProcess[str]:
         """A command to its end, srun or another; its outputs are text."""
-        return subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=timeout_s, **{"env": self.env, **options})
+        return subprocess.run(
+            list(map(str, command)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            **{"env": self.env, **options},
+        )
 
     def job(self, number: str) -> dict[str, str]:
         """What SLURM says about a job: JobState, ExitCode, Restarts and so on."""
@@ -151,28 +158,41 @@ class Cluster:
     def processes(self) -> list[int]:
         """All that runs in this cluster, daemons, step managers and tasks: they all have its SLURM_CONF."""
         mark = f"SLURM_CONF={self.env['SLURM_CONF']}".encode()
-        return [int(entry.name) for entry in Path("/proc").iterdir()
-                if entry.name.isdigit() and int(entry.name) != os.getpid() and mark in _environment(entry)]
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and mark in _environment(entry)
+        ]
 
     def _configure(self, ports: list[int]) -> None:
         host = socket.gethostname().partition(".")[0]
         gpus = f" Gres=gpu:{self.gpus_per_node}" if self.gpus_per_node else ""
-        lines = [f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}{gpus}"
-                 for node, port in zip(NODES, ports[1:])]
+        lines = [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}{gpus}"
+            for node, port in zip(NODES, ports[1:])
+        ]
         lines.append(f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP")
         if gpus:
             lines.append("GresTypes=gpu")
             devices = f"{self.folder}/gpu[0-{self.gpus_per_node - 1}]"
             (self.folder / "gres.conf").write_text(
-                f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu File={devices}\n")
+                f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu File={devices}\n"
+            )
         text = CONFIGURATION.format(name=self.name, host=host, folder=self.folder, ports=ports)
         (self.folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n")
 
     def _begin(self, program: str, *options: str, name: str = "") -> None:
         """Start a daemon that ends with this process, however that ends."""
         with open(self.folder / "log" / f"{program}{name}.log", "a") as log:
-            self._daemons.append(subprocess.Popen([find("setpriv"), "--pdeathsig", "TERM", find(program), *options],
-                                                  env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            self._daemons.append(
+                subprocess.Popen(
+                    [find("setpriv"), "--pdeathsig", "TERM", find(program), *options],
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
 
     def _is_idle_in_time(self) -> bool:
         end_s = time.monotonic() + START_S

@@ -1,4 +1,5 @@
 """The averages: exact, in any order, weighted by the clients that delivered; knowledge by count."""
+
 from __future__ import annotations
 
 import itertools
@@ -42,15 +43,19 @@ def added(clients, total_weight: int) -> FixedPointSum:
 
 # --- the clients' weights
 
+
 def test_mean_is_weighted_by_images():
     total = added([(torch.zeros(3), 100), (torch.full((3,), 4.0), 300)], 400)
     out, weight = mean(total, 3)
-    assert out.tolist() == [3.0, 3.0, 3.0] and weight == 400
+    assert out.tolist() == [3.0, 3.0, 3.0]
+    assert weight == 400
 
 
 @pytest.mark.parametrize("piece", [2, 3, 64])
 def test_only_the_spans_are_summed_and_moved(piece):
-    """Numbers 1, 2 and 5, 6, 7 of ten: five in the sum, [M, 4, 8, 20, 24, 28] with weight 4; the others stay what they were."""
+    """Numbers 1, 2 and 5, 6, 7 of ten: five in the sum, [M, 4, 8, 20, 24, 28] with weight 4; the others stay what they
+    were.
+    """
     total = FixedPointSum(10, 4, spans=[(1, 3), (5, 8)])
     assert total.length == 5
     values = torch.arange(10.0)
@@ -58,7 +63,8 @@ def test_only_the_spans_are_summed_and_moved(piece):
     total.bank()
     total.add(values, 3)
     found = content(total, piece)
-    assert found[0] == 4 and (found[1:] * 2.0 ** -total.bits).tolist() == [4.0, 8.0, 20.0, 24.0, 28.0]
+    assert found[0] == 4
+    assert (found[1:] * 2.0**-total.bits).tolist() == [4.0, 8.0, 20.0, 24.0, 28.0]
     out = torch.full((10,), 7.5)
     total.mean_into(out, total.pieces(piece))
     assert out.tolist() == [7.5, 1.0, 2.0, 7.5, 7.5, 5.0, 6.0, 7.0, 7.5, 7.5]
@@ -69,27 +75,30 @@ def test_a_bad_number_between_the_spans_is_refused_too():
     total = FixedPointSum(3, 4, spans=[(0, 1), (2, 3)])
     assert total.add(torch.tensor([1.0, float("inf"), 1.0]), 1) == (1.0, float("inf"))
 
+
 def test_only_clients_that_delivered_count():
     """2 of 10 clients (50 and 150 of 2,000 images) took part: .25 and .75, not 50 / 2000 and 150 / 2000."""
     total = added([(torch.tensor([1.0, 0.0]), 50), (torch.tensor([0.0, 1.0]), 150)], 2000)
     out, weight = mean(total, 2)
-    assert out.tolist() == [0.25, 0.75] and weight == 200
+    assert out.tolist() == [0.25, 0.75]
+    assert weight == 200
 
 
 def test_one_client_gets_its_own_values_back():
     """Bit for bit down to 2^-4; below that to half a step of the sum (2^-29 / 375 with 375 images)."""
     values = torch.from_numpy(np.random.default_rng(1).standard_normal(5000).astype(np.float32))
     out, _ = mean(added([(values, 375)], 375), 5000)
-    large = values.abs() >= 2.0 ** -4
-    assert large.sum() > 4500 and torch.equal(out[large], values[large])
-    assert float((out.double() - values.double()).abs().max()) <= 2.0 ** -29 / 375 + 2.0 ** -29
+    large = values.abs() >= 2.0**-4
+    assert large.sum() > 4500
+    assert torch.equal(out[large], values[large])
+    assert float((out.double() - values.double()).abs().max()) <= 2.0**-29 / 375 + 2.0**-29
 
 
 def test_sum_equals_python_integers():
     clients = random_clients(clients=7, length=200)
     weight = sum(n for _, n in clients)
     total = added(clients, weight)
-    scale = 2 ** total.bits
+    scale = 2**total.bits
     sums = [sum(round(Fraction(float(values[j])) * n * scale) for values, n in clients) for j in range(200)]
     assert content(total).tolist() == [weight, *sums]
     out, _ = mean(total, 200)
@@ -101,7 +110,7 @@ def test_mean_is_the_true_mean_to_float32():
     weight = sum(n for _, n in clients)
     out, _ = mean(added(clients, weight), 200)
     true = sum(Fraction(n) * np.array([Fraction(float(x)) for x in values]) for values, n in clients) / weight
-    np.testing.assert_allclose(out.numpy(), true.astype(float), rtol=2.0 ** -23, atol=7e-11)
+    np.testing.assert_allclose(out.numpy(), true.astype(float), rtol=2.0**-23, atol=7e-11)
 
 
 def test_every_order_and_every_split_over_ranks_gives_the_same_bits():
@@ -119,7 +128,8 @@ def test_every_order_and_every_split_over_ranks_gives_the_same_bits():
 def test_zeros_have_no_sign():
     """The only client's -0, and what is too small to count, are 0: as where a rank without clients adds its zeros."""
     out, _ = mean(added([(torch.tensor([-0.0, -1e-30, 0.0, -1.0]), 3)], 3), 4)
-    assert out.tolist() == [0, 0, 0, -1] and not torch.signbit(out[:3]).any()
+    assert out.tolist() == [0, 0, 0, -1]
+    assert not torch.signbit(out[:3]).any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 65537.0, -65537.0])
@@ -133,7 +143,8 @@ def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
     assert np.isnan([low, high]).all() if np.isnan(bad) else (low, high) == (min(bad, 1.0), max(bad, 1.0))
     assert torch.equal(content(total), before)
     out, weight = mean(total, length)
-    assert weight == 3 and torch.equal(out, torch.ones(length))
+    assert weight == 3
+    assert torch.equal(out, torch.ones(length))
 
 
 def test_refused_first_client_leaves_zeros():
@@ -142,11 +153,12 @@ def test_refused_first_client_leaves_zeros():
     assert content(total).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("images", [[1], [2], [3], [1000, 20000, 12345], [2 ** 20], [2 ** 20 + 1], [1] * 50])
+@pytest.mark.parametrize("images", [[1], [2], [3], [1000, 20000, 12345], [2**20], [2**20 + 1], [1] * 50])
 def test_largest_allowed_values_do_not_overflow(images):
     largest = torch.tensor([65536.0, -65536.0])
     out, weight = mean(added([(largest, n) for n in images], sum(images)), 2)
-    assert out.tolist() == [65536.0, -65536.0] and weight == sum(images)
+    assert out.tolist() == [65536.0, -65536.0]
+    assert weight == sum(images)
 
 
 def test_nobody_delivered():
@@ -159,7 +171,8 @@ def test_clear_forgets_the_last_round():
     total = added([(torch.tensor([8.0]), 4)], 10)
     total.clear()
     assert total.add(torch.tensor([1.0]), 2) is None
-    assert mean(total, 1)[0].tolist() == [1.0] and mean(total, 1)[1] == 2
+    assert mean(total, 1)[0].tolist() == [1.0]
+    assert mean(total, 1)[1] == 2
     total.clear()
     assert content(total).tolist() == [0, 0]
 
@@ -176,17 +189,20 @@ def test_bank_takes_the_vector_before_its_memory_is_used_again():
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 100])
 def test_pieces_of_any_size_hold_the_weight_and_then_every_number(size):
     total = added([(torch.tensor([1.0, 2.0, 3.0, 4.0]), 2)], 2)
-    scale = 2.0 ** total.bits
+    scale = 2.0**total.bits
     pieces = [part.tolist() for part in total.pieces(size)]
-    assert sum(pieces, []) == [2, 2 * scale, 4 * scale, 6 * scale, 8 * scale]
-    assert all(len(part) == size for part in pieces[:-1]) and 0 < len(pieces[-1]) <= size
+    assert [number for piece in pieces for number in piece] == [2, 2 * scale, 4 * scale, 6 * scale, 8 * scale]
+    assert all(len(part) == size for part in pieces[:-1])
+    assert 0 < len(pieces[-1]) <= size
 
 
 # --- per-class knowledge
 
-H_BY_CLIENT = {"A": [[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]],
-               "B": [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
-               "C": [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]}
+H_BY_CLIENT = {
+    "A": [[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]],
+    "B": [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
+    "C": [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]],
+}
 COUNT_BY_CLIENT = {"A": [1.0, 0.0, 0.0], "B": [3.0, 0.0, 0.0], "C": [0.0, 5.0, 0.0]}
 
 
@@ -205,7 +221,8 @@ def test_knowledge_of_three_clients_in_every_order(order):
 def test_rows_that_are_not_shared_are_ignored(junk):
     value = torch.tensor([[[2.0], [junk]], [[junk], [6.0]]])
     mean_CX, total_C = mean_by_count(value, torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
-    assert mean_CX.tolist() == [[2.0], [6.0]] and total_C.tolist() == [3.0, 2.0]
+    assert mean_CX.tolist() == [[2.0], [6.0]]
+    assert total_C.tolist() == [3.0, 2.0]
 
 
 def test_knowledge_against_float64_numpy():
@@ -229,9 +246,14 @@ def test_soft_predictions_still_sum_to_one():
 COUNT_MC = torch.tensor([[1.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0], [0.0, 6.0, 5.0, 0.0]])
 
 
-@pytest.mark.parametrize("rule, weights", [
-    ("count", [[1, 2, 0, 0], [3, 0, 0, 0], [0, 6, 5, 0]]), ("uniform", [[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]]),
-    ("last", [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]])])
+@pytest.mark.parametrize(
+    "rule, weights",
+    [
+        ("count", [[1, 2, 0, 0], [3, 0, 0, 0], [0, 6, 5, 0]]),
+        ("uniform", [[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]]),
+        ("last", [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0]]),
+    ],
+)
 def test_weights_of_the_clients_that_share_a_class(rule, weights):
     assert sharer_weights(rule, COUNT_MC).tolist() == weights
 
@@ -239,13 +261,18 @@ def test_weights_of_the_clients_that_share_a_class(rule, weights):
 VALUE_MCX = torch.tensor([[[4.0], [8.0], [9.0], [9.0]], [[8.0], [9.0], [9.0], [9.0]], [[9.0], [16.0], [3.0], [9.0]]])
 
 
-@pytest.mark.parametrize("rule, means", [("count", [7.0, 14.0, 3.0, 0.0]), ("uniform", [6.0, 12.0, 3.0, 0.0]),
-                                         ("last", [8.0, 16.0, 3.0, 0.0])])
+@pytest.mark.parametrize(
+    "rule, means",
+    [("count", [7.0, 14.0, 3.0, 0.0]), ("uniform", [6.0, 12.0, 3.0, 0.0]), ("last", [8.0, 16.0, 3.0, 0.0])],
+)
 def test_knowledge_under_each_rule(rule, means):
-    """The 9s stand where nobody shares. count: (4 + 3 * 8) / 4, (2 * 8 + 6 * 16) / 8. Counts are images under all rules."""
+    """The 9s stand where nobody shares. count: (4 + 3 * 8) / 4, (2 * 8 + 6 * 16) / 8. Counts are images under all
+    rules.
+    """
     state = {}
     message = combine_by_class(rule, {"count_C": COUNT_MC, "x": VALUE_MCX, "y": -2 * VALUE_MCX}, state)
-    assert message["x"][:, 0].tolist() == means and message["y"][:, 0].tolist() == [-2 * mean for mean in means]
+    assert message["x"][:, 0].tolist() == means
+    assert message["y"][:, 0].tolist() == [-2 * mean for mean in means]
     assert message["count_C"].tolist() == [4.0, 8.0, 5.0, 0.0]
     assert set(state) == (set(message) if rule == "last" else set())
 
@@ -255,11 +282,16 @@ def test_knowledge_under_each_rule_against_float64_numpy(rule):
     random = np.random.default_rng(9)
     count = random.integers(0, 3, (7, 20)) * random.integers(1, 100, (7, 20))
     value = random.standard_normal((7, 20, 5))
-    message = combine_by_class(rule, {"count_C": torch.from_numpy(count).float(), "x": torch.from_numpy(value).float()}, {})
+    message = combine_by_class(
+        rule, {"count_C": torch.from_numpy(count).float(), "x": torch.from_numpy(value).float()}, {}
+    )
     for j in np.flatnonzero(count.sum(0)):
         sharers = [i for i in range(7) if count[i, j]]
-        true = {"count": sum(count[i, j] * value[i, j] for i in sharers) / count[:, j].sum(),
-                "uniform": sum(value[i, j] for i in sharers) / len(sharers), "last": value[max(sharers), j]}[rule]
+        true = {
+            "count": sum(count[i, j] * value[i, j] for i in sharers) / count[:, j].sum(),
+            "uniform": sum(value[i, j] for i in sharers) / len(sharers),
+            "last": value[max(sharers), j],
+        }[rule]
         np.testing.assert_allclose(message["x"][j].numpy(), true, atol=1e-6)
 
 
@@ -277,4 +309,5 @@ def test_old_entries_stay_under_the_rule_last_alone():
     for rule in ("count", "uniform"):
         state = {}
         found = [combine_by_class(rule, reports, state)["x"][:, 0].tolist() for reports in rounds]
-        assert found == [[1, 2, 0], [0, 3, 0], [4, 0, 0]] and not state
+        assert found == [[1, 2, 0], [0, 3, 0], [4, 0, 0]]
+        assert not state

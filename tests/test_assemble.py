@@ -1,4 +1,5 @@
 """Ranks that do not hold the same: what differs, on which rank, and what it is there and on rank 0, in one line."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -6,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-
 import toy
+
 from hkd_hpc.errors import UsageError
 
 
@@ -18,6 +19,7 @@ def data(tmp_path_factory):
 
 def on_rank_2(owner: str, name: str, change):
     """Rank 2 alone gets change(what the function `name` of hkd_hpc.<owner> returns)."""
+
     def patch(rank):
         if rank == 2:
             import importlib
@@ -25,6 +27,7 @@ def on_rank_2(owner: str, name: str, change):
             module = importlib.import_module(f"hkd_hpc.{owner}")
             original = getattr(module, name)
             setattr(module, name, lambda *arguments: change(original(*arguments)))
+
     return patch
 
 
@@ -43,23 +46,40 @@ def with_fewer_counts(scheme):
 
 
 DIFFERENT = {
-    "classes": (on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, classes=11)),
-                "data than rank 0 (classes is 11 on rank 2, 10 on rank 0)"),
-    "images": (on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])),
-               "data than rank 0 (x_train is (60, 1, 32, 32) uint8 on rank 2, (60, 3, 32, 32) uint8 on rank 0)"),
-    "labels": (on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32))),
-               "data than rank 0 (y_test is (20,) int32 on rank 2, (20,) int64 on rank 0)"),
-    "clients": (on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, client_test=data.y_test)),
-                "data than rank 0 (client_test is (20,) int64 on rank 2, absent on rank 0)"),
-    "dtype": (on_rank_2("models", "build", lambda net: with_head(net, dtype=torch.float64)),
-              "model than rank 0 (classifier.weight is (10, 8) torch.float64 on rank 2, (10, 8) torch.float32 on rank 0)"),
-    "bias": (on_rank_2("models", "build", lambda net: with_head(net, bias=False)),
-             "model than rank 0 (classifier.bias is absent on rank 2, (10,) torch.float32 on rank 0)"),
-    "problem": (on_rank_2("models", "build", refuse),
-                "model than rank 0 (its problem is model.name=mine:Net: forward must return (feature_BD, logits_BC) on rank 2, None on "
-                "rank 0)"),
-    "report": (on_rank_2("schemes", "get", with_fewer_counts),
-               "scheme than rank 0 (report_shapes count_C is (9,) on rank 2, (10,) on rank 0)"),
+    "classes": (
+        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, classes=11)),
+        "data than rank 0 (classes is 11 on rank 2, 10 on rank 0)",
+    ),
+    "images": (
+        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])),
+        "data than rank 0 (x_train is (60, 1, 32, 32) uint8 on rank 2, (60, 3, 32, 32) uint8 on rank 0)",
+    ),
+    "labels": (
+        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32))),
+        "data than rank 0 (y_test is (20,) int32 on rank 2, (20,) int64 on rank 0)",
+    ),
+    "clients": (
+        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, client_test=data.y_test)),
+        "data than rank 0 (client_test is (20,) int64 on rank 2, absent on rank 0)",
+    ),
+    "dtype": (
+        on_rank_2("models", "build", lambda net: with_head(net, dtype=torch.float64)),
+        "model than rank 0 (classifier.weight is (10, 8) torch.float64 on rank 2, (10, 8) torch.float32 on rank 0)",
+    ),
+    "bias": (
+        on_rank_2("models", "build", lambda net: with_head(net, bias=False)),
+        "model than rank 0 (classifier.bias is absent on rank 2, (10,) torch.float32 on rank 0)",
+    ),
+    "problem": (
+        on_rank_2("models", "build", refuse),
+        "model than rank 0 (its problem is model.name=mine:Net: forward must return (feature_BD, logits_BC) on rank 2, "
+        "None on "
+        "rank 0)",
+    ),
+    "report": (
+        on_rank_2("schemes", "get", with_fewer_counts),
+        "scheme than rank 0 (report_shapes count_C is (9,) on rank 2, (10,) on rank 0)",
+    ),
 }
 
 
@@ -70,5 +90,7 @@ def test_a_rank_with_other_shapes_or_dtypes_is_named_with_both(tmp_path, data, w
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [1] * 3, output
     [line] = toy.our_lines([output])
-    assert f"ranks [2] have another {words}" in line and line.endswith("is the same code and data on all nodes?")
-    assert "Traceback" not in output and not (tmp_path / "run/metrics.h5").exists()
+    assert f"ranks [2] have another {words}" in line
+    assert line.endswith("is the same code and data on all nodes?")
+    assert "Traceback" not in output
+    assert not (tmp_path / "run/metrics.h5").exists()

@@ -1,4 +1,5 @@
 """Local training: batches, tiny clients, the step against a plain torch loop, and what a result may depend on."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,10 +13,22 @@ from hkd_hpc.images import normalise
 from hkd_hpc.schemes.base import Scheme
 
 
-@pytest.mark.parametrize("count, bounds", [
-    (0, []), (1, [(0, 1)]), (2, [(0, 2)]), (63, [(0, 63)]), (64, [(0, 64)]), (65, [(0, 65)]), (66, [(0, 64), (64, 66)]),
-    (128, [(0, 64), (64, 128)]), (129, [(0, 64), (64, 129)]), (193, [(0, 64), (64, 128), (128, 193)]),
-    (375, [(0, 64), (64, 128), (128, 192), (192, 256), (256, 320), (320, 375)])])
+@pytest.mark.parametrize(
+    "count, bounds",
+    [
+        (0, []),
+        (1, [(0, 1)]),
+        (2, [(0, 2)]),
+        (63, [(0, 63)]),
+        (64, [(0, 64)]),
+        (65, [(0, 65)]),
+        (66, [(0, 64), (64, 66)]),
+        (128, [(0, 64), (64, 128)]),
+        (129, [(0, 64), (64, 129)]),
+        (193, [(0, 64), (64, 128), (128, 193)]),
+        (375, [(0, 64), (64, 128), (128, 192), (192, 256), (256, 320), (320, 375)]),
+    ],
+)
 def test_batches_of_64(count, bounds):
     """The short last batch is kept; a last batch of one image joins the one before."""
     assert batch_bounds(count, 64) == bounds
@@ -39,15 +52,18 @@ def after(bench, client, round: int = 1) -> torch.Tensor:
     return bench.flat.values_V.clone()
 
 
-@pytest.mark.parametrize("batch_norm, images, can", [
-    (True, 0, False), (True, 1, False), (True, 2, True), (False, 0, False), (False, 1, True)])
+@pytest.mark.parametrize(
+    "batch_norm, images, can",
+    [(True, 0, False), (True, 1, False), (True, 2, True), (False, 0, False), (False, 1, True)],
+)
 def test_who_can_train(toy_bench, toy_net, toy_client, batch_norm, images, can):
     bench = toy_bench(toy_net(batch_norm=batch_norm))
     client = toy_client([0] * images)
     assert bench.can_train(client) is can
     if can:
         result = run(bench, client)
-        assert np.isfinite(result.loss_by_term).all() and torch.isfinite(bench.flat.values_V).all()
+        assert np.isfinite(result.loss_by_term).all()
+        assert torch.isfinite(bench.flat.values_V).all()
 
 
 def test_batch_norm_without_running_statistics_cannot_train_on_one_image_either(toy_bench, toy_net, toy_client):
@@ -62,7 +78,8 @@ def test_tiny_clients_train_with_batch_norm(toy_bench, toy_net, toy_client, sche
     bench = toy_bench(toy_net(batch_norm=images > 1), scheme, "scheme.nu=0" if "hkd" in scheme else "train.epochs=2")
     message = {name: torch.ones(shape) for name, shape in bench.scheme.message_shapes().items()}
     result = run(bench, toy_client([i % 3 for i in range(images)]), message)
-    assert np.isfinite(result.loss_by_term).all() and torch.isfinite(bench.flat.values_V).all()
+    assert np.isfinite(result.loss_by_term).all()
+    assert torch.isfinite(bench.flat.values_V).all()
     assert all(torch.isfinite(tensor).all() for tensor in result.report.values())
 
 
@@ -110,9 +127,11 @@ def test_same_bits_whatever_happened_before(toy_bench, toy_net, toy_client):
     bench.run(client, start_V, counters, {}, 2)
     torch.rand(100), np.random.random(5)
     again = bench.run(client, start_V, counters, {}, 1), bench.flat.values_V.clone(), bench.flat.counters[0].item()
-    assert torch.equal(first[1], again[1]) and first[0].loss_by_term == again[0].loss_by_term
+    assert torch.equal(first[1], again[1])
+    assert first[0].loss_by_term == again[0].loss_by_term
     assert first[2] == again[2] == 4  # 2 epochs of 2 batches
-    assert [c.item() for c in counters] == [0] and not torch.equal(first[1], start_V)
+    assert [c.item() for c in counters] == [0]
+    assert not torch.equal(first[1], start_V)
 
 
 def test_dropout_is_a_function_of_seed_round_and_client(toy_bench, toy_net, toy_client):
@@ -135,7 +154,8 @@ def test_batches_differ_by_seed_round_and_client_but_not_by_scheme(toy_client):
         client.random("noise").standard_normal(10)
         return tuple(client.random("batches").permutation(20))
 
-    assert len({order(), order(seed=1), order(id=1), order(round=2)}) == 4 and order() == order()
+    assert len({order(), order(seed=1), order(id=1), order(round=2)}) == 4
+    assert order() == order()
 
 
 class Watcher(Scheme):
@@ -162,7 +182,9 @@ def test_hooks_of_a_scheme(toy_bench, toy_net, toy_client):
     bench.scheme = Watcher(bench.scheme.settings, bench.scheme.facts)
     start_V = bench.flat.values_V.clone()
     run(bench, client)
-    assert sorted(i for batch in bench.scheme.seen for i in batch) == list(range(9)) and bench.scheme.mode
+    assert sorted(i for batch in bench.scheme.seen for i in batch) == list(range(9))
+    assert bench.scheme.mode
     assert [len(batch) for batch in bench.scheme.seen] == [9]
-    assert bench.scheme.gradient.any() and torch.equal(bench.flat.values_V, start_V)  # the scheme has the last word
+    assert bench.scheme.gradient.any()
+    assert torch.equal(bench.flat.values_V, start_V)
     assert client.cache == {}

@@ -1,4 +1,5 @@
 """One contract, three transports: one process, gloo among forked ranks, and MPI under a real mpirun."""
+
 from __future__ import annotations
 
 import time
@@ -9,10 +10,10 @@ import pytest
 import torch
 from comm_contract import refuses, sum_
 from comm_launch import mpirun
-from tools.forked_ranks import run_rank_values, run_ranks
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.base import HostStaging
+from tools.forked_ranks import run_rank_values, run_ranks
 
 
 def with_comm(rank, action, timeout_s=30.0):
@@ -33,20 +34,27 @@ def test_contract_on_gloo(size):
     run_rank_values(size, with_comm, comm_contract.check_all)
 
 
-@pytest.mark.parametrize("backend, name, cray, note", [
-    ("auto", "mpi", "1", "; MPI carries host buffers; GPU support of Cray MPICH is switched off"),
-    ("gloo", "gloo", "0", "")])
+@pytest.mark.parametrize(
+    "backend, name, cray, note",
+    [
+        ("auto", "mpi", "1", "; MPI carries host buffers; GPU support of Cray MPICH is switched off"),
+        ("gloo", "gloo", "0", ""),
+    ],
+)
 def test_contract_under_mpirun(backend, name, cray, note):
     result = mpirun(3, "contract", backend, MPICH_GPU_SUPPORT_ENABLED=cray)
     assert result.returncode == 0, result.stderr
     plan, cores, variable = result.stdout.splitlines()
-    assert plan.startswith(f"3 ranks on 1 host, weights by {name} (") and plan.endswith(f"devices: ranks 0-2 cpu{note}")
-    assert cores.startswith("cores: ranks 0") and variable == "0 0 0"
+    assert plan.startswith(f"3 ranks on 1 host, weights by {name} (")
+    assert plan.endswith(f"devices: ranks 0-2 cpu{note}")
+    assert cores.startswith("cores: ranks 0")
+    assert variable == "0 0 0"
 
 
 def _knows_its_place(comm):
     assert (comm.local_rank, comm.local_size) == (comm.rank, 3)
-    assert len(comm.hosts) == 3 and comm.device.type == "cpu"
+    assert len(comm.hosts) == 3
+    assert comm.device.type == "cpu"
     before = comm.wait_s
     if comm.rank == 2:
         time.sleep(0.3)
@@ -75,9 +83,15 @@ def _out_of_step(comm, variant):
     time.sleep(1)  # leaving the world is out of step too, and ends the others: let them print first
 
 
-@pytest.mark.parametrize("variant, parts", [
-    ("other phase", ["phase weights", "phase knowledge"]), ("other round", ["round 2", "round 3"]),
-    ("other length", ["32 bytes", "40 bytes"]), ("other call", ["sum of weights", "gather of weights"])])
+@pytest.mark.parametrize(
+    "variant, parts",
+    [
+        ("other phase", ["phase weights", "phase knowledge"]),
+        ("other round", ["round 2", "round 3"]),
+        ("other length", ["32 bytes", "40 bytes"]),
+        ("other call", ["sum of weights", "gather of weights"]),
+    ],
+)
 def test_ranks_out_of_step_all_raise_and_no_sum_is_wrong(variant, parts):
     results = run_ranks(3, with_comm, lambda comm: _out_of_step(comm, variant))
     for result in results[:2]:
@@ -97,8 +111,10 @@ def test_rank_that_skips_a_collective_ends_the_job_before_a_wrong_sum():
     results = run_ranks(3, with_comm, _skip_one)
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [1, 1, 1]
-    assert "summed" not in output and output.count("hkd_hpc:") == 1
-    assert "round 1, phase weights" in output and "round 2, phase weights" in output
+    assert "summed" not in output
+    assert output.count("hkd_hpc:") == 1
+    assert "round 1, phase weights" in output
+    assert "round 2, phase weights" in output
 
 
 def _sleeper(comm):
@@ -149,13 +165,17 @@ def test_host_buffer_is_reused():
     staging = HostStaging()
     first = staging.like(torch.zeros(10, dtype=torch.float64))
     second = staging.like(torch.zeros(4, dtype=torch.float64))
-    assert first.data_ptr() == second.data_ptr() and second.numel() == 4
+    assert first.data_ptr() == second.data_ptr()
+    assert second.numel() == 4
     assert staging.like(torch.zeros(4)).dtype == torch.float32
 
 
 def test_opening_the_world_imports_neither_torch_nor_mpi():
     import subprocess
     import sys
-    code = ("import sys\nfrom hkd_hpc.comm import World\nwith World.open(env={}):\n"
-            "    print([name for name in sys.modules if name.split('.')[0] in ('torch', 'mpi4py', 'numpy')])")
+
+    code = (
+        "import sys\nfrom hkd_hpc.comm import World\nwith World.open(env={}):\n"
+        "    print([name for name in sys.modules if name.split('.')[0] in ('torch', 'mpi4py', 'numpy')])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,12 +1,20 @@
 """Which device and cores each rank has and what carries the weights: tables of the pure functions."""
+
 from __future__ import annotations
 
 import os
 
 import pytest
 
-from hkd_hpc.comm.cores import (cores_text, describe_cores, describe_ranks, format_cpulist, numa_nodes, own_cores,
-                                parse_cpulist)
+from hkd_hpc.comm.cores import (
+    cores_text,
+    describe_cores,
+    describe_ranks,
+    format_cpulist,
+    numa_nodes,
+    own_cores,
+    parse_cpulist,
+)
 from hkd_hpc.comm.devices import choose_backend, describe, pick_device, sharers
 from hkd_hpc.errors import UsageError
 
@@ -14,29 +22,33 @@ A, B, C = ("n0", "GPU-a"), ("n0", "GPU-b"), ("n1", "GPU-c")
 CPU = ("n0", None)
 
 
-@pytest.mark.parametrize("local_rank, visible, index",
-                         [(3, 1, 0), (3, 4, 3), (6, 4, 2), (0, 0, None), (1, 2, 1), (0, 8, 0)])
+@pytest.mark.parametrize(
+    "local_rank, visible, index", [(3, 1, 0), (3, 4, 3), (6, 4, 2), (0, 0, None), (1, 2, 1), (0, 8, 0)]
+)
 def test_device_is_the_local_rank_among_the_visible_ones(local_rank, visible, index):
     assert pick_device(local_rank, visible) == index
 
 
-@pytest.mark.parametrize("places, has_mpi, backend, nccl_ranks", [
-    ([CPU], False, "local", ()),
-    ([A], True, "local", ()),
-    ([CPU, CPU], False, "gloo", ()),
-    ([CPU, CPU], True, "mpi", ()),
-    ([A, A], False, "gloo", ()),
-    ([A, A], True, "mpi", ()),
-    ([A, B], False, "gloo", ()),
-    ([A, B, C], True, "nccl", (1, 2)),
-    ([CPU, A, B], True, "nccl", (1, 2)),
-    ([A, A, B], False, "nccl", (1, 2)),
-    ([A, B, B], False, "gloo", ()),
-    ([A, B, CPU], False, "gloo", ()),
-    ([CPU, A], False, "gloo", ()),
-    ([A, A, A, A], True, "mpi", ()),
-    ([CPU, ("n0", "GPU-a"), ("n1", "GPU-a")], False, "nccl", (1, 2)),
-])
+@pytest.mark.parametrize(
+    "places, has_mpi, backend, nccl_ranks",
+    [
+        ([CPU], False, "local", ()),
+        ([A], True, "local", ()),
+        ([CPU, CPU], False, "gloo", ()),
+        ([CPU, CPU], True, "mpi", ()),
+        ([A, A], False, "gloo", ()),
+        ([A, A], True, "mpi", ()),
+        ([A, B], False, "gloo", ()),
+        ([A, B, C], True, "nccl", (1, 2)),
+        ([CPU, A, B], True, "nccl", (1, 2)),
+        ([A, A, B], False, "nccl", (1, 2)),
+        ([A, B, B], False, "gloo", ()),
+        ([A, B, CPU], False, "gloo", ()),
+        ([CPU, A], False, "gloo", ()),
+        ([A, A, A, A], True, "mpi", ()),
+        ([CPU, ("n0", "GPU-a"), ("n1", "GPU-a")], False, "nccl", (1, 2)),
+    ],
+)
 def test_rule_for_the_transport(places, has_mpi, backend, nccl_ranks):
     plan = choose_backend("auto", places, has_mpi)
     assert (plan.backend, plan.nccl_ranks) == (backend, nccl_ranks)
@@ -56,14 +68,17 @@ def test_what_is_asked_for_is_taken():
     assert choose_backend("mpi", [CPU], has_mpi=False).backend == "local"
 
 
-@pytest.mark.parametrize("requested, places, has_mpi, parts", [
-    ("nccl", [A, A, A], True, ["ranks 1, 2 share GPU-a on n0", "comm.backend=auto"]),
-    ("nccl", [A, A], True, ["there is one client rank only"]),
-    ("nccl", [CPU, A, CPU, A], False, ["ranks 1, 3 share GPU-a", "rank 2 has no GPU"]),
-    ("nccl", [CPU, A, CPU, CPU], False, ["ranks 2-3 have no GPU"]),
-    ("mpi", [CPU, CPU], False, ["comm.backend=mpi", "started by MPI", "gloo"]),
-    ("ucc", [CPU, CPU], False, ["comm.backend=ucc", "auto, nccl, gloo, mpi"]),
-])
+@pytest.mark.parametrize(
+    "requested, places, has_mpi, parts",
+    [
+        ("nccl", [A, A, A], True, ["ranks 1, 2 share GPU-a on n0", "comm.backend=auto"]),
+        ("nccl", [A, A], True, ["there is one client rank only"]),
+        ("nccl", [CPU, A, CPU, A], False, ["ranks 1, 3 share GPU-a", "rank 2 has no GPU"]),
+        ("nccl", [CPU, A, CPU, CPU], False, ["ranks 2-3 have no GPU"]),
+        ("mpi", [CPU, CPU], False, ["comm.backend=mpi", "started by MPI", "gloo"]),
+        ("ucc", [CPU, CPU], False, ["comm.backend=ucc", "auto, nccl, gloo, mpi"]),
+    ],
+)
 def test_what_cannot_be_had_is_refused_in_one_line(requested, places, has_mpi, parts):
     with pytest.raises(UsageError) as caught:
         choose_backend(requested, places, has_mpi)
@@ -73,25 +88,40 @@ def test_what_cannot_be_had_is_refused_in_one_line(requested, places, has_mpi, p
 
 def test_plan_is_described_in_one_line():
     assert describe(choose_backend("auto", [CPU] * 11, has_mpi=True)) == (
-        "11 ranks on 1 host, weights by mpi (started by MPI); devices: ranks 0-10 cpu")
+        "11 ranks on 1 host, weights by mpi (started by MPI); devices: ranks 0-10 cpu"
+    )
     assert describe(choose_backend("auto", [CPU, A, B, C], has_mpi=True)) == (
         "4 ranks on 2 hosts, weights by nccl among ranks 1-3 (each has a GPU of its own); "
-        "devices: rank 0 cpu on n0; rank 1 GPU-a on n0; rank 2 GPU-b on n0; rank 3 GPU-c on n1")
+        "devices: rank 0 cpu on n0; rank 1 GPU-a on n0; rank 2 GPU-b on n0; rank 3 GPU-c on n1"
+    )
     assert describe(choose_backend("auto", [A, B, A, B], has_mpi=False)) == (
         "4 ranks on 1 host, weights by gloo (several ranks share a GPU, started without MPI); "
-        "devices: ranks 0, 2 GPU-a; ranks 1, 3 GPU-b")
+        "devices: ranks 0, 2 GPU-a; ranks 1, 3 GPU-b"
+    )
     assert describe(choose_backend("auto", [CPU], has_mpi=False)) == (
-        "1 rank on 1 host, weights by local (one process); devices: rank 0 cpu")
+        "1 rank on 1 host, weights by local (one process); devices: rank 0 cpu"
+    )
 
 
-@pytest.mark.parametrize("text, cores", [("0-2,8\n", {0, 1, 2, 8}), ("5", {5}), ("", set()), ("\n", set()),
-                                         ("0-1,64-65", {0, 1, 64, 65}), ("3,1-2", {1, 2, 3})])
+@pytest.mark.parametrize(
+    "text, cores",
+    [
+        ("0-2,8\n", {0, 1, 2, 8}),
+        ("5", {5}),
+        ("", set()),
+        ("\n", set()),
+        ("0-1,64-65", {0, 1, 64, 65}),
+        ("3,1-2", {1, 2, 3}),
+    ],
+)
 def test_lists_of_cores_are_read(text, cores):
     assert parse_cpulist(text) == cores
 
 
-@pytest.mark.parametrize("cores, text", [({8, 1, 0, 2}, "0-2,8"), ([5], "5"), ([], ""), (range(56), "0-55"),
-                                         ([0, 2, 4], "0,2,4"), ([6, 7], "6-7")])
+@pytest.mark.parametrize(
+    "cores, text",
+    [({8, 1, 0, 2}, "0-2,8"), ([5], "5"), ([], ""), (range(56), "0-55"), ([0, 2, 4], "0,2,4"), ([6, 7], "6-7")],
+)
 def test_lists_of_cores_are_written(cores, text):
     assert format_cpulist(cores) == text
 
@@ -116,5 +146,8 @@ def test_cores_are_described_in_one_line_and_by_rank():
     texts = ["0-6", "7-13 (NUMA 0)", "0-6", "14-20 (NUMA 1)"]
     assert describe_cores(texts) == "cores: ranks 0, 2 0-6; rank 1 7-13 (NUMA 0); rank 3 14-20 (NUMA 1)"
     assert describe_ranks(choose_backend("auto", [CPU, A, B, C], has_mpi=True), texts) == [
-        "rank 0 on n0: cores 0-6, cpu", "rank 1 on n0: cores 7-13 (NUMA 0), GPU-a", "rank 2 on n0: cores 0-6, GPU-b",
-        "rank 3 on n1: cores 14-20 (NUMA 1), GPU-c"]
+        "rank 0 on n0: cores 0-6, cpu",
+        "rank 1 on n0: cores 7-13 (NUMA 0), GPU-a",
+        "rank 2 on n0: cores 0-6, GPU-b",
+        "rank 3 on n1: cores 14-20 (NUMA 1), GPU-c",
+    ]

@@ -1,4 +1,5 @@
 """How ranks find each other without MPI: derived ports, tokens, and strangers on the same port."""
+
 from __future__ import annotations
 
 import os
@@ -8,7 +9,6 @@ import threading
 import time
 
 import pytest
-from tools.forked_ranks import free_port, run_rank_values, run_ranks
 
 from hkd_hpc.comm import World
 from hkd_hpc.comm.interfaces import check_interfaces
@@ -16,6 +16,7 @@ from hkd_hpc.comm.rendezvous import Address, Member, accept_all, derived_address
 from hkd_hpc.comm.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.world import Hint
 from hkd_hpc.errors import UsageError
+from tools.forked_ranks import free_port, run_rank_values, run_ranks
 
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
 SLURM = Hint("slurm", 0, 4, 0, 4)
@@ -23,7 +24,7 @@ SLURM = Hint("slurm", 0, 4, 0, 4)
 
 def nothing_wrong():
     """A guard that is content."""
-    return None
+    return
 
 
 def test_messages_survive_any_cut_of_the_stream():
@@ -47,10 +48,15 @@ def test_messages_are_bounded():
 def test_ports_are_derived_from_the_names_of_job_and_step():
     address = derived_address(SLURM, STEP)
     assert address == derived_address(Hint("slurm", 3, 4, 3, 4), STEP)  # the same in every rank
-    assert address.host == "127.0.0.1" and len(set(address.ports)) > 20
+    assert address.host == "127.0.0.1"
+    assert len(set(address.ports)) > 20
     assert all(20000 <= port < 32000 for port in address.ports)
-    for other in ({**STEP, "SLURM_STEP_ID": "1"}, {**STEP, "SLURM_JOB_ID": "78"}, {**STEP, "SLURM_RESTART_COUNT": "1"},
-                  {**STEP, "HKD_TOKEN": "a secret"}):
+    for other in (
+        {**STEP, "SLURM_STEP_ID": "1"},
+        {**STEP, "SLURM_JOB_ID": "78"},
+        {**STEP, "SLURM_RESTART_COUNT": "1"},
+        {**STEP, "HKD_TOKEN": "a secret"},
+    ):
         assert derived_address(SLURM, other).token != address.token
         assert derived_address(SLURM, other).ports != address.ports
 
@@ -73,8 +79,18 @@ def test_host_without_an_address_is_named():
         derived_address(Hint("slurm", 0, 4, 0, 2), {**STEP, "SLURM_STEP_NODELIST": "nowhere.invalid,n2"})
 
 
-@pytest.mark.parametrize("nodes, first", [("n1", "n1"), ("n[1-4]", "n1"), ("gpu[007,009-11]", "gpu007"), ("a,b", "a"),
-                                          ("rack[2-3]-ib", "rack2-ib"), ("login,n[1-2]", "login"), ("", "")])
+@pytest.mark.parametrize(
+    "nodes, first",
+    [
+        ("n1", "n1"),
+        ("n[1-4]", "n1"),
+        ("gpu[007,009-11]", "gpu007"),
+        ("a,b", "a"),
+        ("rack[2-3]-ib", "rack2-ib"),
+        ("login,n[1-2]", "login"),
+        ("", ""),
+    ],
+)
 def test_first_host_of_a_node_list(nodes, first):
     assert first_host(nodes) == first
 
@@ -103,7 +119,8 @@ def test_strangers_are_refused_and_the_job_starts_all_the_same():
     strangers[0].sendall(pack({"token": "theirs", "size": 2, "member": member}))
     strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
     strangers[2].close()
-    assert is_hung_up(strangers[0]) and is_hung_up(strangers[1])
+    assert is_hung_up(strangers[0])
+    assert is_hung_up(strangers[1])
     link, members = join(Address("127.0.0.1", (port,), "ours"), Member(1, "h", "m", 3), 2, nothing_wrong)
     assert [member.pid for member in members] == [1, 3]
     assert list(hub.result()[0]) == [1]
@@ -170,8 +187,13 @@ def test_step_of_srun_needs_neither_mpi_nor_a_port():
 
 def _meetings(rank):
     with World.open() as world:
-        seen = [world.control.meet(["none"]), world.control.meet(["one"], "b" if rank == 1 else None),
-                world.control.meet(["all"], rank), world.share(None), world.share([1] if rank == 0 else None)]
+        seen = [
+            world.control.meet(["none"]),
+            world.control.meet(["one"], "b" if rank == 1 else None),
+            world.control.meet(["all"], rank),
+            world.share(None),
+            world.share([1] if rank == 0 else None),
+        ]
         print(seen)
 
 
@@ -190,25 +212,45 @@ def _under_an_agent(rank):
 
 def test_agent_of_torchrun_keeps_its_port():
     with socket.create_server(("127.0.0.1", 0)) as agent:
-        env = {"MASTER_PORT": str(agent.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "True",
-               "TORCHELASTIC_RUN_ID": str(os.getpid()), "GROUP_WORLD_SIZE": "1"}
+        env = {
+            "MASTER_PORT": str(agent.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": str(os.getpid()),
+            "GROUP_WORLD_SIZE": "1",
+        }
         assert run_rank_values(3, _under_an_agent, env=env) == ["3\n"] * 3
 
 
 PRESENT = ["lo", "eth0", "eth1", "hsn0"]
 
 
-@pytest.mark.parametrize("variable, text, is_good", [
-    ("GLOO", "eth0", True), ("GLOO", "lo,hsn0", True), ("GLOO", "", True), ("GLOO", "^lo", False),
-    ("GLOO", "eth", False), ("GLOO", "eth0,ib0", False), ("NCCL", "eth", True), ("NCCL", "ib,hsn", True), ("NCCL", "^lo", True),
-    ("NCCL", "=eth0", True), ("NCCL", "^=eth0,lo", True), ("NCCL", "ib", False), ("NCCL", "=eth", False),
-    ("NCCL", "^lo,eth,hsn", False)])
+@pytest.mark.parametrize(
+    "variable, text, is_good",
+    [
+        ("GLOO", "eth0", True),
+        ("GLOO", "lo,hsn0", True),
+        ("GLOO", "", True),
+        ("GLOO", "^lo", False),
+        ("GLOO", "eth", False),
+        ("GLOO", "eth0,ib0", False),
+        ("NCCL", "eth", True),
+        ("NCCL", "ib,hsn", True),
+        ("NCCL", "^lo", True),
+        ("NCCL", "=eth0", True),
+        ("NCCL", "^=eth0,lo", True),
+        ("NCCL", "ib", False),
+        ("NCCL", "=eth", False),
+        ("NCCL", "^lo,eth,hsn", False),
+    ],
+)
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(variable, text, is_good):
     env = {f"{variable}_SOCKET_IFNAME": text}
     if is_good:
         return check_interfaces(env, True, PRESENT)
-    told = (f"{variable}_SOCKET_IFNAME={text}: does not name network interfaces of host {socket.gethostname()}, "
-            "which has lo, eth0, eth1, hsn0; ")
+    told = (
+        f"{variable}_SOCKET_IFNAME={text}: does not name network interfaces of host {socket.gethostname()}, "
+        "which has lo, eth0, eth1, hsn0; "
+    )
     with pytest.raises(UsageError, match=re.escape(told)):
         check_interfaces(env, True, PRESENT)
 
@@ -222,7 +264,8 @@ def test_ranks_with_an_unknown_interface_end_with_one_line():
         results = run_ranks(2, _connect, env={"GLOO_SOCKET_IFNAME": text})
         assert [result.exit_code for result in results] == [2, 2]
         lines = "".join(result.output for result in results).splitlines()
-        assert len(lines) == 1 and "lo" in lines[0]
+        assert len(lines) == 1
+        assert "lo" in lines[0]
         assert lines[0].startswith(f"hkd_hpc: GLOO_SOCKET_IFNAME={text}: does not name")
 
 

@@ -1,4 +1,5 @@
 """The launchers' variables: five families, their leftovers, and every way to be half-set, contradictory or doubled."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,15 +7,34 @@ import pytest
 from hkd_hpc.comm.world import Hint, check_world, guess_rank, outside_of_jobs, read_hint, without_mpi
 from hkd_hpc.errors import UsageError
 
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "11",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "11",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
-STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "4", "SLURM_NTASKS": "11", "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2),7"}
+STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "4",
+    "SLURM_NTASKS": "11",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),7",
+}
 BATCH_SHELL = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "11", "SLURM_LOCALID": "0"}
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **MASTER,
-            "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    **MASTER,
+    "TORCHELASTIC_RUN_ID": "none",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+}
 
 READABLE = {
     "nothing": ({}, Hint("none", 0, 1)),
@@ -29,17 +49,25 @@ READABLE = {
     "interactive step": ({**STEP, "SLURM_STEP_ID": "4294967290"}, Hint("none", 0, 1)),
     "batch step": ({**STEP, "SLURM_STEP_ID": "4294967291"}, Hint("none", 0, 1)),
     "mpirun in sbatch": ({**BATCH_SHELL, **OPEN_MPI}, Hint("mpi", 5, 11, 1, 4)),
-    "mpirun in sbatch, second node": ({**OPEN_MPI, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-                                      Hint("mpi", 5, 11, 1, 4)),
-    "mpiexec in sbatch, second node": ({**HYDRA, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-                                       Hint("mpi", 3, 4, 3, 4)),
+    "mpirun in sbatch, second node": (
+        {**OPEN_MPI, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+        Hint("mpi", 5, 11, 1, 4),
+    ),
+    "mpiexec in sbatch, second node": (
+        {**HYDRA, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+        Hint("mpi", 3, 4, 3, 4),
+    ),
     "torchrun": (TORCHRUN, Hint("torchrun", 1, 2, 1, 2)),
     "env://": ({"RANK": "0", "WORLD_SIZE": "2", **MASTER}, Hint("torchrun", 0, 2)),
     "torchrun in sbatch": ({**BATCH_SHELL, **TORCHRUN}, Hint("torchrun", 1, 2, 1, 2)),
-    "one torchrun per node": ({**TORCHRUN, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "GROUP_WORLD_SIZE": "2",
-                               "WORLD_SIZE": "4"}, Hint("torchrun", 1, 4, 1, 2)),
-    "torchrun in one task": ({**TORCHRUN, **STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
-                             Hint("torchrun", 1, 2, 1, 2)),
+    "one torchrun per node": (
+        {**TORCHRUN, **STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "4"},
+        Hint("torchrun", 1, 4, 1, 2),
+    ),
+    "torchrun in one task": (
+        {**TORCHRUN, **STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        Hint("torchrun", 1, 2, 1, 2),
+    ),
     "srun, exported copies": ({**STEP, "RANK": "4", "WORLD_SIZE": "11", **MASTER}, Hint("slurm", 4, 11, 0, 7)),
     "srun, exported size only": ({**STEP, "WORLD_SIZE": "11"}, Hint("slurm", 4, 11, 0, 7)),
     "mpirun, exported copies": ({**OPEN_MPI, "RANK": "5", "WORLD_SIZE": "11", **MASTER}, Hint("mpi", 5, 11, 1, 4)),

@@ -1,4 +1,5 @@
 """Convolutions on small maps as matrix products: which products, and that they are the library's function."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -16,14 +17,21 @@ IMAGE = (3, 32, 32)
 
 
 def test_the_products_by_hand():
-    """3 x 3 with padding on one pixel: the centre tap. On 2 x 2: each output pixel sees both rows, both columns at once."""
+    """3 x 3 with padding on one pixel: the centre tap. On 2 x 2: each output pixel sees both rows, both columns at
+    once.
+    """
     assert strips((1, 1), (3, 3), (1, 1), (1, 1)) == (Strip(0, 0, 0, slice(0, 1), 1, slice(1, 2)),)
     both, left, right = slice(0, 2), slice(1, 3), slice(0, 2)
     assert strips((2, 2), (3, 3), (1, 1), (1, 1)) == (
-        Strip(0, 0, 0, both, 1, left), Strip(0, 0, 1, both, 2, left),
-        Strip(0, 1, 0, both, 1, right), Strip(0, 1, 1, both, 2, right),
-        Strip(1, 0, 0, both, 0, left), Strip(1, 0, 1, both, 1, left),
-        Strip(1, 1, 0, both, 0, right), Strip(1, 1, 1, both, 1, right))
+        Strip(0, 0, 0, both, 1, left),
+        Strip(0, 0, 1, both, 2, left),
+        Strip(0, 1, 0, both, 1, right),
+        Strip(0, 1, 1, both, 2, right),
+        Strip(1, 0, 0, both, 0, left),
+        Strip(1, 0, 1, both, 1, left),
+        Strip(1, 1, 0, both, 0, right),
+        Strip(1, 1, 1, both, 1, right),
+    )
 
 
 def tapped(conv: nn.Conv2d, height: int, width: int) -> TapConv2d:
@@ -33,9 +41,25 @@ def tapped(conv: nn.Conv2d, height: int, width: int) -> TapConv2d:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("height, width, kernel, stride, padding", [
-    (1, 1, 3, 1, 1), (2, 2, 3, 1, 1), (2, 2, 3, 2, 1), (4, 4, 3, 2, 1), (2, 1, 3, 1, 1), (1, 4, 3, 1, 1), (3, 3, 2, 1, 0),
-    (4, 3, 5, 2, 2), (1, 1, 7, 2, 3), (2, 2, (3, 1), 1, (1, 0)), (2, 2, 1, 1, 0), (4, 4, 1, 2, 0), (1, 1, 1, 2, 1), (5, 4, 4, 3, 1)])
+@pytest.mark.parametrize(
+    "height, width, kernel, stride, padding",
+    [
+        (1, 1, 3, 1, 1),
+        (2, 2, 3, 1, 1),
+        (2, 2, 3, 2, 1),
+        (4, 4, 3, 2, 1),
+        (2, 1, 3, 1, 1),
+        (1, 4, 3, 1, 1),
+        (3, 3, 2, 1, 0),
+        (4, 3, 5, 2, 2),
+        (1, 1, 7, 2, 3),
+        (2, 2, (3, 1), 1, (1, 0)),
+        (2, 2, 1, 1, 0),
+        (4, 4, 1, 2, 0),
+        (1, 1, 1, 2, 1),
+        (5, 4, 4, 3, 1),
+    ],
+)
 def test_the_library_s_function_and_all_gradients_in_float64(height, width, kernel, stride, padding, channels_last):
     torch.manual_seed(0)
     library = nn.Conv2d(5, 7, kernel, stride, padding, bias=False).double()
@@ -55,10 +79,13 @@ def test_the_library_s_function_and_all_gradients_in_float64(height, width, kern
 
 
 def test_what_is_left_to_the_library():
-    for conv, size in [(nn.Conv2d(4, 4, 3, padding=1, bias=False), 3),  # nine pixels
-                       (nn.Conv2d(4, 4, 3, padding=1, bias=True), 1), (nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), 1),
-                       (nn.Conv2d(4, 4, 3, padding=2, dilation=2, bias=False), 1),
-                       (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", bias=False), 2)]:
+    for conv, size in [
+        (nn.Conv2d(4, 4, 3, padding=1, bias=False), 3),  # nine pixels
+        (nn.Conv2d(4, 4, 3, padding=1, bias=True), 1),
+        (nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), 1),
+        (nn.Conv2d(4, 4, 3, padding=2, dilation=2, bias=False), 1),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", bias=False), 2),
+    ]:
         reformulate(conv, (4, size, size))
         assert type(conv) is nn.Conv2d
 
@@ -67,7 +94,12 @@ def test_a_map_of_another_size_is_refused():
     conv = tapped(nn.Conv2d(2, 2, 3, padding=1, bias=False), 2, 2)
     with pytest.raises(RuntimeError, match=r"made for maps of \(2, 2\) pixels got \(4, 2\).*model.convolution=library"):
         conv(torch.zeros(1, 2, 4, 2))
-    assert tapped(nn.Conv2d(2, 3, 1, bias=False), 2, 2)(torch.zeros(1, 2, 4, 2)).shape == (1, 3, 4, 2)  # one matrix a pixel
+    assert tapped(nn.Conv2d(2, 3, 1, bias=False), 2, 2)(torch.zeros(1, 2, 4, 2)).shape == (
+        1,
+        3,
+        4,
+        2,
+    )  # one matrix a pixel
 
 
 def test_a_gradient_goes_straight_to_its_place_only_in_the_step_s_own_backward_pass():
@@ -77,9 +109,9 @@ def test_a_gradient_goes_straight_to_its_place_only_in_the_step_s_own_backward_p
     ours.load_state_dict(library.state_dict())
     flat = FlatModel(ours)
     x = torch.randn(3, 4, 2, 2)
-    value = lambda conv: conv(torch.relu(conv(x))).square().sum()  # noqa: E731
+    value = lambda conv: conv(torch.relu(conv(x))).square().sum()
     value(library).backward()
-    asked, = torch.autograd.grad(value(ours), ours.weight)
+    (asked,) = torch.autograd.grad(value(ours), ours.weight)
     torch.testing.assert_close(asked, library.weight.grad)
     assert not flat.grad_P.any()
     flat.backward(value(ours))
@@ -90,7 +122,9 @@ def test_a_gradient_goes_straight_to_its_place_only_in_the_step_s_own_backward_p
 
 
 def test_dead_taps_by_hand():
-    """On one pixel only tap 4 of 9 lives; with stride 2 on 2 x 2 taps 4 5 7 8. A weight of 2 x 3 channels: 6 floats a tap."""
+    """On one pixel only tap 4 of 9 lives; with stride 2 on 2 x 2 taps 4 5 7 8. A weight of 2 x 3 channels: 6 floats a
+    tap.
+    """
     one = tapped(nn.Conv2d(3, 2, 3, padding=1, bias=False), 1, 1)
     assert one.dead_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 5, 6, 7, 8)]
     four = tapped(nn.Conv2d(3, 2, 3, 2, padding=1, bias=False), 2, 2)
@@ -102,7 +136,9 @@ def test_dead_taps_by_hand():
 
 
 def test_dead_floats_of_resnet18_by_hand():
-    """Stage 4 sees 2 x 2, then 1 x 1: five of nine taps of 256 x 512 and eight of nine of three times 512 x 512 are dead."""
+    """Stage 4 sees 2 x 2, then 1 x 1: five of nine taps of 256 x 512 and eight of nine of three times 512 x 512 are
+    dead.
+    """
     flat = FlatModel(models.build(ModelSettings(name="resnet18"), 10, IMAGE, 0))
     live = sum(stop - start for start, stop in flat.live_spans)
     assert len(flat.parameters_P) - live == 5 * 256 * 512 + 3 * 8 * 512 * 512
@@ -112,9 +148,13 @@ def test_dead_floats_of_resnet18_by_hand():
 @pytest.mark.parametrize("name", config.MODELS)
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_one_step_of_a_network_agrees_with_the_library_to_rounding(name, norm):
-    """Same initial weights, bit for bit; the same loss, gradient and prediction but for rounding; dead taps never move."""
+    """Same initial weights, bit for bit; the same loss, gradient and prediction but for rounding; dead taps never
+    move.
+    """
     x, y = torch.randn(8, *IMAGE), torch.arange(8) % 10
-    built = [models.build(ModelSettings(name=name, norm=norm, convolution=how), 10, IMAGE, 0) for how in ("library", "taps")]
+    built = [
+        models.build(ModelSettings(name=name, norm=norm, convolution=how), 10, IMAGE, 0) for how in ("library", "taps")
+    ]
     start = [{n: t.clone() for n, t in net.state_dict().items()} for net in built]
     assert all(torch.equal(start[0][n], start[1][n]) for n in start[0])
     for net in built:
@@ -128,8 +168,10 @@ def test_one_step_of_a_network_agrees_with_the_library_to_rounding(name, norm):
 
 
 def test_the_order_in_memory_is_part_of_what_ranks_agree_on():
-    taps, library = (FlatModel(models.build(ModelSettings(name="resnet18", convolution=how), 10, IMAGE, 0)).schema()
-                     for how in ("taps", "library"))
+    taps, library = (
+        FlatModel(models.build(ModelSettings(name="resnet18", convolution=how), 10, IMAGE, 0)).schema()
+        for how in ("taps", "library")
+    )
     assert taps != library
     assert "extractor.layer4.1.conv2.weight (512, 512, 3, 3) (2, 3, 1, 0) float32" in taps
     assert "extractor.layer4.1.conv2.weight (512, 512, 3, 3) (0, 1, 2, 3) float32" in library
@@ -137,8 +179,10 @@ def test_the_order_in_memory_is_part_of_what_ranks_agree_on():
 
 def test_the_order_in_memory_is_the_same_for_every_device():
     """A checkpoint of a CPU is resumed on a GPU: clients' own models are stored as flat vectors."""
-    schemas = {device: FlatModel(models.build(ModelSettings(name="shufflenet_v2"), 10, IMAGE, 0, device)).schema()
-               for device in ("cpu", "cuda")}
+    schemas = {
+        device: FlatModel(models.build(ModelSettings(name="shufflenet_v2"), 10, IMAGE, 0, device)).schema()
+        for device in ("cpu", "cuda")
+    }
     assert schemas["cpu"] == schemas["cuda"]
 
 
@@ -147,7 +191,8 @@ def test_arrays_have_the_state_dict_s_order_whatever_the_memory_s():
     expected = {name: tensor.clone().numpy() for name, tensor in net.state_dict().items()}
     flat = FlatModel(net)
     arrays = flat.arrays(flat.values_V, flat.counters)
-    assert list(arrays) == list(expected) and all(np.array_equal(arrays[name], expected[name]) for name in arrays)
+    assert list(arrays) == list(expected)
+    assert all(np.array_equal(arrays[name], expected[name]) for name in arrays)
     other = torch.zeros_like(flat.values_V)
     flat.load_arrays(arrays, other)
     assert torch.equal(other, flat.values_V)

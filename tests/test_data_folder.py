@@ -1,4 +1,5 @@
 """Images in one folder per class: pixels, order, sizes, and every kind of folder that is refused."""
+
 from __future__ import annotations
 
 import os
@@ -30,18 +31,31 @@ def bmp(pixels: np.ndarray) -> bytes:
     """A BMP of (H,W,3) RGB pixels, W a multiple of 4: rows from the bottom, blue first."""
     height, width = pixels.shape[:2]
     body = pixels[::-1, :, ::-1].tobytes()
-    return (b"BM" + struct.pack("<IHHI", 54 + len(body), 0, 0, 54)
-            + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(body), 0, 0, 0, 0) + body)
+    return (
+        b"BM"
+        + struct.pack("<IHHI", 54 + len(body), 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(body), 0, 0, 0, 0)
+        + body
+    )
 
 
 def tiff(pixels: np.ndarray) -> bytes:
     """A TIFF as its specification says, of (H,W,3) RGB pixels in one strip."""
     height, width = pixels.shape[:2]
     body = pixels.tobytes()
-    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 8),
-            (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(body))]
+    tags = [
+        (256, 3, 1, width),
+        (257, 3, 1, height),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 2),
+        (273, 4, 1, 8),
+        (277, 3, 1, 3),
+        (278, 3, 1, height),
+        (279, 4, 1, len(body)),
+    ]
     entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    return (b"II*\0" + struct.pack("<I", 8 + len(body)) + body + struct.pack("<H", len(tags)) + entries + bytes(4))
+    return b"II*\0" + struct.pack("<I", 8 + len(body)) + body + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def pixels(number: int, *shape: int) -> np.ndarray:
@@ -56,8 +70,18 @@ def write(path, content: bytes) -> None:
 @pytest.fixture
 def images(tmp_path):
     """Two classes, 3 + 2 training images and 1 + 2 for the test, all of them PNG of 32 x 32."""
-    for i, name in enumerate(("train/cat/1", "train/cat/2", "train/cat/10", "train/dog/a", "train/dog/b",
-                              "test/cat/1", "test/dog/x", "test/dog/y")):
+    for i, name in enumerate(
+        (
+            "train/cat/1",
+            "train/cat/2",
+            "train/cat/10",
+            "train/dog/a",
+            "train/dog/b",
+            "test/cat/1",
+            "test/dog/x",
+            "test/dog/y",
+        )
+    ):
         write(tmp_path / "set" / f"{name}.png", png(pixels(i)))
     return tmp_path / "set"
 
@@ -84,11 +108,14 @@ def test_classes_and_images_are_in_the_order_of_their_names(images):
     sources.check_present("folder", "", images)
     data = load(images)
     assert (data.name, data.classes, data.client_train) == ("folder", 2, None)
-    assert data.y_train.tolist() == [0, 0, 0, 1, 1] and data.y_test.tolist() == [0, 1, 1]
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1]
+    assert data.y_test.tolist() == [0, 1, 1]
     # "1.png" < "10.png" < "2.png"
     assert np.array_equal(data.x_train, [pixels(i).transpose(2, 0, 1) for i in (0, 2, 1, 3, 4)])
     assert np.array_equal(data.x_test, [pixels(i).transpose(2, 0, 1) for i in (5, 6, 7)])
-    assert data.x_train.dtype == np.uint8 and data.y_train.dtype == np.int64 and data.x_train.flags.c_contiguous
+    assert data.x_train.dtype == np.uint8
+    assert data.y_train.dtype == np.int64
+    assert data.x_train.flags.c_contiguous
 
 
 def test_every_format_and_mode_becomes_rgb(images):
@@ -104,27 +131,46 @@ def test_every_format_and_mode_becomes_rgb(images):
     Image.fromarray(np.dstack([colour, pixels(22, 32, 32)])).save(images / "train/cat/8.png")
     Image.fromarray(flat).quantize(4).save(images / "train/cat/9.png")
     cat = load(images).x_train[3:10].transpose(0, 2, 3, 1).astype(int)
-    assert np.array_equal(cat[0], colour) and np.array_equal(cat[4], colour) and np.array_equal(cat[5], colour)
+    assert np.array_equal(cat[0], colour)
+    assert np.array_equal(cat[4], colour)
+    assert np.array_equal(cat[5], colour)
     assert np.array_equal(cat[1], np.repeat(pixels(21, 32, 32)[..., None], 3, 2))
     assert (abs(cat[[2, 3, 6]] - flat) <= 3).all()
 
 
 def test_what_is_no_image_is_passed_over(images):
     before = load(images)
-    for name in ("train/cat/notes.txt", "train/cat/._1.png", "train/cat/Thumbs.db", "train/readme.png", "extra.png",
-                 "train/.hidden/1.png", "train/cat/deeper/notes", "validation/cat/1.png", "validation/cat/2.png"):
+    for name in (
+        "train/cat/notes.txt",
+        "train/cat/._1.png",
+        "train/cat/Thumbs.db",
+        "train/readme.png",
+        "extra.png",
+        "train/.hidden/1.png",
+        "train/cat/deeper/notes",
+        "validation/cat/1.png",
+        "validation/cat/2.png",
+    ):
         write(images / name, b"no image")
     (images / "train/dog/folder.png").mkdir()
     os.symlink(images / "train", images / "train/dog/round and round")
     os.symlink(images / "nothing", images / "test/dog/nothing.png")
     after = load(images)
-    assert np.array_equal(before.x_train, after.x_train) and before.y_train.tolist() == after.y_train.tolist()
+    assert np.array_equal(before.x_train, after.x_train)
+    assert before.y_train.tolist() == after.y_train.tolist()
     assert before.remarks == ()
     left_out, other = after.remarks
-    assert left_out.startswith("left out: 7 of 15 files (") and other == (
-        "not read: validation/ with 2 files (data.val_fraction holds validation images out of train/)")
+    assert left_out.startswith("left out: 7 of 15 files (")
+    assert other == ("not read: validation/ with 2 files (data.val_fraction holds validation images out of train/)")
     assert sorted(left_out.partition("(")[2].rstrip(")").split(", ")) == [
-        ".db 1", ".txt 1", "a linked folder 1", "hidden 1", "in no class folder 1", "no file 1", "without an ending 1"]
+        ".db 1",
+        ".txt 1",
+        "a linked folder 1",
+        "hidden 1",
+        "in no class folder 1",
+        "no file 1",
+        "without an ending 1",
+    ]
 
 
 def test_images_in_inner_folders_belong_to_the_class(images):
@@ -132,7 +178,8 @@ def test_images_in_inner_folders_belong_to_the_class(images):
     write(images / "train/dog/a/p/0.tif", tiff(pixels(30)))
     write(images / "test/dog/inner/1.png", png(pixels(31)))
     data = load(images)
-    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1] and data.remarks == ()
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.remarks == ()
     assert np.array_equal(data.x_train[3:].transpose(0, 2, 3, 1), [pixels(3), pixels(30), pixels(4)])
     assert np.array_equal(data.x_test[1].transpose(1, 2, 0), pixels(31))
 
@@ -144,7 +191,10 @@ def test_every_ending_is_read(images, ending):
     mode, form = {"pgm": ("L", "PPM"), "pbm": ("1", "PPM")}.get(ending, ("RGB", None))
     two = np.where(pixels(1, 32, 32, 1) < 99, (200, 100, 40), (20, 60, 220)).astype(np.uint8)
     image = Image.fromarray(two).convert(mode)
-    image.save(images / f"train/cat/0.{ending}", form or {"tif": "TIFF", "tiff": "TIFF", "gif": "GIF"}.get(ending.lower(), "PPM"))
+    image.save(
+        images / f"train/cat/0.{ending}",
+        form or {"tif": "TIFF", "tiff": "TIFF", "gif": "GIF"}.get(ending.lower(), "PPM"),
+    )
     assert np.array_equal(load(images).x_train[0].transpose(1, 2, 0), np.asarray(image.convert("RGB")))
 
 
@@ -155,16 +205,25 @@ def oriented(path, upright, orientation: int, **options) -> None:
     """Store an image as a camera does that was held so: EXIF's table 6 says where the stored row 0 and column 0 lie."""
     from PIL import Image
 
-    stored = {1: lambda x: x, 2: lambda x: x[:, ::-1], 3: lambda x: x[::-1, ::-1], 4: lambda x: x[::-1],
-              5: lambda x: x.transpose(1, 0, 2), 6: lambda x: x.transpose(1, 0, 2)[::-1],
-              7: lambda x: x.transpose(1, 0, 2)[::-1, ::-1], 8: lambda x: x.transpose(1, 0, 2)[:, ::-1]}[orientation](upright)
+    stored = {
+        1: lambda x: x,
+        2: lambda x: x[:, ::-1],
+        3: lambda x: x[::-1, ::-1],
+        4: lambda x: x[::-1],
+        5: lambda x: x.transpose(1, 0, 2),
+        6: lambda x: x.transpose(1, 0, 2)[::-1],
+        7: lambda x: x.transpose(1, 0, 2)[::-1, ::-1],
+        8: lambda x: x.transpose(1, 0, 2)[:, ::-1],
+    }[orientation](upright)
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif, **options)
 
 
-@pytest.mark.parametrize("ending, options", [
-    ("jpg", {"quality": 100, "subsampling": 0}), ("png", {}), ("webp", {"lossless": True}), ("tif", {})])
+@pytest.mark.parametrize(
+    "ending, options",
+    [("jpg", {"quality": 100, "subsampling": 0}), ("png", {}), ("webp", {"lossless": True}), ("tif", {})],
+)
 def test_images_are_upright_as_a_viewer_shows_them(images, ending, options):
     """Four quarters of four colours, taller than wide."""
     upright = np.zeros((40, 36, 3), np.uint8)
@@ -172,7 +231,9 @@ def test_images_are_upright_as_a_viewer_shows_them(images, ending, options):
     for orientation in range(1, 9):
         oriented(images / f"{orientation}.{ending}", upright, orientation, **options)
         image, changes = folder.read_image(images / f"{orientation}.{ending}", None)
-        assert image.shape == (3, 40, 36) and abs(image.transpose(1, 2, 0).astype(int) - upright).max() < 40, orientation
+        assert image.shape == (3, 40, 36) and abs(image.transpose(1, 2, 0).astype(int) - upright).max() < 40, (
+            orientation
+        )
         assert changes == ["turned upright as EXIF says"] * (orientation > 1)
 
 
@@ -181,7 +242,8 @@ def test_damaged_exif_is_passed_over(images):
 
     Image.fromarray(pixels(5)).save(images / "1.png", exif=b"Exif\0\0MM\0*no such thing")
     image, changes = folder.read_image(images / "1.png", None)
-    assert np.array_equal(image.transpose(1, 2, 0), pixels(5)) and changes == []
+    assert np.array_equal(image.transpose(1, 2, 0), pixels(5))
+    assert changes == []
 
 
 def test_what_is_changed_is_told_with_counts(images):
@@ -201,8 +263,14 @@ def test_what_is_changed_is_told_with_counts(images):
     assert np.array_equal(data.x_train[6].transpose(1, 2, 0), pixels(21))
     told, dull = data.remarks
     assert sorted(told.removeprefix("images changed: ").split(", ")) == [
-        "CMYK made RGB 1", "first of several frames taken 1", "more than 8 bits a channel cut to 8 1", "palette looked up 2",
-        "stretched to a square 1", "transparency dropped 1", "turned upright as EXIF says 1"]
+        "CMYK made RGB 1",
+        "first of several frames taken 1",
+        "more than 8 bits a channel cut to 8 1",
+        "palette looked up 2",
+        "stretched to a square 1",
+        "transparency dropped 1",
+        "turned upright as EXIF says 1",
+    ]
     assert dull == "of 11 train images 1 are constant and 1 have two values only (all values: 0..255)"
 
 
@@ -243,7 +311,8 @@ def test_folders_that_are_not_there(tmp_path, images):
     for split in ("test", "train"):
         os.rename(images / split, images / "away")
         message = check(images)
-        assert message.startswith(f"{images / split} is missing") and "DIR/train/<class>/" in message
+        assert message.startswith(f"{images / split} is missing")
+        assert "DIR/train/<class>/" in message
         os.rename(images / "away", images / split)
 
 
@@ -278,8 +347,10 @@ def test_the_first_odd_size_is_named(images, place):
     assert load(images, 32).classes == 2
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"hello", png(pixels(1))[:1000], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"GIF89a" + bytes(40)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", png(pixels(1))[:1000], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"GIF89a" + bytes(40)],
+)
 def test_an_unreadable_image_is_named_and_does_not_hold_up_the_quick_check(images, content):
     write(images / "train/dog/a.png", content)
     sources.check_present("folder", "", images)
@@ -309,7 +380,9 @@ def test_a_folder_that_may_not_be_read(images):
 
 
 def test_checking_imports_neither_pillow_nor_torch(images):
-    code = ("import sys\nfrom hkd_hpc.data import sources\nsources.check_present('folder', '', sys.argv[1])\n"
-            "print([m for m in ('torch', 'PIL', 'scipy', 'h5py') if m in sys.modules])")
+    code = (
+        "import sys\nfrom hkd_hpc.data import sources\nsources.check_present('folder', '', sys.argv[1])\n"
+        "print([m for m in ('torch', 'PIL', 'scipy', 'h5py') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(images)], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

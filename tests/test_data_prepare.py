@@ -1,4 +1,5 @@
 """`python -m hkd_hpc.data prepare`: real archives files, slow and faulty servers, several processes at once."""
+
 from __future__ import annotations
 
 import contextlib
@@ -54,8 +55,11 @@ def toy(address: str, content: bytes = ARCHIVE, members=MEMBERS) -> tuple[Downlo
 
 
 def files_below(folder) -> dict[str, bytes]:
-    return {os.path.relpath(os.path.join(top, name), folder): open(os.path.join(top, name), "rb").read()
-            for top, _, names in os.walk(folder) for name in names}
+    return {
+        os.path.relpath(os.path.join(top, name), folder): open(os.path.join(top, name), "rb").read()
+        for top, _, names in os.walk(folder)
+        for name in names
+    }
 
 
 def content_of(folder) -> dict[str, bytes]:
@@ -79,7 +83,7 @@ def serve(content: bytes, chunk_wait_s: float = 0.0, stop_after: int | None = No
             request = len(sent)
             sent.append(0)
             for start in range(0, len(allowed), 32_768):
-                piece = allowed[start:start + 32_768]
+                piece = allowed[start : start + 32_768]
                 sent[request] += len(piece)
                 self.wfile.write(piece)
                 time.sleep(chunk_wait_s)
@@ -147,7 +151,8 @@ def test_a_truncated_archive_that_somebody_put_there_is_replaced(tmp_path, archi
     (data / "toy.tar.gz").write_bytes(ARCHIVE[:1000])
     prepare.prepare("toy", toy(archive.as_uri()), data, lines.append)
     assert content_of(data) == FILES
-    assert md5(ARCHIVE[:1000]) in lines[0] and md5(ARCHIVE) in lines[0]
+    assert md5(ARCHIVE[:1000]) in lines[0]
+    assert md5(ARCHIVE) in lines[0]
 
 
 def test_leftovers_of_a_killed_prepare_are_removed(tmp_path, archive):
@@ -162,7 +167,8 @@ def test_a_wrong_checksum_is_tried_twice_and_both_sums_are_named(tmp_path):
     wrong = ARCHIVE[:-10] + b"0123456789"
     with serve(wrong) as (address, sent), pytest.raises(RunError) as caught:
         prepare.prepare("toy", toy(address), tmp_path / "data", print)
-    assert md5(wrong) in str(caught.value) and md5(ARCHIVE) in str(caught.value)
+    assert md5(wrong) in str(caught.value)
+    assert md5(ARCHIVE) in str(caught.value)
     assert sent == [len(wrong)] * 2
     assert content_of(tmp_path / "data") == {}
 
@@ -172,13 +178,15 @@ def test_a_server_that_closes_half_way_leaves_nothing(tmp_path):
     with serve(ARCHIVE, stop_after=half) as (address, sent), pytest.raises(RunError) as caught:
         prepare.prepare("toy", toy(address), tmp_path / "data", print)
     assert f"closed after {half} of {len(ARCHIVE)} bytes" in str(caught.value)
-    assert sent == [half, half] and content_of(tmp_path / "data") == {}
+    assert sent == [half, half]
+    assert content_of(tmp_path / "data") == {}
 
 
 @contextlib.contextmanager
 def answer(content: bytes):
     """A server that sends this to whatever it is asked, and closes; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def reply():
             with contextlib.suppress(OSError):
                 while True:
@@ -190,17 +198,25 @@ def answer(content: bytes):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/toy.tar.gz"
 
 
-@pytest.mark.parametrize("head, sent, said", [
-    ("HTTP/1.0 200 OK\r\nContent-Length: many", ARCHIVE, None), ("HTTP/1.0 200 OK", ARCHIVE, None),
-    ("HTTP/1.0 200 OK", ARCHIVE[:1000], "md5 is"), ("HTTP/1.0 404 None", b"", "cannot be opened (HTTP Error 404"),
-    ("HTTP/1.0 302 Go\r\nLocation: /toy.tar.gz", b"", "cannot be opened (HTTP Error 302"),
-    ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", b"ffff\r\nabc", "the connection broke"), ("\0", b"", "cannot be opened")])
+@pytest.mark.parametrize(
+    "head, sent, said",
+    [
+        ("HTTP/1.0 200 OK\r\nContent-Length: many", ARCHIVE, None),
+        ("HTTP/1.0 200 OK", ARCHIVE, None),
+        ("HTTP/1.0 200 OK", ARCHIVE[:1000], "md5 is"),
+        ("HTTP/1.0 404 None", b"", "cannot be opened (HTTP Error 404"),
+        ("HTTP/1.0 302 Go\r\nLocation: /toy.tar.gz", b"", "cannot be opened (HTTP Error 302"),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", b"ffff\r\nabc", "the connection broke"),
+        ("\0", b"", "cannot be opened"),
+    ],
+)
 def test_whatever_a_server_says(tmp_path, head, sent, said):
     with answer(head.encode() + b"\r\n\r\n" + sent) as address:
         if said:
             with pytest.raises(RunError) as caught:
                 prepare.prepare("toy", toy(address), tmp_path / "data", print)
-            assert said in str(caught.value) and "\n" not in str(caught.value)
+            assert said in str(caught.value)
+            assert "\n" not in str(caught.value)
         else:
             prepare.prepare("toy", toy(address), tmp_path / "data", print)
     assert content_of(tmp_path / "data") == ({} if said else FILES)
@@ -209,12 +225,14 @@ def test_whatever_a_server_says(tmp_path, head, sent, said):
 def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
     with serve(b"0" * 10**6, chunk_wait_s=0.2) as (address, _):
         words = ["prepare", "svhn", "--dir", str(tmp_path / "data"), "--url", os.path.dirname(address)]
-        process = subprocess.Popen([sys.executable, "-m", "hkd_hpc.data", *words], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hkd_hpc.data", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert "downloading" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and errors == "error: interrupted; nothing incomplete was left\n"
+    assert process.returncode == 130
+    assert errors == "error: interrupted; nothing incomplete was left\n"
     assert files_below(tmp_path / "data") == {".svhn.lock": b""}
 
 
@@ -243,7 +261,8 @@ def test_a_killed_prepare_leaves_nothing_under_the_final_name_and_holds_nobody_u
         assert "downloading" in process.stdout.readline()
         process.kill()
         process.communicate()
-        assert not (tmp_path / "data/toy-py").exists() and not (tmp_path / "data/toy.tar.gz").exists()
+        assert not (tmp_path / "data/toy-py").exists()
+        assert not (tmp_path / "data/toy.tar.gz").exists()
         prepare.prepare("toy", toy(archive.as_uri()), tmp_path / "data", print)
     assert content_of(tmp_path / "data") == FILES
 
@@ -274,8 +293,10 @@ def test_what_is_no_archive(tmp_path):
 
 def test_a_mirror_keeps_names_and_sums():
     moved = prepare.from_mirror(OFFICIAL["svhn"], "https://mirror.example/data/")
-    assert [one.url for one in moved] == ["https://mirror.example/data/train_32x32.mat",
-                                          "https://mirror.example/data/test_32x32.mat"]
+    assert [one.url for one in moved] == [
+        "https://mirror.example/data/train_32x32.mat",
+        "https://mirror.example/data/test_32x32.mat",
+    ]
     assert [one.md5 for one in moved] == ["e26dedcc434d2e4c54c9b2d4a06d8373", "eb5a983be6a315427106f1b164d9cef3"]
     with pytest.raises(UsageError, match="allowed are http://"):
         prepare.from_mirror(OFFICIAL["svhn"], "/data")
@@ -289,16 +310,24 @@ def command(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words, said", [
-    ([], "are required"), (["fetch", "svhn"], "invalid choice: 'fetch'"), (["prepare"], "NAME"),
-    (["prepare", "mnist", "--dir", "x"], "invalid choice: 'mnist'"), (["prepare", "svhn"], "--dir is missing"),
-    (["prepare", "svhn", "--dir"], "--dir"), (["prepare", "svhn", "--dir", "x", "--bogus"], "--bogus"),
-    (["prepare", "svhn", "--dir", "/proc/none"], "/proc/none"),
-    (["prepare", "svhn", "--dir", "x", "--url", "x"], "--url x"),
-])
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "are required"),
+        (["fetch", "svhn"], "invalid choice: 'fetch'"),
+        (["prepare"], "NAME"),
+        (["prepare", "mnist", "--dir", "x"], "invalid choice: 'mnist'"),
+        (["prepare", "svhn"], "--dir is missing"),
+        (["prepare", "svhn", "--dir"], "--dir"),
+        (["prepare", "svhn", "--dir", "x", "--bogus"], "--bogus"),
+        (["prepare", "svhn", "--dir", "/proc/none"], "/proc/none"),
+        (["prepare", "svhn", "--dir", "x", "--url", "x"], "--url x"),
+    ],
+)
 def test_wrong_usage_is_one_line_and_exit_code_2(words, said):
     code, output, errors = command(*words)
-    assert (code, output, errors.count("\n")) == (2, "", 1) and said in errors
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert said in errors
 
 
 def test_fmnist_needs_no_preparing():
@@ -308,6 +337,8 @@ def test_fmnist_needs_no_preparing():
 def test_the_official_checksum_holds_for_a_mirror_too(tmp_path):
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(ARCHIVE)
     code, _, errors = command("prepare", "cifar10", "--dir", str(tmp_path / "data"), "--url", tmp_path.as_uri())
-    assert code == 1 and errors.count("\n") == 1
-    assert md5(ARCHIVE) in errors and "expected c58f30108f718f92721af3b95e74349a" in errors
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert md5(ARCHIVE) in errors
+    assert "expected c58f30108f718f92721af3b95e74349a" in errors
     assert files_below(tmp_path / "data") == {".cifar10.lock": b""}

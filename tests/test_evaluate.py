@@ -1,4 +1,5 @@
 """Eval passes leave no trace, keep the order, count right; BatchNorm measured anew is what one computes by hand."""
+
 from __future__ import annotations
 
 import math
@@ -28,13 +29,16 @@ def grey(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.uint8).reshape(-1, 1, 1, 1)
 
 
-@pytest.mark.parametrize("pixels, mean, variance, batches", [
-    ([0, 255], 0.0, 2.0, 1),  # values -1 and 1; unbiased variance (1 + 1) / 1
-    ([0, 0, 255, 255], 0.0, 4 / 3, 1),
-    ([255] * 250, 1.0, 0.0, 1),
-    ([0] * 126 + [255] * 125, 0.0, 0.0, 2),  # batches of 126 and 125 count alike: means -1 and 1, variances 0
-    ([0] * 200 + [255] * 400, 1 / 3, 0.0, 3),  # three batches of 200 with one value each
-])
+@pytest.mark.parametrize(
+    "pixels, mean, variance, batches",
+    [
+        ([0, 255], 0.0, 2.0, 1),  # values -1 and 1; unbiased variance (1 + 1) / 1
+        ([0, 0, 255, 255], 0.0, 4 / 3, 1),
+        ([255] * 250, 1.0, 0.0, 1),
+        ([0] * 126 + [255] * 125, 0.0, 0.0, 2),  # batches of 126 and 125 count alike: means -1 and 1, variances 0
+        ([0] * 200 + [255] * 400, 1 / 3, 0.0, 3),  # three batches of 200 with one value each
+    ],
+)
 def test_batch_norm_measured_anew(pixels, mean, variance, batches):
     net = Bare()
     net.norm.running_mean.fill_(9.0), net.norm.running_var.fill_(9.0), net.norm.num_batches_tracked.fill_(9)
@@ -42,8 +46,10 @@ def test_batch_norm_measured_anew(pixels, mean, variance, batches):
     assert net.norm.running_mean.item() == pytest.approx(mean, abs=1e-6)
     assert net.norm.running_var.item() == pytest.approx(variance, abs=1e-6)
     assert net.norm.num_batches_tracked.item() == batches
-    assert net.norm.momentum == 0.1 and net.training
-    assert net.norm.weight.item() == 1.0 and net.norm.bias.item() == 0.0
+    assert net.norm.momentum == 0.1
+    assert net.training
+    assert net.norm.weight.item() == 1.0
+    assert net.norm.bias.item() == 0.0
 
 
 def test_batch_norm_measured_anew_on_a_deeper_net(toy_net):
@@ -56,7 +62,8 @@ def test_batch_norm_measured_anew_on_a_deeper_net(toy_net):
     np.testing.assert_allclose(net.extractor[2].running_mean.numpy(), inputs.mean(0), atol=1e-5)
     np.testing.assert_allclose(net.extractor[2].running_var.numpy(), inputs.var(0, ddof=1), rtol=1e-5)
     unchanged = [name for name in before if "running" not in name and "tracked" not in name]
-    assert all(torch.equal(net.state_dict()[name], before[name]) for name in unchanged) and len(unchanged) == 7
+    assert all(torch.equal(net.state_dict()[name], before[name]) for name in unchanged)
+    assert len(unchanged) == 7
 
 
 @pytest.mark.parametrize("count, sizes", [(1, [1]), (250, [250]), (251, [126, 125]), (600, [200, 200, 200])])
@@ -73,7 +80,8 @@ def test_predict_keeps_the_order_and_changes_nothing():
     expected = (np.arange(600) % 256 / 127.5 - 1 - 0.5) / math.sqrt(4.0 + 1e-5)
     np.testing.assert_allclose(feature_ND[:, 0].numpy(), expected, atol=1e-6)
     assert torch.equal(logits_NC, torch.cat([feature_ND, -feature_ND], 1))
-    assert net.training and all(torch.equal(net.state_dict()[name], before[name]) for name in before)
+    assert net.training
+    assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
     assert not feature_ND.requires_grad
 
 
@@ -112,12 +120,14 @@ def test_a_prediction_that_is_not_finite_is_never_correct(bad):
     """Class 0 is what argmax makes of two NaN; an image of 300, so that its batch is not the first."""
     images, labels = grey([0] * 299 + [1]), torch.zeros(300, dtype=torch.int64)
     tested = evaluate.test(Given([[1.0, 0.0], bad]), images, labels)
-    assert (tested.n, tested.correct, tested.nonfinite) == (300, 299, 1) and math.isnan(tested.accuracy)
+    assert (tested.n, tested.correct, tested.nonfinite) == (300, 299, 1)
+    assert math.isnan(tested.accuracy)
 
 
 def test_an_empty_test_set():
     tested = evaluate.test(Bare(), grey([]), torch.zeros(0, dtype=torch.int64))
-    assert (tested.n, tested.correct, tested.loss, tested.nonfinite) == (0, 0, 0.0, 0) and math.isnan(tested.accuracy)
+    assert (tested.n, tested.correct, tested.loss, tested.nonfinite) == (0, 0, 0.0, 0)
+    assert math.isnan(tested.accuracy)
 
 
 def test_training_goes_on_after_an_eval_pass(toy_net):

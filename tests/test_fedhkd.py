@@ -1,4 +1,5 @@
 """FedHKD by hand: its three terms and their gradients, the report, the mean on the server, and when it is FedAvg."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -67,8 +68,20 @@ def test_three_terms_by_hand(toy_bench, toy_client):
 
 
 def test_defaults_are_the_papers():
-    star = {"name": "fedhkd_star", "lam": 0.05, "temperature": 0.5, "nu": 0.25, "nu_rule": "absolute", "min_count": 1,
-            "zeta": 3.0, "sigma": 7.0, "noise": "paper", "clip": "off", "aggregation": "count", "soft_loss": "paper"}
+    star = {
+        "name": "fedhkd_star",
+        "lam": 0.05,
+        "temperature": 0.5,
+        "nu": 0.25,
+        "nu_rule": "absolute",
+        "min_count": 1,
+        "zeta": 3.0,
+        "sigma": 7.0,
+        "noise": "paper",
+        "clip": "off",
+        "aggregation": "count",
+        "soft_loss": "paper",
+    }
     assert dataclasses.asdict(FedHKDStarSettings()) == star
     assert dataclasses.asdict(FedHKDSettings()) == star | {"name": "fedhkd", "gamma": 0.05, "feature_loss": "paper"}
 
@@ -81,10 +94,15 @@ def test_temperature_divides_the_logits(toy_bench, toy_client):
     assert scheme.loss(client, FOUR)["soft"].item() == pytest.approx(np.mean(distances), rel=1e-6)
 
 
-@pytest.mark.parametrize("form, soft", [
-    ("squared", (6 / 9 + 1 / 8) / 2), ("mse", (6 / 27 + 1 / 24) / 2),
-    ("kl", (math.log(3) + 0.25 * math.log(0.5) + 0.5 * math.log(2)) / 6),
-    ("kl_wrong_sign", (1 / 3 + 5 / 16 + math.log(4) / 2 + math.log(2) / 2) / 6)])
+@pytest.mark.parametrize(
+    "form, soft",
+    [
+        ("squared", (6 / 9 + 1 / 8) / 2),
+        ("mse", (6 / 27 + 1 / 24) / 2),
+        ("kl", (math.log(3) + 0.25 * math.log(0.5) + 0.5 * math.log(2)) / 6),
+        ("kl_wrong_sign", (1 / 3 + 5 / 16 + math.log(4) / 2 + math.log(2) / 2) / 6),
+    ],
+)
 def test_other_forms_of_the_soft_term(toy_bench, toy_client, form, soft):
     """Predictions (1,1,1)/3 for Q = (1,0,0), (2,1,1)/4 for Q = (1,2,1)/4; kl: elementwise mean over 2 x 3."""
     scheme, client = prepared(toy_bench, toy_client, "scheme.lam=0.2", f"scheme.soft_loss={form}")
@@ -93,7 +111,9 @@ def test_other_forms_of_the_soft_term(toy_bench, toy_client, form, soft):
 
 @pytest.mark.parametrize("form, feature", [("squared", 29 / 4), ("mse", 29 / 12)])
 def test_other_forms_of_the_feature_term(toy_bench, toy_client, form, feature):
-    """Squares 25, 4, none, 0; mse: over B D = 4 x 3, the image without a target included (as the authors' code does)."""
+    """Squares 25, 4, none, 0; mse: over B D = 4 x 3, the image without a target included (as the authors' code
+    does).
+    """
     scheme, client = prepared(toy_bench, toy_client, "scheme.gamma=0.3", f"scheme.feature_loss={form}")
     assert scheme.loss(client, FOUR)["feature"].item() == pytest.approx(0.3 * feature, rel=1e-6)
 
@@ -102,14 +122,17 @@ def gradients(scheme, client, term: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(of the extractor, of the classifier), each flattened, of one term alone."""
     client.flat.grad_P.zero_()
     scheme.loss(client, FOUR)[term].backward()
-    return tuple(torch.cat([p.grad.reshape(-1) for p in part.parameters()])
-                 for part in (client.net.extractor, client.net.classifier))
+    return tuple(
+        torch.cat([p.grad.reshape(-1) for p in part.parameters()])
+        for part in (client.net.extractor, client.net.classifier)
+    )
 
 
 @pytest.mark.parametrize("form", SOFT_DISTANCES)
 def test_soft_term_reaches_the_classifier_alone(toy_bench, toy_client, form):
     extractor, classifier = gradients(*prepared(toy_bench, toy_client, f"scheme.soft_loss={form}"), "soft")
-    assert torch.count_nonzero(extractor) == 0 and torch.count_nonzero(classifier) > 0
+    assert torch.count_nonzero(extractor) == 0
+    assert torch.count_nonzero(classifier) > 0
 
 
 def test_feature_term_reaches_the_extractor_alone(toy_bench, toy_client):
@@ -134,7 +157,8 @@ def test_zero_distance_gives_zero_and_a_finite_gradient(toy_bench, toy_client):
     scheme, client = prepared(toy_bench, toy_client, message=message)
     same = batch([H[1].tolist(), H[1].tolist()], [1, 1])
     terms = scheme.loss(client, same)
-    assert abs(terms["soft"].item()) < 1e-6 and terms["feature"].item() == 0.0
+    assert abs(terms["soft"].item()) < 1e-6
+    assert terms["feature"].item() == 0.0
     (terms["soft"] + terms["feature"]).backward()
     assert torch.isfinite(client.flat.grad_P).all()
 
@@ -169,20 +193,28 @@ def test_a_small_step_on_the_soft_term_raises_agreement(toy_bench, toy_client, f
     client.flat.parameters_P.sub_(client.flat.grad_P)
     after = agreement_and_distance()
     sign = -1 if form == "kl_wrong_sign" else 1
-    assert sign * (after[0] - before[0]) > 1e-4 and after[1] < before[1] - 1e-6
+    assert sign * (after[0] - before[0]) > 1e-4
+    assert after[1] < before[1] - 1e-6
 
 
 # --- when it is FedAvg
 
+
 def no_knowledge(classes: int = 3, latent: int = 4) -> dict[str, torch.Tensor]:
-    return {"count_C": torch.zeros(classes), "feature_CD": torch.zeros(classes, latent),
-            "soft_CC": torch.zeros(classes, classes)}
+    return {
+        "count_C": torch.zeros(classes),
+        "feature_CD": torch.zeros(classes, latent),
+        "soft_CC": torch.zeros(classes, classes),
+    }
 
 
 def some_knowledge() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return {"count_C": torch.tensor([5.0, 0.0, 9.0]), "feature_CD": torch.randn(3, 4, generator=generator),
-            "soft_CC": torch.softmax(torch.randn(3, 3, generator=generator), dim=1)}
+    return {
+        "count_C": torch.tensor([5.0, 0.0, 9.0]),
+        "feature_CD": torch.randn(3, 4, generator=generator),
+        "soft_CC": torch.softmax(torch.randn(3, 3, generator=generator), dim=1),
+    }
 
 
 LABELS = [0, 1, 2, 2, 1, 0, 0, 1, 2, 0, 1, 1, 2, 0, 0, 1, 2]  # 17 images: batches of 8 and 9
@@ -215,9 +247,10 @@ def test_lam_and_gamma_zero_is_fedavg_bit_for_bit(toy_bench, toy_net, toy_client
 
 def test_each_term_changes_the_training(toy_bench, toy_net, toy_client):
     client = toy_client(LABELS)
-    results = [trained(toy_bench, toy_net, client, "fedhkd", some_knowledge(), f"scheme.lam={lam}",
-                       f"scheme.gamma={gamma}")
-               for lam, gamma in ((0, 0), (0.05, 0), (0, 0.05), (0.05, 0.05))]
+    results = [
+        trained(toy_bench, toy_net, client, "fedhkd", some_knowledge(), f"scheme.lam={lam}", f"scheme.gamma={gamma}")
+        for lam, gamma in ((0, 0), (0.05, 0), (0, 0.05), (0.05, 0.05))
+    ]
     assert not any(torch.equal(results[i], results[j]) for i in range(4) for j in range(i))
 
 
@@ -241,11 +274,14 @@ def test_a_hundred_balanced_classes_share_nothing_at_a_quarter(toy_bench, toy_ne
     report = bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(100), 1).report
     message = bench.scheme.combine(SERVER, {name: torch.stack([tensor] * 2) for name, tensor in report.items()})
     assert not any(tensor.any() for tensor in (*report.values(), *message.values()))
-    assert torch.equal(trained(toy_bench, toy_net, client, "fedhkd", message, **net),
-                       trained(toy_bench, toy_net, client, "fedavg", {}, **net))
+    assert torch.equal(
+        trained(toy_bench, toy_net, client, "fedhkd", message, **net),
+        trained(toy_bench, toy_net, client, "fedavg", {}, **net),
+    )
 
 
 # --- the report
+
 
 def report_of(toy_bench, toy_net, client, *overrides, round: int = 1, latent: int = 4) -> dict[str, torch.Tensor]:
     bench = toy_bench(toy_net(latent=latent), "fedhkd", *overrides)
@@ -269,12 +305,20 @@ def test_report_against_a_plain_float64_loop(toy_bench, toy_net, toy_client):
         np.testing.assert_allclose(report["feature_CD"][j], feature.double().numpy()[labels == j].mean(0), atol=1e-6)
         np.testing.assert_allclose(report["soft_CC"][j], soft[labels == j].mean(0), atol=1e-6)
         assert report["soft_CC"][j].sum().item() == pytest.approx(1.0, abs=1e-6)
-    assert not report["feature_CD"][1].any() and not report["soft_CC"][1].any()
+    assert not report["feature_CD"][1].any()
+    assert not report["soft_CC"][1].any()
 
 
-@pytest.mark.parametrize("labels, nu, counts", [
-    ([0] * 6 + [1] * 2, 0.25, [6.0, 2.0, 0.0]), ([0] * 6 + [1], 0.25, [6.0, 0.0, 0.0]),
-    ([0] * 6 + [1], 0.0, [6.0, 1.0, 0.0]), ([0] * 6 + [1], 1.0, [0.0, 0.0, 0.0]), ([2] * 7, 1.0, [0.0, 0.0, 7.0])])
+@pytest.mark.parametrize(
+    "labels, nu, counts",
+    [
+        ([0] * 6 + [1] * 2, 0.25, [6.0, 2.0, 0.0]),
+        ([0] * 6 + [1], 0.25, [6.0, 0.0, 0.0]),
+        ([0] * 6 + [1], 0.0, [6.0, 1.0, 0.0]),
+        ([0] * 6 + [1], 1.0, [0.0, 0.0, 0.0]),
+        ([2] * 7, 1.0, [0.0, 0.0, 7.0]),
+    ],
+)
 def test_only_large_enough_classes_leave_the_client(toy_bench, toy_net, toy_client, labels, nu, counts):
     report = report_of(toy_bench, toy_net, toy_client(labels), f"scheme.nu={nu}")
     assert report["count_C"].tolist() == counts
@@ -284,9 +328,12 @@ def test_only_large_enough_classes_leave_the_client(toy_bench, toy_net, toy_clie
 
 def noise_of(toy_bench, toy_net, client, round: int = 1) -> np.ndarray:
     """What sigma = 7 adds to the reported features."""
-    noisy, clean = (report_of(toy_bench, toy_net, client, "scheme.nu=0", f"scheme.sigma={sigma}", round=round,
-                              latent=5000) for sigma in (7, 0))
-    assert torch.equal(noisy["soft_CC"], clean["soft_CC"]) and torch.equal(noisy["count_C"], clean["count_C"])
+    noisy, clean = (
+        report_of(toy_bench, toy_net, client, "scheme.nu=0", f"scheme.sigma={sigma}", round=round, latent=5000)
+        for sigma in (7, 0)
+    )
+    assert torch.equal(noisy["soft_CC"], clean["soft_CC"])
+    assert torch.equal(noisy["count_C"], clean["count_C"])
     return (noisy["feature_CD"].double() - clean["feature_CD"].double()).numpy()
 
 
@@ -313,22 +360,32 @@ def test_noise_does_not_disturb_training(toy_bench, toy_net, toy_client):
         after_first = bench.flat.values_V.clone()
         second = bench.run(client, after_first, counters, no_knowledge(), 2)
         results.append((after_first, bench.flat.values_V.clone(), first.loss_by_term, second.loss_by_term))
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
     assert results[0][2:] == results[1][2:]
 
 
 @pytest.mark.parametrize("scheme", ["fedhkd", "fedhkd_star"])
 def test_kinds_of_noise_in_the_report(toy_bench, toy_net, toy_client, scheme):
     """off is sigma = 0; code adds one draw of std 2 to every class that is shared, whatever its count."""
+
     def feature(*overrides):
-        bench, client = toy_bench(toy_net(latent=5000), scheme, "scheme.nu=0", *overrides), toy_client([0] * 9 + [1] * 3)
-        return bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(latent=5000),
-                         1).report["feature_CD"].double().numpy()
+        bench, client = (
+            toy_bench(toy_net(latent=5000), scheme, "scheme.nu=0", *overrides),
+            toy_client([0] * 9 + [1] * 3),
+        )
+        return (
+            bench.run(client, bench.flat.values_V.clone(), bench.flat.counters, no_knowledge(latent=5000), 1)
+            .report["feature_CD"]
+            .double()
+            .numpy()
+        )
 
     clean = feature("scheme.sigma=0")
     assert np.array_equal(feature("scheme.noise=off"), clean)
     noise = feature("scheme.noise=code", "scheme.sigma=0") - clean
-    assert noise[0].std() == pytest.approx(2.0, rel=0.04) and not noise[2].any()
+    assert noise[0].std() == pytest.approx(2.0, rel=0.04)
+    assert not noise[2].any()
     np.testing.assert_allclose(noise[0], noise[1], atol=1e-5)
     np.testing.assert_allclose(noise[0], 2 * rng.stream(0, "noise", 1, 0).standard_normal((1, 5000))[0], atol=1e-5)
 
@@ -349,11 +406,15 @@ def test_features_are_clipped_before_they_are_averaged(toy_bench, toy_net, toy_c
         np.testing.assert_allclose(report["feature_CD"][j].numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("overrides, counts", [
-    (("scheme.nu=1", "scheme.nu_rule=relative"), [6.0, 4.0, 0.0]),  # 12 images, 3 classes: 4 or more
-    (("scheme.nu=0.5", "scheme.nu_rule=relative"), [6.0, 4.0, 2.0]),
-    (("scheme.nu=0", "scheme.min_count=3"), [6.0, 4.0, 0.0]),
-    (("scheme.nu=0.25", "scheme.min_count=5"), [6.0, 0.0, 0.0])])
+@pytest.mark.parametrize(
+    "overrides, counts",
+    [
+        (("scheme.nu=1", "scheme.nu_rule=relative"), [6.0, 4.0, 0.0]),  # 12 images, 3 classes: 4 or more
+        (("scheme.nu=0.5", "scheme.nu_rule=relative"), [6.0, 4.0, 2.0]),
+        (("scheme.nu=0", "scheme.min_count=3"), [6.0, 4.0, 0.0]),
+        (("scheme.nu=0.25", "scheme.min_count=5"), [6.0, 0.0, 0.0]),
+    ],
+)
 def test_other_rules_of_what_is_shared(toy_bench, toy_net, toy_client, overrides, counts):
     client = toy_client([0] * 6 + [1] * 4 + [2] * 2)
     assert report_of(toy_bench, toy_net, client, *overrides)["count_C"].tolist() == counts
@@ -368,10 +429,12 @@ def test_the_relative_rule_fills_the_knowledge_of_a_hundred_classes(toy_bench, t
 
 # --- the server, and the traffic
 
-REPORTS = {"count_C": torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]]),
-           "feature_CD": torch.tensor([[[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]),
-           "soft_CC": torch.tensor([[[1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3],
-                                    [[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0] * 3]])}
+REPORTS = {
+    "count_C": torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]]),
+    "feature_CD": torch.tensor([[[0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]),
+    "soft_CC": torch.tensor([[[1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3], [[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0] * 3]]),
+}
+
 
 def test_combine_weights_by_counts():
     """Counts 1 and 3: .25 and .75, for features and predictions; class 1 is the second client's alone."""
@@ -384,8 +447,9 @@ def test_combine_weights_by_counts():
     assert all(torch.equal(backwards[name], message[name]) for name in message)
 
 
-@pytest.mark.parametrize("rule, feature, soft", [("uniform", [2.0, 2.0], [0.5, 0.5, 0.0]),
-                                                 ("last", [4.0, 0.0], [0.0, 1.0, 0.0])])
+@pytest.mark.parametrize(
+    "rule, feature, soft", [("uniform", [2.0, 2.0], [0.5, 0.5, 0.0]), ("last", [4.0, 0.0], [0.0, 1.0, 0.0])]
+)
 @pytest.mark.parametrize("star", [False, True])
 def test_combine_by_other_rules(star, rule, feature, soft):
     settings = (FedHKDStarSettings if star else FedHKDSettings)(aggregation=rule)
@@ -404,20 +468,30 @@ def test_empty_knowledge_is_told():
     message = scheme.combine(SERVER, REPORTS)
     assert scheme.warning(message) == ""
     assert scheme.warning({"count_C": torch.zeros(3)}) == (
-        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is empty, "
-        "and training with it is FedAvg's")
+        "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is "
+        "empty, "
+        "and training with it is FedAvg's"
+    )
 
 
-@pytest.mark.parametrize("classes, latent, shared, up, down", [
-    (10, 64, 10, 750, 740), (10, 32, 10, 430, 420), (100, 64, 100, 16_500, 16_400),
-    (10, 64, 1, 75, 74), (10, 64, 0, 0, 0)])
+@pytest.mark.parametrize(
+    "classes, latent, shared, up, down",
+    [
+        (10, 64, 10, 750, 740),
+        (10, 32, 10, 430, 420),
+        (100, 64, 100, 16_500, 16_400),
+        (10, 64, 1, 75, 74),
+        (10, 64, 0, 0, 0),
+    ],
+)
 @pytest.mark.parametrize("name", ["fedhkd", "fedhkd_star"])
 def test_floats_as_the_paper_counts_them(name, classes, latent, shared, up, down):
     """Up n (d + n) + n, down n (d + n) for n shared classes: CIFAR10, SVHN, CIFAR100, one class, none."""
     scheme = schemes.get(name)(schemes.settings_of(name)(), Facts(classes, latent, 10, 0, 0, 0))
     tensors = {key: torch.zeros(shape) for key, shape in scheme.report_shapes().items()}
     tensors["count_C"][:shared] = 9.0
-    assert scheme.report_floats(tensors) == up and scheme.message_floats(tensors) == down
+    assert scheme.report_floats(tensors) == up
+    assert scheme.message_floats(tensors) == down
     assert scheme.message_shapes() == scheme.report_shapes()
 
 
@@ -425,4 +499,5 @@ def test_fedavg_sends_nothing_beside_the_weights():
     scheme = schemes.get("fedavg")(schemes.settings_of("fedavg")(), Facts(10, 64, 10, 0, 0, 0))
     assert scheme.report_shapes() == scheme.message_shapes() == scheme.client_state_shapes() == {}
     assert scheme.report_floats({}) == scheme.message_floats({}) == 0
-    assert type(scheme).loss is Scheme.loss and scheme.terms == ("cross_entropy",)
+    assert type(scheme).loss is Scheme.loss
+    assert scheme.terms == ("cross_entropy",)

@@ -1,4 +1,5 @@
 """One flat buffer for a model: views, alignment, gradients, integer buffers apart, hash, arrays and back."""
+
 from __future__ import annotations
 
 import hashlib
@@ -10,8 +11,8 @@ from torch import nn
 
 from hkd_hpc import config, payload
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.errors import UsageError
 from hkd_hpc.digest import weights_sha256
+from hkd_hpc.errors import UsageError
 from hkd_hpc.flat import FlatModel
 from hkd_hpc.history import History
 from hkd_hpc.server import Images, Server
@@ -28,8 +29,16 @@ def test_sizes_by_hand():
     assert (flat.parameter_count, flat.payload_floats) == (42, 52)
     assert (len(flat.parameters_P), len(flat.grad_P), len(flat.values_V)) == (96, 96, 128)
     assert {slot.name: slot.offset for slot in flat.slots} == {
-        "0.weight": 0, "0.bias": 16, "1.weight": 32, "1.bias": 48, "2.weight": 64, "2.bias": 80,
-        "1.running_mean": 96, "1.running_var": 112, "1.num_batches_tracked": -1}
+        "0.weight": 0,
+        "0.bias": 16,
+        "1.weight": 32,
+        "1.bias": 48,
+        "2.weight": 64,
+        "2.bias": 80,
+        "1.running_mean": 96,
+        "1.running_var": 112,
+        "1.num_batches_tracked": -1,
+    }
     assert [tensor.dtype for tensor in flat.counters] == [torch.int64]
 
 
@@ -61,9 +70,10 @@ def test_gradients_land_in_the_flat_buffer_and_gaps_stay_zero():
     reference(x).square().sum().backward()
     for slot in (s for s in flat.slots if s.trainable):
         expected = reference.get_parameter(slot.name).grad.reshape(-1)
-        assert torch.equal(flat.grad_P[slot.offset:slot.offset + slot.size], expected)
+        assert torch.equal(flat.grad_P[slot.offset : slot.offset + slot.size], expected)
     used = sum(slot.size for slot in flat.slots if slot.trainable)
-    assert int((flat.grad_P != 0).sum()) <= used and float(flat.grad_P[15]) == 0.0
+    assert int((flat.grad_P != 0).sum()) <= used
+    assert float(flat.grad_P[15]) == 0.0
     assert not flat.grad_P[21:32].any()
 
 
@@ -73,7 +83,8 @@ def test_train_mode_passes_move_statistics_inside_the_buffer():
     flat.net(torch.ones(4, 3) * 5)
     assert torch.equal(flat.net[1].running_mean, flat.values_V[96:101])
     assert float(flat.values_V[96:101].abs().sum()) > 0
-    assert flat.counters[0].item() == 1 and flat.counters[0] is flat.net[1].num_batches_tracked
+    assert flat.counters[0].item() == 1
+    assert flat.counters[0] is flat.net[1].num_batches_tracked
 
 
 def test_load_copies_and_never_aliases():
@@ -91,31 +102,45 @@ def test_arrays_are_a_state_dict_and_come_back():
     arrays = flat.arrays(flat.values_V, flat.counters)
     state = flat.net.state_dict()
     assert list(arrays) == list(state)
-    assert all(arrays[name].dtype == tensor.numpy().dtype and arrays[name].shape == tuple(tensor.shape)
-               for name, tensor in state.items())
+    assert all(
+        arrays[name].dtype == tensor.numpy().dtype and arrays[name].shape == tuple(tensor.shape)
+        for name, tensor in state.items()
+    )
     fresh = small_net()
     fresh.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, strict=True)
     again = torch.zeros_like(flat.values_V)
     counters = flat.load_arrays(arrays, again)
     assert torch.equal(again, flat.values_V)
-    assert [c.item() for c in counters] == [1] and counters[0].dtype == torch.int64
+    assert [c.item() for c in counters] == [1]
+    assert counters[0].dtype == torch.int64
 
 
 def test_hash_covers_names_dtypes_shapes_and_bytes():
     arrays = {"a": np.array([[1.0, 2.0]], np.float32), "n": np.array(3, np.int64)}
-    text = hashlib.sha256(b"a <f4 (1, 2)\n" + np.array([1, 2], "<f4").tobytes() + b"n <i8 ()\n"
-                          + np.array(3, "<i8").tobytes())
+    text = hashlib.sha256(
+        b"a <f4 (1, 2)\n" + np.array([1, 2], "<f4").tobytes() + b"n <i8 ()\n" + np.array(3, "<i8").tobytes()
+    )
     assert weights_sha256(arrays) == text.hexdigest()
-    others = [{"b": arrays["a"], "n": arrays["n"]}, {"a": arrays["a"].T, "n": arrays["n"]},
-              {"a": arrays["a"].view(np.int32), "n": arrays["n"]}, {"a": -arrays["a"], "n": arrays["n"]},
-              {"a": arrays["a"], "n": np.array(4, np.int64)}]
+    others = [
+        {"b": arrays["a"], "n": arrays["n"]},
+        {"a": arrays["a"].T, "n": arrays["n"]},
+        {"a": arrays["a"].view(np.int32), "n": arrays["n"]},
+        {"a": -arrays["a"], "n": arrays["n"]},
+        {"a": arrays["a"], "n": np.array(4, np.int64)},
+    ]
     assert len({weights_sha256(tree) for tree in [arrays, *others]}) == 6
 
 
-@pytest.mark.parametrize("name, tensor, words", [
-    ("a/b", torch.zeros(2), r"'a/b' cannot be the name of a tensor in a file"), ("a\0", torch.zeros(2), "cannot be the name"),
-    ("\udcff", torch.zeros(2), "cannot be the name"), ("z", torch.zeros(2, dtype=torch.complex64), "z is complex"),
-    ("s", torch.eye(2).to_sparse(), "s is torch.sparse_coo")])
+@pytest.mark.parametrize(
+    "name, tensor, words",
+    [
+        ("a/b", torch.zeros(2), r"'a/b' cannot be the name of a tensor in a file"),
+        ("a\0", torch.zeros(2), "cannot be the name"),
+        ("\udcff", torch.zeros(2), "cannot be the name"),
+        ("z", torch.zeros(2, dtype=torch.complex64), "z is complex"),
+        ("s", torch.eye(2).to_sparse(), "s is torch.sparse_coo"),
+    ],
+)
 def test_what_no_file_can_hold_is_refused_before_the_first_round(name, tensor, words):
     net = small_net()
     net.register_buffer(name, tensor)
@@ -136,8 +161,12 @@ def test_tied_weights_are_stored_once():
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
     flat = FlatModel(net)
-    assert flat.parameter_count == 16 and flat.payload_floats == 16
-    assert [(slot.name, slot.alias, slot.offset) for slot in flat.slots] == [("0.weight", False, 0), ("1.weight", True, 0)]
+    assert flat.parameter_count == 16
+    assert flat.payload_floats == 16
+    assert [(slot.name, slot.alias, slot.offset) for slot in flat.slots] == [
+        ("0.weight", False, 0),
+        ("1.weight", True, 0),
+    ]
     assert len(flat.values_V) == 16
 
 
@@ -165,5 +194,6 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
     counters = unpack_counters(message[0]["counters"], flat.counters)
     flat.load(flat.values_V.clone(), counters)
     assert layer.running_mean.tolist() == [3.0] * 8
-    assert layer.num_batches_tracked.dtype == torch.int64 and layer.num_batches_tracked.item() == 4
+    assert layer.num_batches_tracked.dtype == torch.int64
+    assert layer.num_batches_tracked.item() == 4
     assert payload.tensors_of(message) == {}

@@ -1,4 +1,5 @@
 """The record of a run: one row a round, in a real file and back, every accuracy named in full; and what is printed."""
+
 from __future__ import annotations
 
 import math
@@ -11,10 +12,10 @@ import torch
 
 from hkd_hpc import config, report
 from hkd_hpc.history import NAN, History, client_column
+from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
 from hkd_hpc.server import Images, Server
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.tree import load_tree, save_tree
-from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
 from hkd_hpc.worker import report_type
 
 SHA = "ab" * 32
@@ -23,10 +24,20 @@ SHA = "ab" * 32
 def two_rounds() -> History:
     history = History(3)
     for round, accuracy in ((1, NAN), (2, 0.75)):
-        history.append({"round": round, "wall_s": 1.5 * round, "global_test_accuracy": accuracy, "global_test_n": 100,
-                        "local_test_accuracy": 0.5, "local_test_n": 20, "weights_sha256": SHA,
-                        "loss/cross_entropy": 1.25, "payload_bytes/weights_up": 4_000_000_000_000},
-                       {"local_test_accuracy": np.array([0.5, NAN, 1.0]), "loss/soft": np.array([NAN, NAN, 0.25])})
+        history.append(
+            {
+                "round": round,
+                "wall_s": 1.5 * round,
+                "global_test_accuracy": accuracy,
+                "global_test_n": 100,
+                "local_test_accuracy": 0.5,
+                "local_test_n": 20,
+                "weights_sha256": SHA,
+                "loss/cross_entropy": 1.25,
+                "payload_bytes/weights_up": 4_000_000_000_000,
+            },
+            {"local_test_accuracy": np.array([0.5, NAN, 1.0]), "loss/soft": np.array([NAN, NAN, 0.25])},
+        )
     return history
 
 
@@ -34,14 +45,18 @@ def test_round_trip_through_a_file(tmp_path):
     history = two_rounds()
     save_tree(tmp_path / "metrics.h5", history.tree())
     again = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
-    assert set(again.rounds) == set(history.rounds) and set(again.clients) == set(history.clients) and len(again) == 2
+    assert set(again.rounds) == set(history.rounds)
+    assert set(again.clients) == set(history.clients)
+    assert len(again) == 2
     for name, values in history.rounds.items():
         assert [type(v) for v in again.rounds[name]] == [type(v) for v in values], name
         np.testing.assert_array_equal(again.rounds[name], values)  # NaN equals NaN here
     for name, rows in history.clients.items():
         np.testing.assert_array_equal(np.stack(again.clients[name]), np.stack(rows))
-    again.append({name: values[-1] for name, values in again.rounds.items()},
-                 {name: rows[-1] for name, rows in again.clients.items()})
+    again.append(
+        {name: values[-1] for name, values in again.rounds.items()},
+        {name: rows[-1] for name, rows in again.clients.items()},
+    )
     save_tree(tmp_path / "metrics.h5", again.tree())
     assert load_tree(tmp_path / "metrics.h5")["rounds"]["weights_sha256"].tolist() == [SHA] * 3
 
@@ -49,7 +64,8 @@ def test_round_trip_through_a_file(tmp_path):
 def test_plain_h5py_sees_rows_and_units(tmp_path):
     save_tree(tmp_path / "metrics.h5", two_rounds().tree())
     with h5py.File(tmp_path / "metrics.h5") as file:
-        assert file["rounds/round"][:].tolist() == [1, 2] and file["rounds/round"].dtype.kind == "i"
+        assert file["rounds/round"][:].tolist() == [1, 2]
+        assert file["rounds/round"].dtype.kind == "i"
         assert file["rounds/weights_sha256"].asstr()[:].tolist() == [SHA, SHA]
         assert file["rounds/loss/cross_entropy"].attrs["unit"] == "nat"
         assert file["rounds/payload_bytes/weights_up"].attrs["unit"] == "B"
@@ -67,8 +83,10 @@ def test_parts_of_the_tables():
     history.add_event(round=3, client=1, what="weights refused", tensor="a", value=NAN)
     assert history.tree(until=history.settled).keys() == {"rounds", "clients"}
     new = history.tree(since={"rounds": 1, "clients": 1, "events": 1})
-    assert new["rounds"]["round"].value.tolist() == [2] and new["clients"]["loss"]["soft"].value.shape == (1, 3)
-    assert new["events"].keys() == {"round", "client", "what", "tensor", "value"} and len(new["events"]["what"]) == 0
+    assert new["rounds"]["round"].value.tolist() == [2]
+    assert new["clients"]["loss"]["soft"].value.shape == (1, 3)
+    assert new["events"].keys() == {"round", "client", "what", "tensor", "value"}
+    assert len(new["events"]["what"]) == 0
 
 
 def test_the_first_refused_client_of_a_run_can_be_saved(tmp_path):
@@ -92,7 +110,9 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     """NaN in the rows that lack them; a row that lacks one of theirs is refused."""
     save_tree(tmp_path / "metrics.h5", two_rounds().tree())
     history = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
-    row, client_row = ({name: values[-1] for name, values in columns.items()} for columns in (history.rounds, history.clients))
+    row, client_row = (
+        {name: values[-1] for name, values in columns.items()} for columns in (history.rounds, history.clients)
+    )
     assert history.spoilt("global_test_accuracy").tolist() == [False, False]
     history.set_last(global_test_nonfinite=3)
     history.append(row | {"global_test_nonfinite": 0, "global_val_nonfinite": 2}, client_row | {"train_n": np.ones(3)})
@@ -109,8 +129,10 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
 def test_set_last_changes_the_last_row_alone():
     history = two_rounds()
     history.set_last(global_test_accuracy=0.5)
-    assert math.isnan(history.rounds["global_test_accuracy"][0]) and history.rounds["global_test_accuracy"][1] == 0.5
-    assert history.column("global_test_accuracy").tolist()[1] == 0.5 and history.column("unknown").tolist() == []
+    assert math.isnan(history.rounds["global_test_accuracy"][0])
+    assert history.rounds["global_test_accuracy"][1] == 0.5
+    assert history.column("global_test_accuracy").tolist()[1] == 0.5
+    assert history.column("unknown").tolist() == []
 
 
 # --- rows as the server makes them
@@ -136,8 +158,13 @@ class Round:
 
     def note(self, round: int) -> History:
         message = self.server.combine(round, self.gathered)
-        job = SimpleNamespace(comm=self.comm, message=message, seconds={"train": 1.0, "wait": 0.5},
-                              weights_V=self.bench.flat.values_V, counters=self.bench.flat.counters)
+        job = SimpleNamespace(
+            comm=self.comm,
+            message=message,
+            seconds={"train": 1.0, "wait": 0.5},
+            weights_V=self.bench.flat.values_V,
+            counters=self.bench.flat.counters,
+        )
         self.server.note(round, self.gathered, {}, job, 2.0)
         return self.server.history
 
@@ -151,7 +178,8 @@ def test_numbers_of_a_row(toy_net, toy_bench):
     assert [row[f"loss/{term}"] for term in ("cross_entropy", "soft", "feature")] == [1.0, 0.5, 0.25]
     assert row["payload_bytes/weights_up"] == 4 * flat.payload_floats
     assert row["payload_bytes/weights_down"] == 3 * 4 * flat.payload_floats
-    assert row["payload_bytes/knowledge_up"] == 4 * 16 and row["payload_bytes/knowledge_down"] == 3 * 4 * 14
+    assert row["payload_bytes/knowledge_up"] == 4 * 16
+    assert row["payload_bytes/knowledge_down"] == 3 * 4 * 14
     np.testing.assert_array_equal(history.clients["local_test_accuracy"][0], [0.7, NAN, NAN, NAN])
     np.testing.assert_array_equal(history.clients["loss/cross_entropy"][0], [1.0, NAN, NAN, NAN])
     np.testing.assert_array_equal(history.clients["status"][0], [OK, NAN, REFUSED, NO_DATA])
@@ -192,14 +220,25 @@ def test_every_accuracy_says_model_data_moment_and_n(toy_net, toy_bench, tmp_pat
 
 # --- what is printed
 
+
 def test_progress_line():
     history = History(1)
-    history.append({"round": 3, "loss/cross_entropy": 1.23456, "loss/soft": 0.01, "local_test_accuracy": 0.8125,
-                    "global_test_accuracy": NAN, "wall_s": 12.34}, {})
+    history.append(
+        {
+            "round": 3,
+            "loss/cross_entropy": 1.23456,
+            "loss/soft": 0.01,
+            "local_test_accuracy": 0.8125,
+            "global_test_accuracy": NAN,
+            "wall_s": 12.34,
+        },
+        {},
+    )
     clock = report.Clock(10)
     line = report.progress_line(history, clock, ("cross_entropy", "soft"))
     assert line.startswith("round  3/10  loss cross_entropy 1.2346 soft 0.0100  |  local 0.812  global -  |  12.3 s, ")
-    assert line.endswith(" left") and line.isprintable()  # no escape code, no carriage return, one line
+    assert line.endswith(" left")
+    assert line.isprintable()
 
 
 def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
@@ -211,54 +250,105 @@ def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
     assert clock.left_s(6) == 80.0
 
 
-@pytest.mark.parametrize("values, last, mean_last_5, oracle", [
-    ([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6], 0.6, 0.4, 0.9),
-    ([0.5], 0.5, 0.5, 0.5),
-    ([NAN, 0.2, NAN, 0.4], 0.4, 0.3, 0.4),
-    ([0.9, NAN, 0.1, NAN, 0.2, NAN, 0.3, NAN, 0.4, NAN, 0.5], 0.5, 0.3, 0.9),  # the last five that were tested
-    ([NAN], NAN, NAN, NAN),
-    ([], NAN, NAN, NAN),
-])
+@pytest.mark.parametrize(
+    "values, last, mean_last_5, oracle",
+    [
+        ([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6], 0.6, 0.4, 0.9),
+        ([0.5], 0.5, 0.5, 0.5),
+        ([NAN, 0.2, NAN, 0.4], 0.4, 0.3, 0.4),
+        ([0.9, NAN, 0.1, NAN, 0.2, NAN, 0.3, NAN, 0.4, NAN, 0.5], 0.5, 0.3, 0.9),  # the last five that were tested
+        ([NAN], NAN, NAN, NAN),
+        ([], NAN, NAN, NAN),
+    ],
+)
 def test_three_readings(values, last, mean_last_5, oracle):
     readings = report.three_readings(np.array(values, dtype=float))
     assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
 
 
-@pytest.mark.parametrize("values, spoilt, last, mean_last_5, oracle", [
-    ([0.2, NAN, 0.4], [0, 1, 0], 0.4, NAN, 0.4),  # a round of the last five has no accuracy
-    ([NAN, NAN, 0.2, NAN, 0.4, 0.4, 0.4, 0.6], [0, 1, 0, 0, 0, 0, 0, 0], 0.6, 0.4, 0.6),  # one before them, and two without a test
-    ([0.9, NAN], [0, 1], NAN, NAN, 0.9), ([NAN], [1], NAN, NAN, NAN)])
+@pytest.mark.parametrize(
+    "values, spoilt, last, mean_last_5, oracle",
+    [
+        ([0.2, NAN, 0.4], [0, 1, 0], 0.4, NAN, 0.4),  # a round of the last five has no accuracy
+        (
+            [NAN, NAN, 0.2, NAN, 0.4, 0.4, 0.4, 0.6],
+            [0, 1, 0, 0, 0, 0, 0, 0],
+            0.6,
+            0.4,
+            0.6,
+        ),  # one before them, and two without a test
+        ([0.9, NAN], [0, 1], NAN, NAN, 0.9),
+        ([NAN], [1], NAN, NAN, NAN),
+    ],
+)
 def test_readings_of_rounds_without_finite_predictions(values, spoilt, last, mean_last_5, oracle):
     readings = report.three_readings(np.array(values), np.array(spoilt, bool))
     assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (0.0, "0.0 s"), (12.34, "12.3 s"), (59.9, "59.9 s"), (60, "1 min 00 s"), (245, "4 min 05 s"),
-    (3599.9, "59 min 59 s"), (3600, "1 h 00 min"), (12_000, "3 h 20 min")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.0, "0.0 s"),
+        (12.34, "12.3 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.9, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (12_000, "3 h 20 min"),
+    ],
+)
 def test_seconds_for_people(seconds, text):
     assert report.seconds_text(seconds) == text
 
 
-@pytest.mark.parametrize("count, text", [
-    (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (44_878_376, "44.9 MB"), (5e9, "5.0 GB"), (7e12, "7000.0 GB")])
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (44_878_376, "44.9 MB"), (5e9, "5.0 GB"), (7e12, "7000.0 GB")],
+)
 def test_bytes_for_people(count, text):
     assert report.bytes_text(count) == text
 
 
 def test_summary_table_is_plain_text():
     history = two_rounds()
-    readings = {f"{name}_{kind}": NAN if "_val_" in name else 0.5 for name in report.READ_THRICE
-                for kind in ("last", "mean_last_5", "oracle")}
-    summary = readings | {"global_test_accuracy_batchnorm_reestimated": 0.625, "global_on_local_test_accuracy": NAN,
-                          "warnings": "in 1 of 2 rounds: nothing known", "remark": "", "batchnorm": "reestimate", "reproducible": "", "changes": ""}
-    folder = SimpleNamespace(path="runs/a", metrics_path="runs/a/metrics.h5",
-                             checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")])
+    readings = {
+        f"{name}_{kind}": NAN if "_val_" in name else 0.5
+        for name in report.READ_THRICE
+        for kind in ("last", "mean_last_5", "oracle")
+    }
+    summary = readings | {
+        "global_test_accuracy_batchnorm_reestimated": 0.625,
+        "global_on_local_test_accuracy": NAN,
+        "warnings": "in 1 of 2 rounds: nothing known",
+        "remark": "",
+        "batchnorm": "reestimate",
+        "reproducible": "",
+        "changes": "",
+    }
+    folder = SimpleNamespace(
+        path="runs/a", metrics_path="runs/a/metrics.h5", checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")]
+    )
     baselines = {"local_majority": 0.4, "global_majority": 0.1, "chance": 0.1}
     text = report.summary_table(history, summary, baselines, folder)
     assert all(line.isprintable() for line in text.split("\n"))
-    for word in ("last round", "mean last 5", "oracle", "0.625", "0.400 / 0.100", "chance", "runs/a/metrics.h5",
-                 "round_0002.h5", "weights_up 4000.0 GB", "not a result", "worst tenth",
-                 "global (re-estimated BatchNorm)", "WARNING in 1 of 2 rounds: nothing known"):
+    for word in (
+        "last round",
+        "mean last 5",
+        "oracle",
+        "0.625",
+        "0.400 / 0.100",
+        "chance",
+        "runs/a/metrics.h5",
+        "round_0002.h5",
+        "weights_up 4000.0 GB",
+        "not a result",
+        "worst tenth",
+        "global (re-estimated BatchNorm)",
+        "WARNING in 1 of 2 rounds: nothing known",
+    ):
         assert word in text, word
-    assert "validation" not in text and "remark" not in text and "fine-tuned" not in text
+    assert "validation" not in text
+    assert "remark" not in text
+    assert "fine-tuned" not in text

@@ -1,4 +1,5 @@
 """What the numbers of a run come from: stored with it, held where it goes on, told where runs are put side by side."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,21 +12,22 @@ import signal
 import h5py
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc import config, identity
 from hkd_hpc.config import DataSettings
 from hkd_hpc.data import content, sources
 from hkd_hpc.store.tree import load_tree, save_tree
 from tools import check
 
-SCHEME = '''
+SCHEME = """
 from hkd_hpc.schemes.fedavg import FedAvg
 class Mine(FedAvg): pass
-'''
+"""
 
 
 # ---- the code
+
 
 def test_the_hash_of_sources_is_over_names_and_bytes(tmp_path):
     (tmp_path / "inner").mkdir()
@@ -54,9 +56,15 @@ def test_an_own_scheme_and_an_own_model_are_code_of_their_own(tmp_path, monkeypa
 
 # ---- the content of the data
 
+
 def arrays(**more):
-    return {"x_train": toy.images(np.arange(30) % 3, 1), "y_train": np.arange(30) % 3,
-            "x_test": toy.images(np.arange(6) % 3, 2), "y_test": np.arange(6) % 3, **more}
+    return {
+        "x_train": toy.images(np.arange(30) % 3, 1),
+        "y_train": np.arange(30) % 3,
+        "x_test": toy.images(np.arange(6) % 3, 2),
+        "y_test": np.arange(6) % 3,
+        **more,
+    }
 
 
 def sha_of(path, **more):
@@ -74,7 +82,8 @@ def test_equal_content_has_one_hash_whatever_the_file(tmp_path):
     rule = hashlib.sha256()  # README: for each array its name, dtype and shape, then its bytes
     for name, array in arrays().items():
         rule.update(f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes())
-    assert x.dtype == np.uint8 and sha_of(tmp_path / "a.npz") == rule.hexdigest()
+    assert x.dtype == np.uint8
+    assert sha_of(tmp_path / "a.npz") == rule.hexdigest()
 
 
 @pytest.mark.parametrize("what", ["x_train", "y_train", "x_test", "y_test", "client_train"])
@@ -93,15 +102,19 @@ def test_a_large_file_is_hashed_once_and_again_after_any_change(tmp_path, monkey
     path = tmp_path / "a.npz"
     np.savez(path, **arrays())
     first = sha_of(path)
-    assert sha_of(path) == first and len(hashed) == 1
+    assert sha_of(path) == first
+    assert len(hashed) == 1
     at = path.stat()
     np.savez(path, **arrays(x_train=255 - arrays()["x_train"]))  # of one size, under the time of before
     os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
-    assert path.stat().st_size == at.st_size and sha_of(path) != first and len(hashed) == 2
+    assert path.stat().st_size == at.st_size
+    assert sha_of(path) != first
+    assert len(hashed) == 2
     [kept, *others] = list((tmp_path / "scratch").iterdir())
     for file in (kept, *others):
         file.write_text("damaged")
-    assert sha_of(path) != first and len(hashed) == 3
+    assert sha_of(path) != first
+    assert len(hashed) == 3
 
 
 def test_folders_and_bundled_images_have_hashes_too(tmp_path):
@@ -117,18 +130,22 @@ def test_folders_and_bundled_images_have_hashes_too(tmp_path):
     one = save(tmp_path / "one", 1)
     assert one == save(tmp_path / "same", 1) != save(tmp_path / "other", 2)
     bundled = content.load(DataSettings()).sha256
-    assert len(bundled) == 64 and bundled == content.sha256_of(sources.load("fmnist", "", ""))
+    assert len(bundled) == 64
+    assert bundled == content.sha256_of(sources.load("fmnist", "", ""))
 
 
 # ---- going on
+
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """(its folder, its data): a run of three rounds that was killed in the last."""
     folder = tmp_path_factory.mktemp("killed")
     data = toy.save_data(folder / "data.npz")
-    kill = lambda rank: toy.on_place(3, "training", lambda: os.kill(os.getpid(), signal.SIGKILL))  # noqa: E731
-    [result] = toy.train(1, *toy.settings(data, "scheme.name=fedavg", "fed.rounds=3"), "--out", folder / "run", patch=kill)
+    kill = lambda rank: toy.on_place(3, "training", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    [result] = toy.train(
+        1, *toy.settings(data, "scheme.name=fedavg", "fed.rounds=3"), "--out", folder / "run", patch=kill
+    )
     assert result.signal == signal.SIGKILL
     return folder / "run", data
 
@@ -136,6 +153,7 @@ def killed(tmp_path_factory):
 @pytest.fixture
 def resume(killed, tmp_path):
     """resume(*arguments, code, patch): a copy of it gone on with; (its folder, the output)."""
+
     def go_on(*arguments, code=0, patch=None):
         folder = tmp_path / "run"
         if not folder.exists():
@@ -161,8 +179,11 @@ def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
     before, now = (sha_of(path) for path in (killed[1], other))
     folder, output = resume(f"data.path={other}", code=2)
     [line] = toy.our_lines([output])
-    assert line == (f"hkd_hpc: --resume: data.path={other}: the content of the data is not what the run was trained on (data.content "
-                    f"{before[:8]} -> {now[:8]}); put the data back, or --allow-change goes on with these")
+    assert line == (
+        f"hkd_hpc: --resume: data.path={other}: the content of the data is not what the run was trained on "
+        "(data.content "
+        f"{before[:8]} -> {now[:8]}); put the data back, or --allow-change goes on with these"
+    )
     assert toy.file_hashes(folder / "checkpoints") == toy.file_hashes(killed[0] / "checkpoints")
     assert toy.file_hashes(folder)["metrics.h5"] == toy.file_hashes(killed[0])["metrics.h5"]
     folder, output = resume("--allow-change", f"data.path={other}")
@@ -176,7 +197,8 @@ def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
 def test_the_same_content_elsewhere_is_the_same_data(killed, resume, tmp_path):
     moved = with_other(tmp_path / "moved.npz", killed[1])
     folder, output = resume(f"data.path={moved}")
-    assert toy.metrics(folder)["changes_json"] == "[]" and "warning" not in output
+    assert toy.metrics(folder)["changes_json"] == "[]"
+    assert "warning" not in output
 
 
 def test_rows_without_a_checkpoint_are_not_made_again_from_other_data(killed, resume, tmp_path):
@@ -185,7 +207,8 @@ def test_rows_without_a_checkpoint_are_not_made_again_from_other_data(killed, re
     shutil.rmtree(folder / "checkpoints")
     other = with_other(tmp_path / "other.npz", killed[1], x_train=lambda x: 255 - x)
     _, output = resume("--allow-change", f"data.path={other}", code=2)
-    assert "the content of the data is not what the run was trained on" in output and toy.rounds_done(folder) == 2
+    assert "the content of the data is not what the run was trained on" in output
+    assert toy.rounds_done(folder) == 2
 
 
 def other_code(rank):
@@ -202,15 +225,19 @@ def test_other_code_is_told_recorded_and_refused_on_request(killed, resume):
     assert toy.rounds_done(folder) == 2
     folder, output = resume(patch=other_code)
     [warning] = [line for line in output.splitlines() if "warning" in line]
-    assert text in warning and warning.endswith("recorded in the run; --strict-code refuses")
+    assert text in warning
+    assert warning.endswith("recorded in the run; --strict-code refuses")
     assert json.loads(toy.metrics(folder)["changes_json"]) == [{"after_round": 2, "code.hkd_hpc": [before, "ab" * 32]}]
-    _, output = resume("--strict-code", "--allow-change", "fed.rounds=5", patch=other_code, code=2)  # rounds 1 and 2 had other
+    _, output = resume(
+        "--strict-code", "--allow-change", "fed.rounds=5", patch=other_code, code=2
+    )  # rounds 1 and 2 had other
     assert text in toy.our_lines([output])[0]
 
 
 def test_the_same_code_is_nothing_to_speak_of(resume):
     _, output = resume("--strict-code")
-    assert "code." not in output and "warning" not in output
+    assert "code." not in output
+    assert "warning" not in output
 
 
 def test_other_threads_are_told(resume):
@@ -238,7 +265,11 @@ def test_of_a_run_of_an_earlier_version_it_is_told_that_nothing_is_known(killed,
     _, output = resume()
     assert output.count("the rounds before were saved by a version that stored no hash of code and data") == 1
     [change] = json.loads(toy.metrics(folder)["changes_json"])
-    assert change == {"after_round": 2, "code.hkd_hpc": [None, identity.package_sha256()], "data.content": [None, sha_of(killed[1])]}
+    assert change == {
+        "after_round": 2,
+        "code.hkd_hpc": [None, identity.package_sha256()],
+        "data.content": [None, sha_of(killed[1])],
+    }
     assert "after round 2: code.hkd_hpc unknown -> " in output
 
 
@@ -265,6 +296,7 @@ def test_ranks_that_read_other_data_are_named(tmp_path, killed):
 
     def patch(rank):
         from hkd_hpc import assemble
+
         original = assemble.node_copy
 
         def node_copy(settings, comm):

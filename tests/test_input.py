@@ -1,7 +1,9 @@
-"""Input that is broken on purpose: what generated inputs found (tests/test_fuzz.py) and what people get wrong, on real ranks too.
+"""Input that is broken on purpose: what generated inputs found (tests/test_fuzz.py) and what people get wrong, on real
+ranks too.
 
 Each is one line that names the thing and says what is allowed, with exit code 2 on all ranks, and no folder is made.
 """
+
 from __future__ import annotations
 
 import io
@@ -12,8 +14,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc import config, train
 from hkd_hpc.comm.rendezvous import derived_address
 from hkd_hpc.comm.world import Hint, guess_rank, read_hint
@@ -32,7 +34,10 @@ def problem_of(*arguments: str) -> str:
 
 
 TOML = {
-    "a whole number of 5000 hex digits": ("[fed]\nrounds = 0x" + "f" * 5000, "fed.rounds=(a number of thousands of digits): not allowed"),
+    "a whole number of 5000 hex digits": (
+        "[fed]\nrounds = 0x" + "f" * 5000,
+        "fed.rounds=(a number of thousands of digits): not allowed",
+    ),
     "a number of 5000 digits": ("[fed]\nrounds = " + "9" * 5000, "not valid TOML"),
     "brackets 5000 deep": ("a = " + "[" * 5000, "not valid TOML"),
     "a list as a scheme": ("[scheme]\nname = [1]", "scheme.name=[1]: no such scheme"),
@@ -55,9 +60,13 @@ def test_help_about_a_scheme_that_is_no_text(tmp_path, value):
     assert "no such scheme" in problem_of("--help", "--config", str(tmp_path / "s.toml"))
 
 
-@pytest.mark.parametrize("argument, told", [
-    ("--resume=autoo", "argument --resume: only --resume or --resume=auto is allowed, not 'autoo'"),
-    ("--dry-run=yes", "argument --dry-run: takes no value, not 'yes'")])
+@pytest.mark.parametrize(
+    "argument, told",
+    [
+        ("--resume=autoo", "argument --resume: only --resume or --resume=auto is allowed, not 'autoo'"),
+        ("--dry-run=yes", "argument --dry-run: takes no value, not 'yes'"),
+    ],
+)
 def test_a_value_that_an_option_does_not_take(argument, told):
     assert problem_of(argument) == f"{told}; python -m hkd_hpc.train --help lists the options"
 
@@ -72,12 +81,18 @@ def test_what_would_never_end_is_not_read(tmp_path):
 LONG = "x" * 5000
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--out", LONG], "cannot be looked at (File name too long)"), (["--out", "a\0b"], "is no name of a folder"), (["--out", ""], "is empty"),
-    (["data.name=file", f"data.path={LONG}.npz"], "cannot be looked at (File name too long)"),
-    (["data.name=folder", f"data.path={LONG}"], "cannot be looked at (File name too long)"),
-    (["data.name=cifar10", f"data.dir={LONG}"], "cannot be looked at (File name too long)"),
-    (["data.name=file", "data.path=a\0b.npz"], "data.path=a\\x00b.npz: not allowed")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--out", LONG], "cannot be looked at (File name too long)"),
+        (["--out", "a\0b"], "is no name of a folder"),
+        (["--out", ""], "is empty"),
+        (["data.name=file", f"data.path={LONG}.npz"], "cannot be looked at (File name too long)"),
+        (["data.name=folder", f"data.path={LONG}"], "cannot be looked at (File name too long)"),
+        (["data.name=cifar10", f"data.dir={LONG}"], "cannot be looked at (File name too long)"),
+        (["data.name=file", "data.path=a\0b.npz"], "data.path=a\\x00b.npz: not allowed"),
+    ],
+)
 def test_names_that_cannot_be_files(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     request, problem = train.understand(arguments)
@@ -85,7 +100,8 @@ def test_names_that_cannot_be_files(tmp_path, monkeypatch, arguments, words):
         with pytest.raises(UsageError) as caught:
             train.look_first(request)
         problem = caught.value
-    assert isinstance(problem, UsageError) and words in str(problem)
+    assert isinstance(problem, UsageError)
+    assert words in str(problem)
 
 
 def test_val_fraction_says_what_is_allowed():
@@ -94,6 +110,7 @@ def test_val_fraction_says_what_is_allowed():
 
 
 # ---- the variables of launchers
+
 
 @pytest.mark.parametrize("text", ["²", "١", "9" * 5000, "9" * 19])
 def test_numbers_that_are_none(text):
@@ -105,8 +122,17 @@ def test_numbers_that_are_none(text):
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
 
 
-@pytest.mark.parametrize("tasks, node, local_size", [
-    ("1(x999999999999),3", "2", 1), ("2(x2),3", "2", 3), ("2(xy)", "0", None), ("(x2)", "0", None), ("2,²", "1", None), ("2", "7", None)])
+@pytest.mark.parametrize(
+    "tasks, node, local_size",
+    [
+        ("1(x999999999999),3", "2", 1),
+        ("2(x2),3", "2", 3),
+        ("2(xy)", "0", None),
+        ("(x2)", "0", None),
+        ("2,²", "1", None),
+        ("2", "7", None),
+    ],
+)
 def test_tasks_per_node(tasks, node, local_size):
     hint = read_hint({**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}, has_mpi4py=False)
     assert hint.local_size == local_size
@@ -129,7 +155,8 @@ GOOD = {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "y_test": LABELS
 def refusal(path) -> str:
     with pytest.raises(UsageError) as caught:
         sources.load("file", "", path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -143,7 +170,9 @@ def write_npz(path, members: dict[str, bytes]):
 def npy(array, shape=None) -> bytes:
     """The bytes of an .npy, perhaps with a head that promises another shape."""
     out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": array.dtype.str, "fortran_order": False, "shape": shape or array.shape})
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": array.dtype.str, "fortran_order": False, "shape": shape or array.shape}
+    )
     return out.getvalue() + array.tobytes()
 
 
@@ -199,6 +228,7 @@ def test_arrays_in_other_files_are_not_followed(tmp_path):
 
 # ---- twenty of them on three real ranks
 
+
 def long_toml(folder):
     (folder / "deep.toml").write_text("a = " + "[" * 5000)
     return ["--config", folder / "deep.toml"]
@@ -233,14 +263,30 @@ ON_RANKS = {
     "resume of nothing named": (lambda folder: ["--resume"], {}, "--out"),
     "half an option": (lambda folder: ["--preset"], {}, "--preset"),
     "a port that is none": (lambda folder: [], {"MASTER_PORT": "99999"}, "MASTER_PORT='99999'"),
-    "contradictory ranks": (lambda folder: [], {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"}, "contradictory launchers"),
+    "contradictory ranks": (
+        lambda folder: [],
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"},
+        "contradictory launchers",
+    ),
     "a size of garbage": (lambda folder: [], {"PMI_RANK": "0", "PMI_SIZE": "²"}, "PMI_SIZE='²'"),
-    "a device offset of garbage": (lambda folder: ["--out", folder / "run"], {"HKD_DEVICE_OFFSET": "x"}, "HKD_DEVICE_OFFSET='x'"),
+    "a device offset of garbage": (
+        lambda folder: ["--out", folder / "run"],
+        {"HKD_DEVICE_OFFSET": "x"},
+        "HKD_DEVICE_OFFSET='x'",
+    ),
     "cut data": (broken_data(lambda path: path.write_bytes(path.read_bytes()[:5000])), {}, "truncated"),
-    "data that are no zip": (broken_data(lambda path: path.write_bytes(b"PK" + bytes(1000))), {}, "truncated or not what its name says"),
+    "data that are no zip": (
+        broken_data(lambda path: path.write_bytes(b"PK" + bytes(1000))),
+        {},
+        "truncated or not what its name says",
+    ),
     "pickled objects": (with_arrays(y_train=np.array([{}] * 60, dtype=object)), {}, "data.npz"),
     "one class": (with_arrays(y_train=np.zeros(60, int), y_test=np.zeros(20, int)), {}, "at least 2 are needed"),
-    "no image": (with_arrays(x_train=np.zeros((0, 3, 32, 32), np.uint8), y_train=np.zeros(0, int)), {}, "holds no image"),
+    "no image": (
+        with_arrays(x_train=np.zeros((0, 3, 32, 32), np.uint8), y_train=np.zeros(0, int)),
+        {},
+        "holds no image",
+    ),
 }
 
 
@@ -252,43 +298,67 @@ def test_on_three_ranks(tmp_path, name):
     assert [result.exit_code for result in results] == [2, 2, 2], output
     lines = toy.our_lines([output])
     assert all(words in line for line in lines) and "Traceback" not in output, output
-    assert len(lines) == 1 or env and len(lines) <= 3  # ranks that cannot meet may each say it
+    assert len(lines) == 1 or (env and len(lines) <= 3)  # ranks that cannot meet may each say it
     assert not (tmp_path / "run").exists()
 
 
 # ---- settings without effect
 
-@pytest.mark.parametrize("given, told", [
-    (["data.beta=0.1", "data.partition=iid"], ["data.beta=0.1 has no effect with data.partition=iid"]),
-    (["data.beta=0.1"], []), (["data.beta=0.1", "data.partition=heuristic"], []),
-    (["data.classes_per_client=3"], ["data.classes_per_client=3 has no effect with data.partition=dirichlet"]),
-    (["model.stem=cifar"], ["model.stem=cifar has no effect with model.name=small"]), (["model.stem=cifar", "model.name=resnet18"], []),
-    (["train.batchnorm=local", "model.norm=group"], ["train.batchnorm=local has no effect with model.norm=group, which leaves no BatchNorm"]),
-    (["train.batchnorm=local", "model.norm=group", "model.latent_norm=batch"], []),
-    (["train.lr_halve_every=3", "train.lr_schedule=constant"], ["train.lr_halve_every=3 has no effect with train.lr_schedule=constant"]),
-    (["fed.straggler_epochs=1"], ["fed.straggler_epochs=1 has no effect with fed.straggler_rate=0"]),
-    (["scheme.sigma=3", "scheme.noise=off"], ["scheme.sigma=3.0 has no effect with scheme.noise=off"]),
-    (["scheme.zeta=3", "scheme.noise=off"], ["scheme.zeta=3.0 has no effect with scheme.noise=off, scheme.sigma=7 and scheme.clip=off"]),
-    (["scheme.zeta=3", "scheme.noise=off", "scheme.clip=box"], []),
-    (["scheme.name=central", "fed.participation=.5"], ["fed.participation=0.5 has no effect with scheme.name=central, which has one client"]),
-    (["data.dir=x"], ["data.dir=x has no effect with data.name=fmnist"]),
-])
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["data.beta=0.1", "data.partition=iid"], ["data.beta=0.1 has no effect with data.partition=iid"]),
+        (["data.beta=0.1"], []),
+        (["data.beta=0.1", "data.partition=heuristic"], []),
+        (["data.classes_per_client=3"], ["data.classes_per_client=3 has no effect with data.partition=dirichlet"]),
+        (["model.stem=cifar"], ["model.stem=cifar has no effect with model.name=small"]),
+        (["model.stem=cifar", "model.name=resnet18"], []),
+        (
+            ["train.batchnorm=local", "model.norm=group"],
+            ["train.batchnorm=local has no effect with model.norm=group, which leaves no BatchNorm"],
+        ),
+        (["train.batchnorm=local", "model.norm=group", "model.latent_norm=batch"], []),
+        (
+            ["train.lr_halve_every=3", "train.lr_schedule=constant"],
+            ["train.lr_halve_every=3 has no effect with train.lr_schedule=constant"],
+        ),
+        (["fed.straggler_epochs=1"], ["fed.straggler_epochs=1 has no effect with fed.straggler_rate=0"]),
+        (["scheme.sigma=3", "scheme.noise=off"], ["scheme.sigma=3.0 has no effect with scheme.noise=off"]),
+        (
+            ["scheme.zeta=3", "scheme.noise=off"],
+            ["scheme.zeta=3.0 has no effect with scheme.noise=off, scheme.sigma=7 and scheme.clip=off"],
+        ),
+        (["scheme.zeta=3", "scheme.noise=off", "scheme.clip=box"], []),
+        (
+            ["scheme.name=central", "fed.participation=.5"],
+            ["fed.participation=0.5 has no effect with scheme.name=central, which has one client"],
+        ),
+        (["data.dir=x"], ["data.dir=x has no effect with data.name=fmnist"]),
+    ],
+)
 def test_settings_without_effect(given, told):
     assert without_effect(config.resolve(overrides=given), dict(map(config.split_override, given))) == told
 
 
 def test_settings_of_a_preset_are_not_blamed_on_anybody(tmp_path):
     data = toy.save_data(tmp_path / "data.npz", 60, 20)
-    arguments = [*toy.settings(data, "data.partition=iid", "model.name=small", "fed.rounds=1"), "--preset", "cifar10", "--dry-run"]
+    arguments = [
+        *toy.settings(data, "data.partition=iid", "model.name=small", "fed.rounds=1"),
+        "--preset",
+        "cifar10",
+        "--dry-run",
+    ]
     results = toy.train_ok(2, *arguments)
     assert "has no effect" not in "".join(results)
     results = toy.train_ok(2, *arguments, "data.beta=.3")
-    assert "hkd_hpc: warning: data.beta=0.3 has no effect with data.partition=iid\n" in results[0] and results[1] == ""
+    assert "hkd_hpc: warning: data.beta=0.3 has no effect with data.partition=iid\n" in results[0]
+    assert results[1] == ""
 
 
 # ---- schemes of one's own
 
-OWN = '''
+OWN = """
 import torch
 from dataclasses import dataclass
 from hkd_hpc.lazy import F
@@ -385,21 +455,32 @@ class PlainField(Scheme):
     @dataclass(frozen=True)
     class Settings(SchemeSettings):
         tau: float = 1.0
-'''
+"""
 MISTAKES = {
-    "VectorLoss": (1, "loss() must return a dict with one scalar for each of its terms (cross_entropy), but cross_entropy is a "
-                      "torch.float32 tensor of shape (16,)"),
-    "NumberLoss": (1, "but cross_entropy is a float"), "LooseLoss": (1, "but none of them depends on the weights"),
+    "VectorLoss": (
+        1,
+        "loss() must return a dict with one scalar for each of its terms (cross_entropy), but cross_entropy is a "
+        "torch.float32 tensor of shape (16,)",
+    ),
+    "NumberLoss": (1, "but cross_entropy is a float"),
+    "LooseLoss": (1, "but none of them depends on the weights"),
     "NoLoss": (1, "loss() must return a dict with one scalar for each of its terms (cross_entropy), not None"),
     "NoMessage": (1, "combine() must return a dict of the declared tensors (none), not None"),
     "ListState": (1, "combine() may keep tensors alone in server.state; server.state['seen'] is a list"),
-    "OddReport": (1, "report() must return a dict of the declared tensors (count_C), but count_C is a torch.float32 tensor of shape (3,) "
-                     "and declared as (10,)"),
+    "OddReport": (
+        1,
+        "report() must return a dict of the declared tensors (count_C), but count_C is a torch.float32 tensor of shape "
+        "(3,) "
+        "and declared as (10,)",
+    ),
     "HugeReport": (1, "report_shapes() declares {'count_C': (1000000000000,)}, 4,000 GB; this machine has "),
     "ComplexReport": (1, "dense and of real numbers, but count_C is a torch.complex64 tensor of shape (10,)"),
     "SparseReport": (1, "dense and of real numbers, but count_C is a sparse torch.float32 tensor of shape (10,)"),
     "NoShapes": (1, "report_shapes() must return a dict from names to shapes, such as {'count_C': (10,)}, not None"),
-    "OddClientState": (1, "client.state['memory'] is a torch.float32 tensor of shape (3,); client_state_shapes() declares (2, 3)"),
+    "OddClientState": (
+        1,
+        "client.state['memory'] is a torch.float32 tensor of shape (3,); client_state_shapes() declares (2, 3)",
+    ),
     "TextTerms": (1, "terms must be the names of the loss terms"),
     "NulTerm": (1, "terms must be the names of the loss terms"),
     "SlashState": (1, "client_state_shapes() must return a dict from names to shapes"),
@@ -424,21 +505,26 @@ def test_a_mistake_in_ones_own_scheme_is_one_line(tmp_path, monkeypatch, name):
     assert words in lines[0] and (f"own_schemes:{name}" in lines[0] or code == 2), lines[0]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("def f(:\n", "SyntaxError"), ("\n1 / 0\n", "ZeroDivisionError: division by zero (")])
+@pytest.mark.parametrize(
+    "text, words", [("def f(:\n", "SyntaxError"), ("\n1 / 0\n", "ZeroDivisionError: division by zero (")]
+)
 def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch, text, words):
     toy.write_module(tmp_path, "failing_scheme", text)
     monkeypatch.syspath_prepend(str(tmp_path))
     told = problem_of("scheme.name=failing_scheme:Any")
-    assert "importing failing_scheme failed: " in told and words in told and "line" in told
+    assert "importing failing_scheme failed: " in told
+    assert words in told
+    assert "line" in told
 
 
 # ---- names that the terminal cannot show
+
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path):
     """Written, resumed and told, with an escape for what no text can hold."""
     data = toy.save_data(tmp_path / "data.npz", 60, 20)
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
     outputs = toy.train_ok(1, *toy.settings(data, "fed.rounds=1"), "--out", folder)
-    assert "run\\udcff/metrics.h5" in outputs[0] and Path(folder, "metrics.h5").exists()
+    assert "run\\udcff/metrics.h5" in outputs[0]
+    assert Path(folder, "metrics.h5").exists()
     assert "already complete" in toy.train_ok(1, "--resume", "--out", folder)[0]

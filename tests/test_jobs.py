@@ -1,4 +1,5 @@
 """Sweeps on a laptop and under a real SLURM: nothing runs twice, nothing is lost, the bits are those of a quiet run."""
+
 from __future__ import annotations
 
 import json
@@ -8,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-
 import slurm_cluster
 import toy
+
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -102,10 +103,17 @@ def slurm(cluster, monkeypatch):
 
 def write_spec(path, sweep):
     """The sweep as a TOML file; its axes are lists."""
-    tables = [("axes", {name: [label for label, _ in points] for name, points in sweep.axes.items()}),
-              ("settings", sweep.settings)]
-    path.write_text("\n".join(line for table, values in tables for line in (
-        f"[{table}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()))))
+    tables = [
+        ("axes", {name: [label for label, _ in points] for name, points in sweep.axes.items()}),
+        ("settings", sweep.settings),
+    ]
+    path.write_text(
+        "\n".join(
+            line
+            for table, values in tables
+            for line in (f"[{table}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()))
+        )
+    )
     return path
 
 
@@ -113,14 +121,30 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     """SLURM's notice of the time limit, a requeue, a KILL, and the death of the process that launched and waits."""
     sweep = sweep_of(data, scheme=["held:Held", "held:HeldMoon", "held:HeldFedHKD"])
     root = tmp_path / "my study"
-    submitter = subprocess.Popen([
-        sys.executable, "-m", "jobs", "launch", write_spec(tmp_path / "spec.toml", sweep), "--root", root, "--ranks", "2",
-        "--time-min", "10", "--wait"], cwd=toy.PROJECT, stdout=subprocess.DEVNULL)
+    submitter = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "jobs",
+            "launch",
+            write_spec(tmp_path / "spec.toml", sweep),
+            "--root",
+            root,
+            "--ranks",
+            "2",
+            "--time-min",
+            "10",
+            "--wait",
+        ],
+        cwd=toy.PROJECT,
+        stdout=subprocess.DEVNULL,
+    )
     folders = [root / cell.name for cell in sweep.cells()[0]]
     toy.wait_until(lambda: all(toy.rounds_done(folder) == 1 for folder in folders), PATIENCE_S)
     submitter.kill()
     study = launch(sweep, root=root, ranks=2)  # all are running: nothing is submitted
-    assert submitter.wait() == -signal.SIGKILL and states(study) == ["running"] * 3
+    assert submitter.wait() == -signal.SIGKILL
+    assert states(study) == ["running"] * 3
     assert len(list((study.root / "launches").iterdir())) == 1
     jobs = [state.job for state in study.status()]
     slurm.run("scancel", "--signal=USR2", jobs[0])
@@ -133,7 +157,8 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
     assert [Status.read(folder).starts for folder in folders] == [2, 2, 2]
     logs = [(folder / "log.txt").read_text() for folder in folders]
-    assert "stopped by SIGUSR2 after round 2" in logs[0] and "resuming after round 2" in logs[0]
+    assert "stopped by SIGUSR2 after round 2" in logs[0]
+    assert "resuming after round 2" in logs[0]
     assert all("resuming after round 1" in log for log in logs[1:])
     assert "2 ranks on 1 host" in logs[0]
 
@@ -146,7 +171,8 @@ def test_slurm_jobs_are_cancelled_and_their_cells_resubmitted(slurm, data, hold,
     assert slurm.wait_for(job, PATIENCE_S)["JobState"] == "CANCELLED"
     toy.wait_until(lambda: states(study) == ["cancelled"], PATIENCE_S)
     hold.unlink()
-    assert resubmit(study.root).wait() and "resuming after round 1" in (folder / "log.txt").read_text()
+    assert resubmit(study.root).wait()
+    assert "resuming after round 1" in (folder / "log.txt").read_text()
 
 
 def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
@@ -164,10 +190,12 @@ def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a
     assert study.wait(), study.status()
     assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
     logs = [(folder / "log.txt").read_text() for folder in folders]
-    assert "stopped by SIGUSR2 after round 2" in logs[0] and "resuming after round 2" in logs[0]
+    assert "stopped by SIGUSR2 after round 2" in logs[0]
+    assert "resuming after round 2" in logs[0]
     assert "resuming after round 1" in logs[1]
     assert [Status.read(folder).starts for folder in folders] == [2, 2, 1]
-    assert slurm.wait_for(job)["Restarts"] == "1" and len(read_launches(study.root)[0].jobs) == 1
+    assert slurm.wait_for(job)["Restarts"] == "1"
+    assert len(read_launches(study.root)[0].jobs) == 1
 
 
 def test_where_requeue_is_refused_another_job_follows(slurm, data, hold, tmp_path):
@@ -182,7 +210,9 @@ def test_where_requeue_is_refused_another_job_follows(slurm, data, hold, tmp_pat
     assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
     [launched] = read_launches(study.root)
     first, second = launched.jobs
-    assert first == job and Status.read(folder).job == second and Status.read(folder).starts == 2
+    assert first == job
+    assert Status.read(folder).job == second
+    assert Status.read(folder).starts == 2
     assert f"job {second} follows" in (folder / "log.txt").read_text()
 
 
@@ -199,7 +229,8 @@ def test_node_that_fails_takes_no_cell_with_it(slurm, data, hold, tmp_path):
         slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
     status = Status.read(folder)
-    assert status.starts == 2 and slurm.job(status.job)["Restarts"] == "1"
+    assert status.starts == 2
+    assert slurm.job(status.job)["Restarts"] == "1"
 
 
 def test_launch_within_an_allocation_where_sacct_does_not_answer(slurm, data, tmp_path):
@@ -208,13 +239,27 @@ def test_launch_within_an_allocation_where_sacct_does_not_answer(slurm, data, tm
     (tmp_path / "bin/sacct").write_text(f"#!/bin/bash\ntouch '{tmp_path}/asked'\nsleep 600\n")
     (tmp_path / "bin/sacct").chmod(0o755)
     write_spec(tmp_path / "spec.toml", sweep_of(data, scheme=["fedavg"], seed=[0]))
-    outcome = slurm.run("salloc", "--quiet", "--ntasks=2", sys.executable, "-m", "jobs", "launch", tmp_path / "spec.toml",
-                        "--root", tmp_path / "root", "--wait", cwd=toy.PROJECT,
-                        env={**slurm.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    outcome = slurm.run(
+        "salloc",
+        "--quiet",
+        "--ntasks=2",
+        sys.executable,
+        "-m",
+        "jobs",
+        "launch",
+        tmp_path / "spec.toml",
+        "--root",
+        tmp_path / "root",
+        "--wait",
+        cwd=toy.PROJECT,
+        env={**slurm.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
     assert outcome.returncode == 0, outcome
     study = Study(tmp_path / "root")
-    assert "1 of 1 runs are complete" in outcome.stdout and states(study) == ["complete"]
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet") and not (tmp_path / "asked").exists()
+    assert "1 of 1 runs are complete" in outcome.stdout
+    assert states(study) == ["complete"]
+    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert not (tmp_path / "asked").exists()
     assert "1 rank on 1 host" in (study.root / study.cells[0].name / "log.txt").read_text()
 
 
@@ -230,8 +275,11 @@ def test_more_cells_than_an_array_may_have(slurm, data, tmp_path):
 
 def test_what_slurm_refuses_is_told_with_the_option_that_mends_it(slurm, data, tmp_path):
     cells, _ = sweep_of(data, scheme=["fedavg"]).cells()
-    for options, mend in ((Options(ranks=1000), "fewer --ranks"), (Options(partition="none"), "another --partition"),
-                          (Options(gpus_per_node=9), "--gpus-per-node")):
+    for options, mend in (
+        (Options(ranks=1000), "fewer --ranks"),
+        (Options(partition="none"), "another --partition"),
+        (Options(gpus_per_node=9), "--gpus-per-node"),
+    ):
         [line] = check(cells, "slurm", tmp_path, options)
         assert line.startswith("SLURM refuses a job of ") and "; mended by " in line and mend in line, line
 
@@ -240,7 +288,8 @@ def test_what_slurm_refuses_is_told_with_the_option_that_mends_it(slurm, data, t
 
 FAKE = {
     "squeue": 'touch "$FAKE/queued"; cat "$FAKE/queued"',
-    "scancel": "", "srun": "",
+    "scancel": "",
+    "srun": "",
     "scontrol": 'echo "MaxArraySize            = 10"',
     "sbatch": '''
 if [[ $1 == --test-only ]]; then cat >/dev/null; exit 0; fi
@@ -249,7 +298,8 @@ if [[ $n == "$REFUSE" ]]; then echo "sbatch: error: Batch job submission failed:
 env > "$FAKE/env.$n"; cp "$1" "$FAKE/script.$n"
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
 if [[ -z $last ]]; then echo "$n"; else seq -f "${n}_%.0f" 0 "$last"; fi >> "$FAKE/queued"
-echo "Submitted batch job $n"'''}
+echo "Submitted batch job $n"''',
+}
 
 
 @pytest.fixture
@@ -268,32 +318,60 @@ def fake(tmp_path, monkeypatch):
 def test_arrays_keep_to_the_limit_and_a_refused_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):
     sweep = Sweep(scheme=["fedavg"], seed=range(37))
     monkeypatch.setenv("REFUSE", "3")
-    with pytest.raises(UsageError, match=r"refused array 3 of 4 \(.*Job violates policy\); 20 of 37 cells are submitted"):
+    with pytest.raises(
+        UsageError, match=r"refused array 3 of 4 \(.*Job violates policy\); 20 of 37 cells are submitted"
+    ):
         launch(sweep, root=tmp_path / "root")
     study = launch(sweep, root=tmp_path / "root")
     launch(sweep, root=tmp_path / "root")  # all are queued now
     scripts = [(fake / f"script.{n}").read_text() for n in (1, 2, 4, 5)]
     arrays = [line for text in scripts for line in text.splitlines() if line.startswith("#SBATCH --array=")]
     assert arrays == ["#SBATCH --array=0-9%10"] * 3 + ["#SBATCH --array=0-6%7"]
-    assert (fake / "count").read_text() == "5\n" and states(study) == ["queued"] * 37
+    assert (fake / "count").read_text() == "5\n"
+    assert states(study) == ["queued"] * 37
     given = [name for launched in read_launches(study.root) for names in launched.jobs.values() for name in names]
     assert sorted(given) == sorted(cell.name for cell in study.cells)
 
 
 def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, monkeypatch):
-    inherited = {"SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_CPU": "4000", "SLURM_JOB_ID": "1", "SBATCH_EXPORT": "NONE",
-                 "OMPI_COMM_WORLD_RANK": "0", "SLURM_CONF": "/x/slurm.conf", "MYVAR": "1"}
+    inherited = {
+        "SLURM_CPU_BIND": "quiet",
+        "SLURM_MEM_PER_CPU": "4000",
+        "SLURM_JOB_ID": "1",
+        "SBATCH_EXPORT": "NONE",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "SLURM_CONF": "/x/slurm.conf",
+        "MYVAR": "1",
+    }
     for name, value in inherited.items():
         monkeypatch.setenv(name, value)
-    launch(Sweep(scheme=["fedavg"], clients=[3, 4]), root=tmp_path / "root", ranks="clients", nodes=2, cpus_per_task=3,
-           time_min=90, partition="gpu", comment="a b")
+    launch(
+        Sweep(scheme=["fedavg"], clients=[3, 4]),
+        root=tmp_path / "root",
+        ranks="clients",
+        nodes=2,
+        cpus_per_task=3,
+        time_min=90,
+        partition="gpu",
+        comment="a b",
+    )
     left = dict(line.partition("=")[::2] for line in (fake / "env.1").read_text().splitlines())
     assert {name: left[name] for name in inherited if name in left} == {"SLURM_CONF": "/x/slurm.conf", "MYVAR": "1"}
     scripts = [(fake / f"script.{n}").read_text() for n in (1, 2)]  # two sizes: two submissions
-    assert "#SBATCH --ntasks=4\n" in scripts[0] and "#SBATCH --ntasks=5\n" in scripts[1]
-    assert "#SBATCH --ntasks-per-node=2\n" in scripts[0] and "#SBATCH --ntasks-per-node=3\n" in scripts[1]
-    for line in ("--nodes=2", "--cpus-per-task=3", "--time=90", "--partition=gpu", "--requeue", "--open-mode=append",
-                 "--signal=USR2@120", "--comment='a b'"):
+    assert "#SBATCH --ntasks=4\n" in scripts[0]
+    assert "#SBATCH --ntasks=5\n" in scripts[1]
+    assert "#SBATCH --ntasks-per-node=2\n" in scripts[0]
+    assert "#SBATCH --ntasks-per-node=3\n" in scripts[1]
+    for line in (
+        "--nodes=2",
+        "--cpus-per-task=3",
+        "--time=90",
+        "--partition=gpu",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=USR2@120",
+        "--comment='a b'",
+    ):
         assert f"#SBATCH {line}\n" in scripts[0]
     assert """bash -c 'trap "" USR1 USR2; exec "$@"' bash """ in scripts[0]
     assert "--mpi=none --kill-on-bad-exit=1 --wait=0 --open-mode=append --export=ALL --cpus-per-task=3 " in scripts[0]
@@ -310,7 +388,9 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     (fake / "queued").write_text("\n".join(set((fake / "queued").read_text().split()) - set(ended)) + "\n")
     study = Study(study.root)
     top_up(study, study.status(), watch.Queue(), print)
-    assert states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2  # what was tried is for resubmit, not for this
+    assert (
+        states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2
+    )  # what was tried is for resubmit, not for this
 
 
 def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monkeypatch):
@@ -323,21 +403,29 @@ def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monke
         (fake / "queued").write_text("")  # whatever is queued has ended
 
     assert not study.wait(say)
-    assert said == ["1 cells: 1 missing", "1 cells: 1 missing; 1 to start", "submitted job 1: 1 cells of 1 rank(s)",
-                    "1 cells: 1 lost"]
+    assert said == [
+        "1 cells: 1 missing",
+        "1 cells: 1 missing; 1 to start",
+        "submitted job 1: 1 cells of 1 rank(s)",
+        "1 cells: 1 lost",
+    ]
 
 
 def test_the_jobs_at_a_time_are_those_of_all_arrays_together(fake, tmp_path):
     """20 cells and MaxArraySize 10: two arrays share 4; one at least runs of each."""
     launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "four", array_parallelism=4)
     launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "one", array_parallelism=1)
-    arrays = [line for n in range(1, 5) for line in (fake / f"script.{n}").read_text().splitlines() if "--array=" in line]
+    arrays = [
+        line for n in range(1, 5) for line in (fake / f"script.{n}").read_text().splitlines() if "--array=" in line
+    ]
     assert arrays == ["#SBATCH --array=0-9%2"] * 2 + ["#SBATCH --array=0-9%1"] * 2
 
 
 def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     sweep = Sweep(scheme=["fedavg"], seed=range(9))
-    study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2)
+    study = launch(
+        sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2
+    )
     assert states(study) == ["queued"] * 9
     script = (fake / "script.1").read_text()
     for line in ("--array=0-1%2", "--ntasks=4", "--ntasks-per-node=4", "--gpus-per-node=2"):
@@ -346,12 +434,16 @@ def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     assert read_launches(study.root)[0].jobs == {f"1_{n}": [cell.name for cell in study.cells] for n in range(2)}
 
 
-@pytest.mark.parametrize("options, text", [
-    ({"pack": True}, "pack: on nodes without GPU say how many cells at a time by slots=N"),
-    ({"pack": True, "slots": 2, "ranks": 3}, "pack: each cell is one process; leave ranks=3 away"),
-    ({"pack": True, "slots": 2, "allocations": 0}, "allocations=0: must be a whole number >= 1"),
-    ({"slots": 4}, "slots and allocations: are for a packed launch"),
-    ({"max_queued": -1}, "max_queued=-1: must be a whole number >= 0")])
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"pack": True}, "pack: on nodes without GPU say how many cells at a time by slots=N"),
+        ({"pack": True, "slots": 2, "ranks": 3}, "pack: each cell is one process; leave ranks=3 away"),
+        ({"pack": True, "slots": 2, "allocations": 0}, "allocations=0: must be a whole number >= 1"),
+        ({"slots": 4}, "slots and allocations: are for a packed launch"),
+        ({"max_queued": -1}, "max_queued=-1: must be a whole number >= 0"),
+    ],
+)
 def test_packing_that_cannot_be_meant_is_refused(fake, tmp_path, options, text):
     with pytest.raises(UsageError, match=text):
         launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", **options)
@@ -366,11 +458,14 @@ def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
     (fake / "squeue").write_text("#!/bin/bash\n")
     [state] = Study(study.root).status()
     assert (state.state, state.error) == ("lost", "job 1 ended before it began with this cell")
-    (study.root / "submitit/1_0_log.err").write_text("bash: line 1: /x/python: No such file or directory\n"
-                                                            "srun: launch/slurm: Terminating\n")
+    (study.root / "submitit/1_0_log.err").write_text(
+        "bash: line 1: /x/python: No such file or directory\nsrun: launch/slurm: Terminating\n"
+    )
     [state] = Study(study.root).status()
-    assert state.error == ("job 1 ended before it began with this cell; bash: line 1: /x/python: No such file or "
-                           f"directory ({study.root}/submitit/1_0_log.err)")
+    assert state.error == (
+        "job 1 ended before it began with this cell; bash: line 1: /x/python: No such file or "
+        f"directory ({study.root}/submitit/1_0_log.err)"
+    )
 
 
 # ---- a laptop
@@ -415,14 +510,19 @@ def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(da
     study = launch(sweep, "debug", root=tmp_path / "root")
     first, second = study.status()
     assert (first.state, second.state) == ("failed", "complete")
-    assert first.error.startswith("hkd_hpc: ") and "data.fraction=0.0001 of 300 training images is 0" in first.error
+    assert first.error.startswith("hkd_hpc: ")
+    assert "data.fraction=0.0001 of 300 training images is 0" in first.error
     lines = watch.table(study.status()).splitlines()
     capsys.readouterr()
     assert main(["status", str(study.root), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(row["state"], row["round"], row["local"] is None) for row in shown] == [
-        ("failed", 0, True), ("complete", ROUNDS, False)]
-    assert lines[1].split()[1] == "complete" and lines[2].split()[1] == "failed" and first.error in lines[3]
+        ("failed", 0, True),
+        ("complete", ROUNDS, False),
+    ]
+    assert lines[1].split()[1] == "complete"
+    assert lines[2].split()[1] == "failed"
+    assert first.error in lines[3]
 
 
 def test_a_cell_that_another_job_has_is_left_alone(data, tmp_path):
@@ -446,8 +546,10 @@ def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data
         assert (status.starts, status.stalls) == (start, start - 1)
     with pytest.raises(SystemExit) as end:
         Task(tmp_path, cell, "0001")()
-    assert end.value.code == 1 and toy.rounds_done(folder) == 0
-    assert Status.read(folder).state == "failed" and "brought no new round" in Status.read(folder).error
+    assert end.value.code == 1
+    assert toy.rounds_done(folder) == 0
+    assert Status.read(folder).state == "failed"
+    assert "brought no new round" in Status.read(folder).error
     Task(tmp_path, cell, "0002")()  # launched again: it counts anew
     assert toy.rounds_done(folder) == ROUNDS
 
@@ -455,19 +557,32 @@ def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data
 def test_each_launch_tries_a_cell_anew_that_always_fails_alike_and_tries_it_once(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "exit_code_of", lambda *_: print("NameError: name 'los' is not defined") or 1)
     [cell], _ = Sweep(scheme=["fedavg"]).cells()
-    for number, launch in enumerate(("0001", "0002", "0003"), 1):
-        assert [task.start(cell, tmp_path, launch, "here", 0.0) for _ in range(2)] == [1, 0]
+    for number, name in enumerate(("0001", "0002", "0003"), 1):
+        assert [task.start(cell, tmp_path, name, "here", 0.0) for _ in range(2)] == [1, 0]
         status = Status.read(tmp_path / cell.name)
         assert (status.state, status.starts, status.stalls) == ("failed", number, 0)
         assert status.error == "NameError: name 'los' is not defined"
 
 
-@pytest.mark.parametrize("first, second, starts", [
-    ("MemoryError: at 0x12", "MemoryError: at 0x34f", 2),  # the same, whatever addresses and process numbers it names
-    ("slurmstepd: error: Detected 1 oom_kill event in StepId=8.0", "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0", 2),
-    ("MemoryError: at 0x12", "OSError: [Errno 5] Input/output error", 3),
-    ("hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", "hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", 3),
-    ("hkd_hpc: warning: slow", "hkd_hpc: warning: slow", 3), ("round 1", "round 1", 3)])
+@pytest.mark.parametrize(
+    "first, second, starts",
+    [
+        (
+            "MemoryError: at 0x12",
+            "MemoryError: at 0x34f",
+            2,
+        ),  # the same, whatever addresses and process numbers it names
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0",
+            2,
+        ),
+        ("MemoryError: at 0x12", "OSError: [Errno 5] Input/output error", 3),
+        ("hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", "hkd_hpc: rank 0 was ended by signal 15 (SIGTERM).", 3),
+        ("hkd_hpc: warning: slow", "hkd_hpc: warning: slow", 3),
+        ("round 1", "round 1", 3),
+    ],
+)
 def test_the_same_error_twice_is_enough_to_give_a_cell_up(tmp_path, monkeypatch, first, second, starts):
     """A job that dies without an exit code, its error last in the log; how many starts it gets."""
     errors = iter([first, second, "the third start"])
@@ -483,5 +598,7 @@ def test_the_same_error_twice_is_enough_to_give_a_cell_up(tmp_path, monkeypatch,
             task.start(cell, tmp_path, "0001", "7", 0.0)
     assert task.start(cell, tmp_path, "0001", "7", 0.0) == 1
     told = Status.read(tmp_path / cell.name).error
-    assert told == (f"hkd_hpc: the last {starts} starts brought no new round; not started again: "
-                    + (f"both ended with {second}" if starts == 2 else "give it a longer time limit, or see above"))
+    assert told == (
+        f"hkd_hpc: the last {starts} starts brought no new round; not started again: "
+        + (f"both ended with {second}" if starts == 2 else "give it a longer time limit, or see above")
+    )

@@ -1,4 +1,5 @@
 """What a study leaves on the disk, and a disk that fills up."""
+
 from __future__ import annotations
 
 import os
@@ -6,8 +7,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-
 import toy
+
 from hkd_hpc import export
 from hkd_hpc.store.folder import FINAL_PARTS, RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -40,21 +41,26 @@ def test_a_finished_cell_keeps_its_final_weights_unless_asked(data, tmp_path):
     small = launch(sweep, "debug", root=tmp_path / "b")
     [cell] = small.cells
     before, after = RunFolder(kept.root / cell.name), RunFolder(small.root / cell.name)
-    assert [round for round, _ in before.checkpoints()] == [2, 1] and [round for round, _ in after.checkpoints()] == [2]
+    assert [round for round, _ in before.checkpoints()] == [2, 1]
+    assert [round for round, _ in after.checkpoints()] == [2]
     whole, final = (load_tree(folder.checkpoint_path(2)) for folder in (before, after))
-    assert sorted(whole["client_states"]["0"]) == ["model", "previous"] and sorted(final) == sorted(FINAL_PARTS)
+    assert sorted(whole["client_states"]["0"]) == ["model", "previous"]
+    assert sorted(final) == sorted(FINAL_PARTS)
     # 32 * 3 * 9 + 64 * 32 * 9 + 128 * 64 * 9, BatchNorm 4 a channel, 129 * 8 and 9 * 10: about .38 MB of floats; MOON's
     # clients hold two such models each
     assert final["global"]["classifier.weight"].shape == (10, 8)
     sizes = [folder.checkpoint_path(2).stat().st_size for folder in (before, after)]
-    assert sizes[0] > 7 * 375_000 and 375_000 < sizes[1] < 500_000
+    assert sizes[0] > 7 * 375_000
+    assert 375_000 < sizes[1] < 500_000
     assert {name: array.tobytes() for name, array in export.read_model(before.path, None).items()} == {
-        name: array.tobytes() for name, array in export.read_model(after.path, None).items()}
+        name: array.tobytes() for name, array in export.read_model(after.path, None).items()
+    }
     [output] = toy.train_ok(1, "--resume", "--out", after.path, *cell.arguments())
     assert "already complete" in output
     after.metrics_path.unlink()
     [result] = toy.train(1, "--resume", "--out", after.path, *cell.arguments())
-    assert result.exit_code == 2 and "holds the final weights of a complete run and nothing to go on with" in result.output
+    assert result.exit_code == 2
+    assert "holds the final weights of a complete run and nothing to go on with" in result.output
 
 
 def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_launch(data, tmp_path):
@@ -63,26 +69,36 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
     folder = RunFolder(study.root / study.cells[0].name)
     replace(Status.read(folder.path), state="running").write(folder.path)
     launch(sweep, "debug", root=study.root)
-    assert [round for round, _ in folder.checkpoints()] == [2] and Status.read(folder.path).state == "complete"
+    assert [round for round, _ in folder.checkpoints()] == [2]
+    assert Status.read(folder.path).state == "complete"
     assert len(list((study.root / "launches").iterdir())) == 1  # nothing was started for it
 
 
-@pytest.mark.parametrize("keep_state, after, words", [
-    (True, "complete", ""),
-    (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder")])
-def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(data, tmp_path, capsys, keep_state, after, words):
+@pytest.mark.parametrize(
+    "keep_state, after, words",
+    [
+        (True, "complete", ""),
+        (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder"),
+    ],
+)
+def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(
+    data, tmp_path, capsys, keep_state, after, words
+):
     sweep, root = sweep_of(data, scheme=["fedavg"], seed=[0, 1]), tmp_path / "root"
     study = launch(sweep, "debug", root=root, keep_state=keep_state)
     metrics = root / study.cells[0].name / "metrics.h5"
     os.truncate(metrics, metrics.stat().st_size // 2)
     spoilt, good = study.status()
-    assert (spoilt.state, good.state) == ("lost", "complete") and f"{metrics}: it is truncated: " in spoilt.error
+    assert (spoilt.state, good.state) == ("lost", "complete")
+    assert f"{metrics}: it is truncated: " in spoilt.error
     assert main(["table", str(root)]) == 1
     told = capsys.readouterr().out
-    assert "1 of 2 runs are complete" in told and f"\nnot in the table: {metrics}: it is truncated: " in told
+    assert "1 of 2 runs are complete" in told
+    assert f"\nnot in the table: {metrics}: it is truncated: " in told
     launch(sweep, "debug", root=root, keep_state=keep_state)
     again, _ = study.status()
-    assert again.state == after and words in again.error
+    assert again.state == after
+    assert words in again.error
     assert main(["table", str(root)]) == (after != "complete")
 
 
@@ -99,7 +115,8 @@ def test_a_record_that_is_damaged_is_one_line(launched, tmp_path, capsys, name, 
     for command in ("status", "resubmit", "cancel"):
         assert main([command, str(root)]) == 2
         told = capsys.readouterr().err
-        assert told.startswith(f"jobs: {root / name}: is damaged (") and told.count("\n") == 1
+        assert told.startswith(f"jobs: {root / name}: is damaged (")
+        assert told.count("\n") == 1
 
 
 def test_records_of_launches_keep_their_numbers_when_an_older_one_is_removed(launched, tmp_path, data):
@@ -151,7 +168,8 @@ def test_a_model_does_not_leave_half_of_it_on_a_full_disk(data, disk, tmp_path, 
     fill(disk / "filled")
     assert export.main([str(tmp_path / "run"), "--out", str(disk / "global.pt")]) == 2
     line = f"hkd_hpc: cannot write {disk}/global.pt: No space left on device; no file was left behind\n"
-    assert capsys.readouterr().err == line and os.listdir(disk) == ["filled"]
+    assert capsys.readouterr().err == line
+    assert os.listdir(disk) == ["filled"]
 
 
 def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, disk, tmp_path, monkeypatch, capsys):
@@ -164,7 +182,8 @@ def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, d
     first, second = study.status()
     assert (first.state, second.state, second.round) == ("complete", "failed", 1), second
     folder = study.root / study.cells[1].name
-    assert second.error.startswith("hkd_hpc: round 2, phase saving: cannot write ") and "No space left" in second.error
+    assert second.error.startswith("hkd_hpc: round 2, phase saving: cannot write ")
+    assert "No space left" in second.error
     assert (folder / "status.json").stat().st_size == STATUS_BYTES
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_0001.h5"]
     assert not [name for _, _, names in os.walk(study.root) for name in names if name.endswith(".tmp")]
@@ -191,7 +210,8 @@ def test_where_not_even_a_status_can_be_written_the_disk_is_blamed(disk, data, t
     lock = RunLock(folder.path, name=JOB_LOCK)
     with lock:
         fill(disk / "filled")
-    assert not lock.path.exists() and not list(folder.path.glob(".job.lock*"))
+    assert not lock.path.exists()
+    assert not list(folder.path.glob(".job.lock*"))
     replace(Status.read(folder.path), starts=7).write(folder.path)  # in place: nothing new fits
     assert Status.read(folder.path).starts == 7
     log = folder.path / "log.txt"
@@ -220,4 +240,5 @@ def test_status_is_shown_until_nothing_is_running_any_more(data, tmp_path, capsy
     capsys.readouterr()
     assert main(["status", str(study.root), "--watch", "0.1"]) == 0
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == "1 cells: 1 complete" and "\x1b" not in shown
+    assert shown.splitlines()[-1] == "1 cells: 1 complete"
+    assert "\x1b" not in shown

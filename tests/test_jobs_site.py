@@ -1,4 +1,5 @@
 """The site file: what it may say, what sbatch and the launcher make of it, and the layout of ranks on GPUs."""
+
 from __future__ import annotations
 
 import os
@@ -6,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-
 import slurm_cluster
 import toy
+
 from hkd_hpc.errors import UsageError
 from jobs import Sweep, launch
 from jobs.__main__ import main, parse
@@ -59,49 +60,69 @@ def test_every_example_is_tested():
     assert {path.stem for path in (toy.PROJECT / "slurm/sites").iterdir()} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("options, clients, ranks, cores", [
-    ({}, 10, 1, 1),
-    ({"cores_per_node": 64}, 10, 1, 1),  # without GPUs a cell is one process of one thread
-    ({"cores_per_node": 64, "exclusive": True}, 10, 1, 64),
-    ({"gpus_per_node": 1, "cores_per_node": 8}, 10, 1, 8),  # one process does all
-    ({"gpus_per_node": 8, "cores_per_node": 64, "cores_free": 8}, 10, 9, 6),
-    ({"gpus_per_node": 8, "cores_per_node": 64, "cores_free": 8}, 3, 4, 14),  # never more than clients + 1
-    ({"gpus_per_node": 4, "nodes": 2, "cores_per_node": 64}, 10, 9, 12),  # 5 and 4 ranks on the nodes
-    ({"gres": "gpu:a100:2", "cores_per_node": 64, "cpus_per_task": 3}, 10, 3, 3),
-    ({"gres": "gpu:2,nvme:1", "ranks": 1, "cores_per_node": 4}, 10, 1, 4),
-    ({"gpus_per_node": 8, "ranks": "clients"}, 10, 11, 1),
-    ({"gpus_per_node": 8, "cores_per_node": 4}, 10, 9, 1)])
+@pytest.mark.parametrize(
+    "options, clients, ranks, cores",
+    [
+        ({}, 10, 1, 1),
+        ({"cores_per_node": 64}, 10, 1, 1),  # without GPUs a cell is one process of one thread
+        ({"cores_per_node": 64, "exclusive": True}, 10, 1, 64),
+        ({"gpus_per_node": 1, "cores_per_node": 8}, 10, 1, 8),  # one process does all
+        ({"gpus_per_node": 8, "cores_per_node": 64, "cores_free": 8}, 10, 9, 6),
+        ({"gpus_per_node": 8, "cores_per_node": 64, "cores_free": 8}, 3, 4, 14),  # never more than clients + 1
+        ({"gpus_per_node": 4, "nodes": 2, "cores_per_node": 64}, 10, 9, 12),  # 5 and 4 ranks on the nodes
+        ({"gres": "gpu:a100:2", "cores_per_node": 64, "cpus_per_task": 3}, 10, 3, 3),
+        ({"gres": "gpu:2,nvme:1", "ranks": 1, "cores_per_node": 4}, 10, 1, 4),
+        ({"gpus_per_node": 8, "ranks": "clients"}, 10, 11, 1),
+        ({"gpus_per_node": 8, "cores_per_node": 4}, 10, 9, 1),
+    ],
+)
 def test_layout_of_a_node(options, clients, ranks, cores):
     options = Options(**options)
-    assert options.ranks_of(cell(clients)) == ranks and cores_of(options, ranks) == cores
+    assert options.ranks_of(cell(clients)) == ranks
+    assert cores_of(options, ranks) == cores
 
 
-@pytest.mark.parametrize("gres, gpus", [(None, 0), ("gpu", 1), ("gpu:4", 4), ("gpu:mi250:8", 8), ("nvme:2", 0),
-                                        ("gpu:a100", 1), ("nvme,gpu:a100:2,gpu:h100:1", 3)])
+@pytest.mark.parametrize(
+    "gres, gpus",
+    [
+        (None, 0),
+        ("gpu", 1),
+        ("gpu:4", 4),
+        ("gpu:mi250:8", 8),
+        ("nvme:2", 0),
+        ("gpu:a100", 1),
+        ("nvme,gpu:a100:2,gpu:h100:1", 3),
+    ],
+)
 def test_gpus_that_gres_asks_for(gres, gpus):
     assert Options(gres=gres).gpus_of_node() == gpus
 
 
-@pytest.mark.parametrize("text, part", [
-    ('acount = "x"', "acount: no such setting; did you mean account?"),
-    ('gpus_per_node = "8"', "gpus_per_node='8': not allowed; gpus_per_node must be a whole number >= 0"),
-    ("exclusive = 1", "exclusive=1: not allowed; exclusive must be true or false"),
-    ('setup = "module load x"', "setup must be a list of texts"),
-    ("[environment]\nx-y = 1", "environment.x-y: is no name of a variable"),
-    ("[environment]\nx = [1]", "environment must be a table of texts and numbers"),
-    ("[sbatch]\nntasks = 2", "sbatch.ntasks: not allowed"),
-    ('[container]\nbinds = ["/x"]', "container.image: is missing"),
-    ('[container]\nimage = "x"\nbind = "y"', "container.bind: no such setting; did you mean container.binds?"),
-    ('launcher = "aprun"', "launcher=aprun: not allowed; launcher must be srun or mpirun"),
-    ("python = 'a \"b'", 'python=a "b: no command in words of the shell'),
-    ("cores_per_node = 8\ncores_free = 8", "cores_free=8: must be below cores_per_node=8"),
-    ('gpus_per_node = 2\ngres = "gpu:2"', "gres=gpu:2: asks for GPUs as gpus_per_node=2 does"),
-    ("account = ", "not valid TOML")])
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ('acount = "x"', "acount: no such setting; did you mean account?"),
+        ('gpus_per_node = "8"', "gpus_per_node='8': not allowed; gpus_per_node must be a whole number >= 0"),
+        ("exclusive = 1", "exclusive=1: not allowed; exclusive must be true or false"),
+        ('setup = "module load x"', "setup must be a list of texts"),
+        ("[environment]\nx-y = 1", "environment.x-y: is no name of a variable"),
+        ("[environment]\nx = [1]", "environment must be a table of texts and numbers"),
+        ("[sbatch]\nntasks = 2", "sbatch.ntasks: not allowed"),
+        ('[container]\nbinds = ["/x"]', "container.image: is missing"),
+        ('[container]\nimage = "x"\nbind = "y"', "container.bind: no such setting; did you mean container.binds?"),
+        ('launcher = "aprun"', "launcher=aprun: not allowed; launcher must be srun or mpirun"),
+        ("python = 'a \"b'", 'python=a "b: no command in words of the shell'),
+        ("cores_per_node = 8\ncores_free = 8", "cores_free=8: must be below cores_per_node=8"),
+        ('gpus_per_node = 2\ngres = "gpu:2"', "gres=gpu:2: asks for GPUs as gpus_per_node=2 does"),
+        ("account = ", "not valid TOML"),
+    ],
+)
 def test_a_wrong_site_file_is_one_line(tmp_path, capsys, text, part):
     path = write(tmp_path, text)
     assert main(["site", str(path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jobs: --site {path}: ") and part in line
+    assert line.startswith(f"jobs: --site {path}: ")
+    assert part in line
 
 
 def test_exports_reach_the_shell_as_they_were_meant(tmp_path, capsys, monkeypatch):
@@ -112,19 +133,36 @@ printf '%s\\0' "$SBATCH_ACCOUNT|$SBATCH_RESERVATION|$SBATCH_EXCLUSIVE|$SBATCH_ME
 printf '%s\\0' "${SITE[@]}" "$GREETING" "$TEXT" "$NUMBER" "${srun[@]}" "${python[@]}"'''
     shell = subprocess.run(["bash", "-euc", code, "bash", capsys.readouterr().out], capture_output=True, text=True)
     assert shell.stdout.split("\0")[:-1] == [
-        "it's mine|r|exclusive|1536M|mpirun|", "--mail-user=me and you", "--contiguous", "a  b", "a 'b' \"c\" $HOME",
-        "1", "--comment=x y", "--quiet", "apptainer", "exec", "--nv", "--bind", "/a b,/x/c",
-        "/my images/x.sif", "python3"]
+        "it's mine|r|exclusive|1536M|mpirun|",
+        "--mail-user=me and you",
+        "--contiguous",
+        "a  b",
+        "a 'b' \"c\" $HOME",
+        "1",
+        "--comment=x y",
+        "--quiet",
+        "apptainer",
+        "exec",
+        "--nv",
+        "--bind",
+        "/a b,/x/c",
+        "/my images/x.sif",
+        "python3",
+    ]
 
 
 def test_options_win_over_the_site_and_lists_are_joined(tmp_path):
-    site = write(tmp_path, 'partition = "a"\nqos = "q"\ngres = "gpu:8"\nsetup = ["one"]\nsrun = ["-v"]\n'
-                           "[environment]\nX = 1\nY = 1\n")
-    options = options_at(site, {"partition": "b", "gpus_per_node": 2, "setup": ["two"], "environment": {"X": "2"},
-                                "exclude": "n1"})
+    site = write(
+        tmp_path,
+        'partition = "a"\nqos = "q"\ngres = "gpu:8"\nsetup = ["one"]\nsrun = ["-v"]\n[environment]\nX = 1\nY = 1\n',
+    )
+    options = options_at(
+        site, {"partition": "b", "gpus_per_node": 2, "setup": ["two"], "environment": {"X": "2"}, "exclude": "n1"}
+    )
     assert (options.partition, options.qos, options.gpus_per_node, options.gres) == ("b", "q", 2, None)
     assert (options.setup, options.srun_args, options.environment) == (["one", "two"], ["-v"], {"X": "2", "Y": "1"})
-    assert options.slurm == {"exclude": "n1"} and options.time_min == Options().time_min
+    assert options.slurm == {"exclude": "n1"}
+    assert options.time_min == Options().time_min
 
 
 def test_what_the_command_line_does_not_say_is_left_to_the_site():
@@ -190,7 +228,8 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
     shown = ("NumTasks", "CPUs/Task", "TresPerNode", "Comment")
     assert [asked[name] for name in shown] == ["3", "2", "gres:gpu:2", "study"]
     log = (root / study.cells[0].name / "log.txt").read_text()
-    assert "3 ranks on 1 host" in log and log.count("\ncores: ranks 0-2 ") == 1
+    assert "3 ranks on 1 host" in log
+    assert log.count("\ncores: ranks 0-2 ") == 1
     assert (tmp_path / "seen").read_text() == SEEN * 3
     two = launch(Sweep(settings=settings, scheme=["fedprox"]), root=root, site=site, nodes=2)
     [job] = read_launches(root)[1].jobs
@@ -208,9 +247,11 @@ def test_a_job_that_cannot_have_its_environment_ends_before_it_begins(cluster, t
     study = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", site=site)
     [job] = read_launches(study.root)[0].jobs
     assert cluster.wait_for(job)["ExitCode"] == "1:0"
-    assert not study.wait() and [state.state for state in study.status()] == ["lost"]
+    assert not study.wait()
+    assert [state.state for state in study.status()] == ["lost"]
     [log] = (study.root / "submitit").glob(f"{job}*.err")
-    assert "stage_env: " in log.read_text() and "/none/env.tar is missing: " in log.read_text()
+    assert "stage_env: " in log.read_text()
+    assert "/none/env.tar is missing: " in log.read_text()
 
 
 def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):
@@ -218,8 +259,18 @@ def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):
     code = 'set -eu; eval "$("$0" -m jobs site "$1")"; sbatch --parsable "${SITE[@]}" "${@:2}"'
     env = {**cluster.env, "PYTHONPATH": str(toy.PROJECT), "OMP_NUM_THREADS": "1"}
     site = site_of(cluster, tmp_path)
-    job = cluster.run("bash", "-c", code, sys.executable, site, toy.PROJECT / "slurm/train.sh", "--dry-run",
-                      *toy.settings(data, "model.name=small"), cwd=tmp_path, env=env)
+    job = cluster.run(
+        "bash",
+        "-c",
+        code,
+        sys.executable,
+        site,
+        toy.PROJECT / "slurm/train.sh",
+        "--dry-run",
+        *toy.settings(data, "model.name=small"),
+        cwd=tmp_path,
+        env=env,
+    )
     number = job.stdout.strip()
     asked = cluster.wait_for(number)
     text = (tmp_path / f"train-{number}.log").read_text()
@@ -227,5 +278,6 @@ def test_the_sbatch_scripts_use_the_site_file(cluster, tmp_path):
     assert (asked["NumTasks"], asked["CPUs/Task"], asked["TresPerNode"]) == ("3", "2", "gres:gpu:2")
     host = os.uname().nodename
     assert [line.partition(": cores ")[0] for line in text.splitlines() if line.startswith("rank ")] == [
-        f"rank {rank} on {host}" for rank in range(3)], "rank 0 alone says it"
+        f"rank {rank} on {host}" for rank in range(3)
+    ], "rank 0 alone says it"
     assert (tmp_path / "seen").read_text().endswith(SEEN * 3)

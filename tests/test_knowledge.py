@@ -1,4 +1,5 @@
 """Per-class means, clipping, which classes a client may share, the noise, and the distances with their gradients."""
+
 from __future__ import annotations
 
 import math
@@ -39,16 +40,23 @@ def test_class_means_against_float64_numpy():
         assert count_C[j] == (labels == j).sum()
 
 
-@pytest.mark.parametrize("counts, nu, shared", [
-    ([25, 24, 51, 0], 0.25, [True, False, True, False]),  # a class at exactly nu is shared: only those BELOW may not be
-    ([1, 1, 1, 1], 0.25, [True, True, True, True]),
-    ([30, 30, 40, 0], 0.3, [True, True, True, False]),  # .3 * 100 is not 30 in binary
-    ([7, 13, 180, 0], 0.035, [True, True, True, False]),
-    ([100, 0, 0, 0], 1.0, [True, False, False, False]),
-    ([99, 1, 0, 0], 1.0, [False, False, False, False]),
-    ([99, 1, 0, 0], 0.0, [True, True, False, False]),
-    ([0, 0, 0, 0], 0.0, [False, False, False, False]),
-])
+@pytest.mark.parametrize(
+    "counts, nu, shared",
+    [
+        (
+            [25, 24, 51, 0],
+            0.25,
+            [True, False, True, False],
+        ),  # a class at exactly nu is shared: only those BELOW may not be
+        ([1, 1, 1, 1], 0.25, [True, True, True, True]),
+        ([30, 30, 40, 0], 0.3, [True, True, True, False]),  # .3 * 100 is not 30 in binary
+        ([7, 13, 180, 0], 0.035, [True, True, True, False]),
+        ([100, 0, 0, 0], 1.0, [True, False, False, False]),
+        ([99, 1, 0, 0], 1.0, [False, False, False, False]),
+        ([99, 1, 0, 0], 0.0, [True, True, False, False]),
+        ([0, 0, 0, 0], 0.0, [False, False, False, False]),
+    ],
+)
 def test_which_classes_are_shared(counts, nu, shared):
     assert shared_classes(torch.tensor(counts, dtype=torch.float32), nu).tolist() == shared
 
@@ -60,7 +68,8 @@ def test_at_a_quarter_nobody_shares_of_a_hundred_balanced_classes():
 def test_standard_deviation_is_twice_zeta_sigma_over_count():
     """zeta 3, sigma 7: 42 / N. Twice the images: half of it. An absent class divides by 1, not by 0."""
     assert noise_std(torch.tensor([256.0, 512.0, 125.0, 1.0, 0.0]), 3.0, 7.0).tolist() == pytest.approx(
-        [0.1640625, 0.08203125, 0.336, 42.0, 42.0], rel=1e-7)
+        [0.1640625, 0.08203125, 0.336, 42.0, 42.0], rel=1e-7
+    )
 
 
 def draw(std, latent: int = 100_000, seed: int = 0, round: int = 1, client: int = 0) -> np.ndarray:
@@ -89,9 +98,15 @@ def test_no_noise_at_standard_deviation_zero():
 
 # --- rules beside the paper's
 
-@pytest.mark.parametrize("counts, nu, shared", [
-    ([25, 24, 51, 0], 1.0, [True, False, True, False]),  # at least as many as with equal classes: 100 / 4
-    ([13, 12, 75, 0], 0.5, [True, False, True, False]), ([1, 0, 99, 0], 0.0, [True, False, True, False])])
+
+@pytest.mark.parametrize(
+    "counts, nu, shared",
+    [
+        ([25, 24, 51, 0], 1.0, [True, False, True, False]),  # at least as many as with equal classes: 100 / 4
+        ([13, 12, 75, 0], 0.5, [True, False, True, False]),
+        ([1, 0, 99, 0], 0.0, [True, False, True, False]),
+    ],
+)
 def test_relative_rule(counts, nu, shared):
     assert shared_classes(torch.tensor(counts, dtype=torch.float32), nu, "relative").tolist() == shared
 
@@ -101,9 +116,15 @@ def test_relative_rule_shares_balanced_classes_of_any_number():
     assert shared_classes(torch.full((10,), 37.0), 1.0, "relative").all()  # 37 is not .1 * 370 in binary
 
 
-@pytest.mark.parametrize("nu, fewest, shared", [
-    (0.0, 20, [True, False, True, False]), (0.0, 21, [False, False, True, False]),
-    (0.25, 20, [False, False, True, False]), (0.0, 62, [False] * 4)])
+@pytest.mark.parametrize(
+    "nu, fewest, shared",
+    [
+        (0.0, 20, [True, False, True, False]),
+        (0.0, 21, [False, False, True, False]),
+        (0.25, 20, [False, False, True, False]),
+        (0.0, 62, [False] * 4),
+    ],
+)
 def test_fewest_images(nu, fewest, shared):
     counts = torch.tensor([20.0, 19.0, 61.0, 0.0])
     assert shared_classes(counts, nu, "absolute", fewest).tolist() == shared
@@ -114,8 +135,9 @@ def test_clip_by_hand():
     feature_ND = torch.tensor([[3.0, -4.0], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]])
     assert clip_features("off", feature_ND, 2.0) is feature_ND
     assert clip_features("box", feature_ND, 2.0).tolist() == [[2.0, -2.0], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]]
-    np.testing.assert_allclose(clip_features("l2", feature_ND, 2.0),
-                               [[1.2, -1.6], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        clip_features("l2", feature_ND, 2.0), [[1.2, -1.6], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rule", ["box", "l2"])
@@ -138,10 +160,12 @@ def kinds_of_noise(kind: str, latent: int = 100_000) -> np.ndarray:
 def test_kinds_of_noise():
     """paper: 42 / N; off: none; code: std 2 whatever the counts, the same vector for every class."""
     np.testing.assert_allclose(kinds_of_noise("paper").std(1), [42 / 256, 42 / 125, 42.0], rtol=0.01)
-    assert kinds_of_noise("off").shape == (3, 100_000) and not kinds_of_noise("off").any()
+    assert kinds_of_noise("off").shape == (3, 100_000)
+    assert not kinds_of_noise("off").any()
     code = kinds_of_noise("code")
     np.testing.assert_allclose(code.std(1), 2.0, rtol=0.01)
-    assert np.array_equal(code[0], code[1]) and np.array_equal(code[0], code[2])
+    assert np.array_equal(code[0], code[1])
+    assert np.array_equal(code[0], code[2])
 
 
 # --- distances
@@ -159,11 +183,19 @@ LOGITS = [[math.log(2), 0.0, 0.0], [0.0, 0.0, math.log(8)]]  # softmax (2,1,1) /
 SOFT = [[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]]
 
 
-@pytest.mark.parametrize("form, expected", [
-    ("paper", [math.sqrt(2) / 4, 0.0]), ("squared", [1 / 8, 0.0]), ("mse", [1 / 24, 0.0]),
-    ("kl", [(0.25 * math.log(0.5) + 0.5 * math.log(2)) / 3, 0.0]),
-    ("kl_wrong_sign", [(0.3125 + math.log(4) / 2 + math.log(2) / 2) / 3,
-                       (0.66 + 0.2 * math.log(10) + 0.8 * math.log(1.25)) / 3])])
+@pytest.mark.parametrize(
+    "form, expected",
+    [
+        ("paper", [math.sqrt(2) / 4, 0.0]),
+        ("squared", [1 / 8, 0.0]),
+        ("mse", [1 / 24, 0.0]),
+        ("kl", [(0.25 * math.log(0.5) + 0.5 * math.log(2)) / 3, 0.0]),
+        (
+            "kl_wrong_sign",
+            [(0.3125 + math.log(4) / 2 + math.log(2) / 2) / 3, (0.66 + 0.2 * math.log(10) + 0.8 * math.log(1.25)) / 3],
+        ),
+    ],
+)
 def test_soft_distances_by_hand(form, expected):
     """p = (2,1,1) / 4 against t = (1,2,1) / 4: differences 1/4, -1/4, 0; t . p = 5/16. And p = t: t . p = .66."""
     found = soft_distance(form, torch.tensor(LOGITS), torch.tensor(SOFT))
@@ -178,9 +210,13 @@ def random_distributions(seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 def numpy_soft_distance(form: str, z: np.ndarray, t: np.ndarray) -> np.ndarray:
     p = np.exp(z - z.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    return {"paper": np.sqrt(((p - t) ** 2).sum(1)), "squared": ((p - t) ** 2).sum(1), "mse": ((p - t) ** 2).mean(1),
-            "kl": (t * np.log(t / p)).sum(1) / z.shape[1],
-            "kl_wrong_sign": -(t * (np.log(t) - p)).sum(1) / z.shape[1]}[form]
+    return {
+        "paper": np.sqrt(((p - t) ** 2).sum(1)),
+        "squared": ((p - t) ** 2).sum(1),
+        "mse": ((p - t) ** 2).mean(1),
+        "kl": (t * np.log(t / p)).sum(1) / z.shape[1],
+        "kl_wrong_sign": -(t * (np.log(t) - p)).sum(1) / z.shape[1],
+    }[form]
 
 
 @pytest.mark.parametrize("form", SOFT_DISTANCES)
@@ -194,7 +230,9 @@ def test_soft_distances_and_gradients_against_finite_differences(form):
         up, down = (z.numpy().copy() for _ in range(2))
         up[place] += 1e-6
         down[place] -= 1e-6
-        slope = (numpy_soft_distance(form, up, t.numpy()).sum() - numpy_soft_distance(form, down, t.numpy()).sum()) / 2e-6
+        slope = (
+            numpy_soft_distance(form, up, t.numpy()).sum() - numpy_soft_distance(form, down, t.numpy()).sum()
+        ) / 2e-6
         assert logits.grad[place].item() == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
@@ -222,7 +260,8 @@ def test_huge_logits_and_zero_targets_stay_finite(form, scale):
     logits = (scale * torch.eye(3)).requires_grad_()
     found = soft_distance(form, logits, torch.eye(3).flip(0))
     found.sum().backward()
-    assert torch.isfinite(found).all() and torch.isfinite(logits.grad).all()
+    assert torch.isfinite(found).all()
+    assert torch.isfinite(logits.grad).all()
 
 
 @pytest.mark.parametrize("form", ["paper", "squared", "mse"])
@@ -230,4 +269,5 @@ def test_no_distance_has_no_gradient(form):
     value = torch.ones(2, 3, requires_grad=True)
     found = distance(form, value, torch.ones(2, 3))
     found.sum().backward()
-    assert not found.any() and not value.grad.any()
+    assert not found.any()
+    assert not value.grad.any()

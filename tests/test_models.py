@@ -1,4 +1,5 @@
 """The networks: exact sizes, one pass, settings that change layers, own models, initial weights from the seed alone."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -13,7 +14,7 @@ from hkd_hpc.flat import FlatModel
 from hkd_hpc.images import normalise
 
 IMAGE = (3, 32, 32)
-OWN = '''
+OWN = """
 import torch
 from torch import nn
 
@@ -44,7 +45,7 @@ class FeatureIsNoTensor(Good):
         return None, super().forward(x)[1]
 
 not_a_class = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -63,27 +64,34 @@ def layers(net: nn.Module, kind: type) -> list[nn.Module]:
     return [module for module in net.modules() if isinstance(module, kind)]
 
 
-@pytest.mark.parametrize("name, latent, classes, parameters, payload, norms", [
-    ("resnet18", 64, 10, 11_209_994, 11_219_594, 20),  # CIFAR10
-    ("resnet18", 64, 100, 11_215_844, 11_225_444, 20),  # CIFAR100
-    ("shufflenet_v2", 32, 10, 1_286_734, 1_302_914, 56),  # SVHN
-])
+@pytest.mark.parametrize(
+    "name, latent, classes, parameters, payload, norms",
+    [
+        ("resnet18", 64, 10, 11_209_994, 11_219_594, 20),  # CIFAR10
+        ("resnet18", 64, 100, 11_215_844, 11_225_444, 20),  # CIFAR100
+        ("shufflenet_v2", 32, 10, 1_286_734, 1_302_914, 56),  # SVHN
+    ],
+)
 def test_models_of_the_paper_have_exactly_its_parameters(name, latent, classes, parameters, payload, norms):
     net = build(classes, name=name, latent=latent)
     flat = FlatModel(net)
     assert flat.parameter_count == parameters == sum(p.numel() for p in net.parameters())
     assert flat.payload_floats == payload
     assert len(layers(net, nn.BatchNorm2d)) == len(flat.counters) == norms
-    assert isinstance(net.classifier, nn.Linear) and net.classifier.in_features == latent
+    assert isinstance(net.classifier, nn.Linear)
+    assert net.classifier.in_features == latent
     assert isinstance(net.latent_norm, nn.Identity)
 
 
-@pytest.mark.parametrize("name, parameters", [
-    # 3*32*9 + 64 + 32*64*9 + 128 + 64*128*9 + 256 + 128*64 + 64 + 64*10 + 10
-    ("small", 864 + 64 + 18_432 + 128 + 73_728 + 256 + 8_256 + 650),
-    ("resnet18", 11_209_994 - 3 * 64 * 7 * 7 + 3 * 64 * 3 * 3),
-    ("shufflenet_v2", 1_286_734 + 32 * (1024 + 1) + 32 * 10),  # latent 64 instead of 32; the stem has 3 x 3 anyway
-])
+@pytest.mark.parametrize(
+    "name, parameters",
+    [
+        # 3*32*9 + 64 + 32*64*9 + 128 + 64*128*9 + 256 + 128*64 + 64 + 64*10 + 10
+        ("small", 864 + 64 + 18_432 + 128 + 73_728 + 256 + 8_256 + 650),
+        ("resnet18", 11_209_994 - 3 * 64 * 7 * 7 + 3 * 64 * 3 * 3),
+        ("shufflenet_v2", 1_286_734 + 32 * (1024 + 1) + 32 * 10),  # latent 64 instead of 32; the stem has 3 x 3 anyway
+    ],
+)
 def test_cifar_stem(name, parameters):
     net = build(name=name, stem="cifar")
     assert FlatModel(net).parameter_count == parameters
@@ -96,18 +104,22 @@ def test_one_pass_gives_feature_and_logits(name, stem):
     net = build(name=name, latent=16, stem=stem).eval()
     with torch.no_grad():
         feature_BD, logits_BC = net(torch.rand(2, *IMAGE))
-        assert feature_BD.shape == (2, 16) and logits_BC.shape == (2, 10)
+        assert feature_BD.shape == (2, 16)
+        assert logits_BC.shape == (2, 10)
         assert torch.equal(net.classifier(feature_BD), logits_BC)
 
 
 @pytest.mark.parametrize("name, latent", [("small", 64), ("resnet18", 64), ("shufflenet_v2", 32)])
 def test_group_norm_leaves_no_batch_norm_and_the_same_parameters(name, latent):
     plain, group = build(name=name, latent=latent), build(name=name, latent=latent, norm="group")
-    assert not layers(group, nn.BatchNorm2d) and not models.has_batch_norm(group) and models.has_batch_norm(plain)
+    assert not layers(group, nn.BatchNorm2d)
+    assert not models.has_batch_norm(group)
+    assert models.has_batch_norm(plain)
     assert len(layers(group, nn.GroupNorm)) == len(layers(plain, nn.BatchNorm2d))
     assert all(g.num_channels % g.num_groups == 0 and g.num_groups <= 32 for g in layers(group, nn.GroupNorm))
     flat = FlatModel(group)
-    assert flat.parameter_count == FlatModel(plain).parameter_count == flat.payload_floats and not flat.counters
+    assert flat.parameter_count == FlatModel(plain).parameter_count == flat.payload_floats
+    assert not flat.counters
     group(torch.rand(1, *IMAGE))  # one image can be trained on
 
 
@@ -141,27 +153,32 @@ def test_images_become_numbers_from_minus_one_to_one():
 
 def test_own_model(own_module):
     net = build(classes=7, name=f"{own_module}:Good", latent=5)
-    assert net.classifier.weight.shape == (7, 5) and net.training
+    assert net.classifier.weight.shape == (7, 5)
+    assert net.training
     again = build(classes=7, name=f"{own_module}:Good", latent=5)
     assert torch.equal(net.body.weight, again.body.weight)
     assert int(net.norm.num_batches_tracked) == 0  # the trial pass left no trace
     assert not layers(build(name=f"{own_module}:Good", norm="group"), nn.BatchNorm2d)
 
 
-@pytest.mark.parametrize("name, message", [
-    ("no_such_module_here:Net", "cannot import no_such_module_here"),
-    ("{own}:Nope", "has no Nope"),
-    ("{own}:", "class name after the colon"),
-    (":Net", "module:Class"),
-    ("{own}:LogitsOnly", r"must return \(feature_BD, logits_BC\) with C = 10"),
-    ("{own}:Swapped", r"must return \(feature_BD, logits_BC\) with C = 10"),
-    ("{own}:NoClassifier", "classifier"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("no_such_module_here:Net", "cannot import no_such_module_here"),
+        ("{own}:Nope", "has no Nope"),
+        ("{own}:", "class name after the colon"),
+        (":Net", "module:Class"),
+        ("{own}:LogitsOnly", r"must return \(feature_BD, logits_BC\) with C = 10"),
+        ("{own}:Swapped", r"must return \(feature_BD, logits_BC\) with C = 10"),
+        ("{own}:NoClassifier", "classifier"),
+    ],
+)
 def test_own_models_that_cannot_work_are_refused_in_one_line(own_module, name, message):
     name = name.format(own=own_module)
     with pytest.raises(UsageError, match=message) as caught:
         build(name=name, latent=5)
-    assert str(caught.value).startswith(f"model.name={name}") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"model.name={name}")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["{own}:FeatureIsNoTensor", "{own}:not_a_class", ".relative:Net"])
@@ -169,4 +186,5 @@ def test_own_models_that_fail_at_once_are_refused_in_one_line(own_module, name):
     name = name.format(own=own_module)
     with pytest.raises(UsageError) as caught:
         build(name=name, latent=5)
-    assert str(caught.value).startswith(f"model.name={name}") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"model.name={name}")
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
 """Adam and clipping on the flat buffer against torch's own."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,7 +12,7 @@ from hkd_hpc.optimizer import Adam, clip_gradients
 
 def two_equal_nets() -> tuple[FlatModel, nn.Module]:
     torch.manual_seed(0)
-    make = lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))  # noqa: E731
+    make = lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
     flat, plain = FlatModel(make()), make()
     plain.load_state_dict(flat.net.state_dict())
     return flat, plain
@@ -63,8 +64,9 @@ def test_gaps_of_the_buffer_never_move():
         adam.step(0.1)
     used = torch.zeros_like(flat.parameters_P, dtype=torch.bool)
     for slot in flat.slots:
-        used[slot.offset:slot.offset + slot.size] = True
-    assert int((~used).sum()) > 0 and not flat.parameters_P[~used].any()
+        used[slot.offset : slot.offset + slot.size] = True
+    assert int((~used).sum()) > 0
+    assert not flat.parameters_P[~used].any()
 
 
 def test_reset_forgets_everything():
@@ -82,9 +84,15 @@ def test_reset_forgets_everything():
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("gradient, norm, clipped", [
-    ([3.0, 4.0], 1.0, [0.6, 0.8]), ([3.0, 4.0], 5.0, [3.0, 4.0]), ([3.0, 4.0], 100.0, [3.0, 4.0]),
-    ([0.0, 0.0], 1.0, [0.0, 0.0])])
+@pytest.mark.parametrize(
+    "gradient, norm, clipped",
+    [
+        ([3.0, 4.0], 1.0, [0.6, 0.8]),
+        ([3.0, 4.0], 5.0, [3.0, 4.0]),
+        ([3.0, 4.0], 100.0, [3.0, 4.0]),
+        ([0.0, 0.0], 1.0, [0.0, 0.0]),
+    ],
+)
 def test_clip_by_hand(gradient, norm, clipped):
     grad_P = torch.tensor(gradient)
     clip_gradients([grad_P[:1], grad_P[1:]], norm)

@@ -1,4 +1,5 @@
 """Partitions: sizes, disjointness, determinism, no favoured client, public set, stratified local test sets."""
+
 from __future__ import annotations
 
 import hashlib
@@ -11,7 +12,13 @@ import pytest
 from hkd_hpc import assemble, config
 from hkd_hpc.data import public, sources
 from hkd_hpc.data.partition import (
-    Partition, capped_counts, count_MC, heuristic_counts, make_partition, stratified_sizes)
+    Partition,
+    capped_counts,
+    count_MC,
+    heuristic_counts,
+    make_partition,
+    stratified_sizes,
+)
 from hkd_hpc.errors import UsageError
 from hkd_hpc.rng import stream
 
@@ -40,32 +47,49 @@ def refusal(labels, **changes) -> str:
 # ---- sizes and disjointness
 
 
-@pytest.mark.parametrize("kind, clients, beta", [
-    ("dirichlet", 100, 0.1), ("dirichlet", 50, 0.01), ("dirichlet", 10, 1e-3), ("dirichlet", 10, 1e6),
-    ("dirichlet", 100, 1e-3), ("dirichlet", 7, 0.5), ("dirichlet", 1, 0.5), ("dirichlet", 10, 1e-300),
-    ("dirichlet", 10, 1e300), ("dirichlet", 600, 0.1), ("iid", 100, None), ("iid", 7, None),
-])
+@pytest.mark.parametrize(
+    "kind, clients, beta",
+    [
+        ("dirichlet", 100, 0.1),
+        ("dirichlet", 50, 0.01),
+        ("dirichlet", 10, 1e-3),
+        ("dirichlet", 10, 1e6),
+        ("dirichlet", 100, 1e-3),
+        ("dirichlet", 7, 0.5),
+        ("dirichlet", 1, 0.5),
+        ("dirichlet", 10, 1e-300),
+        ("dirichlet", 10, 1e300),
+        ("dirichlet", 600, 0.1),
+        ("iid", 100, None),
+        ("iid", 7, None),
+    ],
+)
 @pytest.mark.parametrize("fraction, public_fraction", [(1.0, 0.0), (0.9, 0.1), (0.3, 0.05)])
 def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fraction, public_fraction):
     labels = balanced(6000, 10)
     size = int(fraction * 6000 / clients + 1e-9)
     for seed in range(4):
-        partition = deal(labels, kind=kind, clients=clients, beta=beta, fraction=fraction,
-                         public_fraction=public_fraction, seed=seed)
+        partition = deal(
+            labels, kind=kind, clients=clients, beta=beta, fraction=fraction, public_fraction=public_fraction, seed=seed
+        )
         assert [len(own) for own in shares(partition)] == [size] * clients
         assert [len(own) for own in partition.test] == [size // 4] * clients
         assert len(partition.public) == round(6000 * public_fraction)
         everything = np.concatenate([*partition.train, *partition.test, partition.public])
-        assert len(np.unique(everything)) == len(everything) and 0 <= everything.min() and everything.max() < 6000
+        assert len(np.unique(everything)) == len(everything)
+        assert everything.min() >= 0
+        assert everything.max() < 6000
         for index in (*partition.train, *partition.test, partition.public):
-            assert index.dtype == np.int64 and np.array_equal(index, np.sort(index))
+            assert index.dtype == np.int64
+            assert np.array_equal(index, np.sort(index))
 
 
 def test_a_whole_imbalanced_split_is_dealt_to_the_last_image():
     labels = np.repeat(np.arange(4), [1, 10, 100, 889])
     partition = deal(labels, beta=0.05)
     counts = partition.train_count_MC(labels) + partition.test_count_MC(labels)
-    assert counts.sum(0).tolist() == [1, 10, 100, 889] and counts.sum(1).tolist() == [100] * 10
+    assert counts.sum(0).tolist() == [1, 10, 100, 889]
+    assert counts.sum(1).tolist() == [100] * 10
 
 
 def test_one_client_gets_everything():
@@ -112,15 +136,17 @@ def test_dirichlet_moments():
     deals = [deal(labels, clients=40, beta=0.5, fraction=0.2, seed=seed) for seed in range(25)]
     mixes = np.concatenate([count_MC(shares(partition), labels, 4) / 400 for partition in deals])
     assert mixes.shape == (1000, 4)
-    assert np.allclose(mixes.mean(0), 0.25, atol=0.03) and np.allclose(mixes.var(0), 0.0625, atol=0.008)
+    assert np.allclose(mixes.mean(0), 0.25, atol=0.03)
+    assert np.allclose(mixes.var(0), 0.0625, atol=0.008)
 
 
 @pytest.mark.parametrize("kind, beta", [("dirichlet", 0.1), ("dirichlet", 1e-3), ("iid", None)])
 def test_no_client_is_favoured_by_its_number(kind, beta):
     """All is dealt, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
     labels = np.repeat(np.arange(3), [20, 40, 60])
-    counts_SMC = np.array([count_MC(shares(deal(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3)
-                           for seed in range(800)])
+    counts_SMC = np.array(
+        [count_MC(shares(deal(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3) for seed in range(800)]
+    )
     for statistic in (counts_SMC, (counts_SMC == 0).astype(float), counts_SMC.astype(float) ** 2):
         error_MC = statistic.std(0) / np.sqrt(len(statistic)) + 1e-9
         assert (abs(statistic.mean(0) - statistic.mean((0, 1))) / error_MC).max() < 4
@@ -143,10 +169,19 @@ def test_a_partition_is_a_function_of_its_inputs():
     first = deal(labels)
     assert first.sha256 == deal(labels.copy()).sha256
     assert all(np.array_equal(a, b) for a, b in zip(first.train, deal(labels).train))
-    others = {deal(labels, **change).sha256 for change in
-              (dict(seed=2), dict(beta=0.4), dict(clients=9), dict(fraction=0.9), dict(kind="iid"),
-               dict(test_share=0.3))}
-    assert len(others) == 6 and first.sha256 not in others
+    others = {
+        deal(labels, **change).sha256
+        for change in (
+            dict(seed=2),
+            dict(beta=0.4),
+            dict(clients=9),
+            dict(fraction=0.9),
+            dict(kind="iid"),
+            dict(test_share=0.3),
+        )
+    }
+    assert len(others) == 6
+    assert first.sha256 not in others
 
 
 def test_the_hash_of_known_settings_never_changes():
@@ -171,7 +206,8 @@ def test_the_public_set_depends_on_the_seed_and_its_size_alone():
         assert np.array_equal(deal(labels, **(dict(fraction=0.5, public_fraction=0.2) | change)).public, public)
     assert not np.array_equal(deal(labels, fraction=0.5, public_fraction=0.2, seed=2).public, public)
     smaller = deal(labels, fraction=0.5, public_fraction=0.1).public
-    assert np.isin(smaller, public).all() and len(smaller) == 500
+    assert np.isin(smaller, public).all()
+    assert len(smaller) == 500
 
 
 def test_no_public_set_by_default():
@@ -193,13 +229,27 @@ def public_of(images: int, *overrides: str, needs_public: bool = False, **more) 
     return assemble.partition_of(config.resolve(overrides=overrides), data, needs_public)
 
 
-@pytest.mark.parametrize("images, clients, fraction, public", [
-    (60, 5, 0.9, 8),  # 10 images a client, 8 of them trained on; 10 are left
-    (5000, 150, 1, 25), (5000, 10, 0.9, 338), (5000, 10, 1, 0), (60, 5, 1, 0), (61, 60, 1, 1), (10, 10, 1, 0)])
+@pytest.mark.parametrize(
+    "images, clients, fraction, public",
+    [
+        (60, 5, 0.9, 8),  # 10 images a client, 8 of them trained on; 10 are left
+        (5000, 150, 1, 25),
+        (5000, 10, 0.9, 338),
+        (5000, 10, 1, 0),
+        (60, 5, 1, 0),
+        (61, 60, 1, 1),
+        (10, 10, 1, 0),
+    ],
+)
 def test_the_default_public_set_has_a_clients_training_images_or_none(images, clients, fraction, public):
     for kind in ("dirichlet", "iid", "shards"):
-        partition = public_of(images, f"fed.clients={clients}", f"data.fraction={fraction}", f"data.partition={kind}",
-                              "data.classes_per_client=1")
+        partition = public_of(
+            images,
+            f"fed.clients={clients}",
+            f"data.fraction={fraction}",
+            f"data.partition={kind}",
+            "data.classes_per_client=1",
+        )
         assert len(partition.public) == public
         dealt = np.concatenate(partition.train + partition.test)
         assert len(set(dealt) | set(partition.public)) == clients * int(images * fraction / clients + 1e-9) + public
@@ -217,7 +267,9 @@ def test_the_default_public_set_never_refuses():
                 public_of(60, f"fed.clients={clients}", f"data.fraction={fraction}", "data.partition=iid")
 
 
-@pytest.mark.parametrize("images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)])
+@pytest.mark.parametrize(
+    "images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)]
+)
 def test_a_scheme_that_needs_public_images_names_the_fraction_that_leaves_them(images, clients, most):
     """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are dealt below 55 / 60."""
     assert public.most_with_public_images(clients, images) == most
@@ -234,7 +286,9 @@ def test_natural_clients_without_public_images_are_told_what_fits():
     for fraction, words in ((0.9, "at most 0.1 fits"), (1, "both fit as data.fraction=0.9 data.public_fraction=0.1")):
         with pytest.raises(UsageError, match=words):
             public_of(100, *natural, f"data.fraction={fraction}", needs_public=True, client_train=ids)
-    told = public_of(100, *natural, "data.fraction=0.9", "data.public_fraction=0.1", needs_public=True, client_train=ids)
+    told = public_of(
+        100, *natural, "data.fraction=0.9", "data.public_fraction=0.1", needs_public=True, client_train=ids
+    )
     assert len(told.public) == 10
 
 
@@ -288,7 +342,8 @@ def test_local_classes_are_tested_and_trained_alike():
     partition = deal(labels, beta=0.2)
     train, test = partition.train_count_MC(labels), partition.test_count_MC(labels)
     assert (abs(test - (train + test) * 0.25) < 1.01).all()
-    assert (train[(train + test) > 0] > 0).mean() > 0.97 and (train[(train + test) >= 2] >= 1).all()
+    assert (train[(train + test) > 0] > 0).mean() > 0.97
+    assert (train[(train + test) >= 2] >= 1).all()
     assert partition.test_split == "train"
 
 
@@ -300,8 +355,10 @@ def test_validation_images_are_held_out_from_training_alone():
     labels = balanced(400, 2)
     settings = dict(clients=5, kind="dirichlet", beta=1e9, fraction=0.5, public_fraction=0.1)
     before, after = deal(labels, **settings), deal(labels, **settings, val_fraction=0.2)
-    assert [len(own) for own in before.val] == [0] * 5 and [len(own) for own in after.val] == [6] * 5
-    assert [len(own) for own in after.train] == [24] * 5 and [len(own) for own in after.test] == [10] * 5
+    assert [len(own) for own in before.val] == [0] * 5
+    assert [len(own) for own in after.val] == [6] * 5
+    assert [len(own) for own in after.train] == [24] * 5
+    assert [len(own) for own in after.test] == [10] * 5
     assert (abs(count_MC(after.val, labels, 2) - 3) <= 1).all()
     for client in range(5):
         assert np.array_equal(after.test[client], before.test[client])
@@ -328,9 +385,11 @@ def test_validation_images_change_the_hash_and_come_from_the_seed():
 def test_validation_images_of_small_clients():
     """6 images, 1 tested, 5 left: floor(.5 * 5) = 2 held out; of 1 image none is, whatever the share."""
     partition = deal(balanced(12, 2), clients=2, kind="iid", val_fraction=0.5)
-    assert [len(own) for own in partition.val] == [2, 2] and [len(own) for own in partition.train] == [3, 3]
+    assert [len(own) for own in partition.val] == [2, 2]
+    assert [len(own) for own in partition.train] == [3, 3]
     alone = deal(balanced(4, 2), clients=4, kind="iid", val_fraction=0.9)
-    assert [len(own) for own in alone.train] == [1] * 4 and [len(own) for own in alone.val] == [0] * 4
+    assert [len(own) for own in alone.train] == [1] * 4
+    assert [len(own) for own in alone.val] == [0] * 4
     assert alone.sha256 == deal(balanced(4, 2), clients=4, kind="iid").sha256
 
 
@@ -348,7 +407,8 @@ def natural(**changes) -> Partition:
 def test_natural_clients_come_in_the_order_of_their_ids():
     partition = natural()
     assert [sorted(own) for own in shares(partition)] == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
-    assert [len(own) for own in partition.test] == [3, 1, 2] and partition.test_split == "train"
+    assert [len(own) for own in partition.test] == [3, 1, 2]
+    assert partition.test_split == "train"
     assert partition.test_count_MC(LABELS)[2].tolist() == [1, 1]
 
 
@@ -363,21 +423,25 @@ def test_natural_clients_with_validation_images():
     """12, 4 and 8 images, half of each class: floor(.25 * 12) = 3, 1 and 2 held out; the test images stay."""
     partition = natural(client_test=np.array([7, 30, 7, 30, 30]), val_fraction=0.25)
     assert [own.tolist() for own in partition.test] == [[0, 2], [], [1, 3, 4]]
-    assert [len(own) for own in partition.val] == [3, 1, 2] and [len(own) for own in partition.train] == [9, 3, 6]
+    assert [len(own) for own in partition.val] == [3, 1, 2]
+    assert [len(own) for own in partition.train] == [9, 3, 6]
     joined = [sorted([*train, *val]) for train, val in zip(partition.train, partition.val)]
     assert joined == [list(range(8, 20)), list(range(20, 24)), list(range(8))]
 
 
 def test_natural_clients_of_one_image_and_a_fraction():
-    partition = deal(np.array([0, 1, 0, 1, 0]), kind="natural", clients=2, client_train=np.array([4, 1, 1, 1, 1]),
-                     fraction=0.5)
-    assert [len(own) for own in shares(partition)] == [2, 1] and partition.train[1].tolist() == [0]
+    partition = deal(
+        np.array([0, 1, 0, 1, 0]), kind="natural", clients=2, client_train=np.array([4, 1, 1, 1, 1]), fraction=0.5
+    )
+    assert [len(own) for own in shares(partition)] == [2, 1]
+    assert partition.train[1].tolist() == [0]
 
 
 def test_natural_clients_give_up_the_public_images():
     partition = natural(fraction=0.5, public_fraction=0.5)
     everything = np.concatenate([*partition.train, *partition.test, partition.public])
-    assert len(np.unique(everything)) == len(everything) and len(partition.public) == 12
+    assert len(np.unique(everything)) == len(everything)
+    assert len(partition.public) == 12
 
 
 def test_the_right_number_of_natural_clients_is_named():
@@ -394,8 +458,11 @@ def test_shards_by_hand():
     for seed in range(20):
         partition = deal(labels, kind="shards", clients=3, beta=None, seed=seed)
         counts = count_MC(shares(partition), labels, 2)
-        assert counts.sum(1).tolist() == [4, 4, 4] and counts.sum(0).tolist() == [6, 6] and not (counts % 2).any()
-        assert [len(own) for own in partition.test] == [1, 1, 1] and partition.test_split == "train"
+        assert counts.sum(1).tolist() == [4, 4, 4]
+        assert counts.sum(0).tolist() == [6, 6]
+        assert not (counts % 2).any()
+        assert [len(own) for own in partition.test] == [1, 1, 1]
+        assert partition.test_split == "train"
 
 
 def test_a_shard_across_the_border_of_two_classes():
@@ -410,7 +477,9 @@ def test_shards_of_a_part_of_the_data():
     labels = balanced(1000, 10)
     partition = deal(labels, kind="shards", fraction=0.4)
     counts = count_MC(shares(partition), labels, 10)
-    assert counts.sum(1).tolist() == [40] * 10 and counts.sum(0).tolist() == [40] * 10 and not (counts % 20).any()
+    assert counts.sum(1).tolist() == [40] * 10
+    assert counts.sum(0).tolist() == [40] * 10
+    assert not (counts % 20).any()
     everything = np.concatenate(shares(partition))
     assert len(np.unique(everything)) == 400
 
@@ -420,7 +489,8 @@ def test_shards_beside_a_public_set_and_of_a_size_that_does_not_divide():
     labels = balanced(103, 3)
     partition = deal(labels, kind="shards", clients=2, classes_per_client=3, fraction=0.5, public_fraction=0.5)
     everything = np.concatenate([*shares(partition), partition.public])
-    assert [len(own) for own in shares(partition)] == [24, 24] and len(np.unique(everything)) == len(everything) == 99
+    assert [len(own) for own in shares(partition)] == [24, 24]
+    assert len(np.unique(everything)) == len(everything) == 99
 
 
 def test_shards_are_dealt_at_random():
@@ -460,9 +530,18 @@ def test_capped_counts_by_hand():
 @pytest.mark.parametrize("clients, smallest, largest", [(10, 0.54, 1.40), (20, 0.43, 1.57), (50, 0.34, 1.87)])
 def test_how_unequal_the_clients_of_the_heuristic_are(clients, smallest, largest):
     """Least and most images over the mean, at beta .5 with CIFAR-10's counts, as simulated from the released code."""
-    sizes = np.array([heuristic_counts(np.full(10, 5000), np.full(10, 1000), clients, 0.5, stream(seed, "x"))[0].sum(1)
-                      for seed in range(150)]) * clients / 50_000
-    assert abs(sizes.min(1).mean() - smallest) < 0.04 and abs(sizes.max(1).mean() - largest) < 0.06
+    sizes = (
+        np.array(
+            [
+                heuristic_counts(np.full(10, 5000), np.full(10, 1000), clients, 0.5, stream(seed, "x"))[0].sum(1)
+                for seed in range(150)
+            ]
+        )
+        * clients
+        / 50_000
+    )
+    assert abs(sizes.min(1).mean() - smallest) < 0.04
+    assert abs(sizes.max(1).mean() - largest) < 0.06
 
 
 def test_the_heuristic_draws_with_replacement():
@@ -470,14 +549,19 @@ def test_the_heuristic_draws_with_replacement():
     labels, test_labels = balanced(20_000, 10), balanced(10_000, 10)
     whole = heuristic(labels, test_labels, public_fraction=0.0)
     trains, tests = [len(own) for own in whole.train], [len(own) // 2 for own in whole.test]
-    assert sum(trains) == 20_000 and sum(tests) == 10_000 and len(set(trains)) > 1 and whole.test_split == "test"
+    assert sum(trains) == 20_000
+    assert sum(tests) == 10_000
+    assert len(set(trains)) > 1
+    assert whole.test_split == "test"
     part = heuristic(labels, test_labels, fraction=0.37)
     assert [len(own) for own in part.train] == [int(0.37 * n) for n in trains]
     assert [len(own) for own in part.test] == [int(2 * 0.37 * t) for t in tests]
     distinct, distinct_test = (np.concatenate([np.unique(own) for own in parts]) for parts in (whole.train, whole.test))
-    assert abs(len(distinct) / 20_000 - 0.632) < 0.015 and abs(len(distinct_test) / 10_000 - 0.865) < 0.015
+    assert abs(len(distinct) / 20_000 - 0.632) < 0.015
+    assert abs(len(distinct_test) / 10_000 - 0.865) < 0.015
     # no image is two clients'
-    assert len(np.unique(distinct)) == len(distinct) and len(np.unique(distinct_test)) == len(distinct_test)
+    assert len(np.unique(distinct)) == len(distinct)
+    assert len(np.unique(distinct_test)) == len(distinct_test)
 
 
 def test_the_heuristic_cuts_train_and_test_alike_and_the_test_in_its_order():
@@ -513,31 +597,45 @@ def test_the_heuristic_is_a_function_of_its_inputs_and_ends():
     labels, test_labels = balanced(5000, 10), balanced(1000, 10)
     first = heuristic(labels, test_labels).sha256
     assert first == heuristic(labels, test_labels).sha256
-    assert first not in {heuristic(labels, test_labels, **change).sha256
-                         for change in (dict(seed=2), dict(beta=0.4), dict(clients=6), dict(fraction=0.9))}
+    assert first not in {
+        heuristic(labels, test_labels, **change).sha256
+        for change in (dict(seed=2), dict(beta=0.4), dict(clients=6), dict(fraction=0.9))
+    }
     message = refusal(labels, kind="heuristic", clients=50, beta=0.01, test_labels=test_labels)
-    assert "none of 1000 draws with data.beta=0.01" in message and "raise data.beta or lower fed.clients" in message
+    assert "none of 1000 draws with data.beta=0.01" in message
+    assert "raise data.beta or lower fed.clients" in message
     assert "fewer than 10 for each" in refusal(labels, kind="heuristic", clients=501, test_labels=test_labels)
 
 
 # ---- refusals
 
 
-@pytest.mark.parametrize("changes, words", [
-    (dict(clients=2000), ["fed.clients=2000", "1000 training images is 1000", "fewer than one for each"]),
-    (dict(clients=100, fraction=0.05), ["data.fraction=0.05 of 1000", "is 50"]),
-    (dict(clients=0), ["fed.clients=0"]), (dict(beta=0.0), ["data.beta=0.0"]), (dict(beta=-1), ["data.beta=-1"]),
-    (dict(beta=float("nan")), ["data.beta=nan"]), (dict(beta=float("inf")), ["data.beta=inf"]),
-    (dict(beta=None), ["data.beta=None"]), (dict(fraction=0.0), ["data.fraction=0.0"]),
-    (dict(fraction=1.5), ["data.fraction=1.5"]), (dict(fraction=float("nan")), ["data.fraction=nan"]),
-    (dict(public_fraction=-0.1), ["data.public_fraction=-0.1"]), (dict(public_fraction=float("nan")), ["nan"]),
-    (dict(kind="moon"), ["data.partition='moon'", "dirichlet, iid, natural"]),
-    (dict(kind="heuristic", beta=0.0), ["data.beta=0.0"]),
-    (dict(kind="shards", classes_per_client=11), ["data.classes_per_client=11", "10 classes", "1 to 10"]),
-    (dict(kind="shards", clients=60, fraction=0.1), ["data.classes_per_client=2", "is 100", "each of 120 shards"]),
-    (dict(test_share=1.0), ["test_share=1.0"]), (dict(val_fraction=1.0), ["data.val_fraction=1.0"]),
-    (dict(val_fraction=-0.1), ["data.val_fraction=-0.1"]), (dict(val_fraction=float("nan")), ["data.val_fraction=nan"]),
-])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(clients=2000), ["fed.clients=2000", "1000 training images is 1000", "fewer than one for each"]),
+        (dict(clients=100, fraction=0.05), ["data.fraction=0.05 of 1000", "is 50"]),
+        (dict(clients=0), ["fed.clients=0"]),
+        (dict(beta=0.0), ["data.beta=0.0"]),
+        (dict(beta=-1), ["data.beta=-1"]),
+        (dict(beta=float("nan")), ["data.beta=nan"]),
+        (dict(beta=float("inf")), ["data.beta=inf"]),
+        (dict(beta=None), ["data.beta=None"]),
+        (dict(fraction=0.0), ["data.fraction=0.0"]),
+        (dict(fraction=1.5), ["data.fraction=1.5"]),
+        (dict(fraction=float("nan")), ["data.fraction=nan"]),
+        (dict(public_fraction=-0.1), ["data.public_fraction=-0.1"]),
+        (dict(public_fraction=float("nan")), ["nan"]),
+        (dict(kind="moon"), ["data.partition='moon'", "dirichlet, iid, natural"]),
+        (dict(kind="heuristic", beta=0.0), ["data.beta=0.0"]),
+        (dict(kind="shards", classes_per_client=11), ["data.classes_per_client=11", "10 classes", "1 to 10"]),
+        (dict(kind="shards", clients=60, fraction=0.1), ["data.classes_per_client=2", "is 100", "each of 120 shards"]),
+        (dict(test_share=1.0), ["test_share=1.0"]),
+        (dict(val_fraction=1.0), ["data.val_fraction=1.0"]),
+        (dict(val_fraction=-0.1), ["data.val_fraction=-0.1"]),
+        (dict(val_fraction=float("nan")), ["data.val_fraction=nan"]),
+    ],
+)
 def test_settings_that_cannot_be_met(changes, words):
     message = refusal(balanced(1000, 10), **changes)
     assert all(word in message for word in words), message

@@ -1,4 +1,5 @@
 """Names of files with ~ and $VARIABLES, wherever one is read: expanded, or refused before anything is made."""
+
 from __future__ import annotations
 
 import os
@@ -7,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import toy
+
 from hkd_hpc import config, train
 from hkd_hpc.data.__main__ import main as data_main
 from hkd_hpc.errors import UsageError
@@ -33,13 +34,20 @@ def home(tmp_path, monkeypatch):
 
 
 def test_what_is_expanded_and_what_is_not(home):
-    assert [expanded(text, "") for text in ("~/x", "$HOME/x", "${HOME}/$PLACE/x", "~", "x/~/y", "./~", "a$", "$(x)", "é $PLACE", "")] == [
-        f"{home}/x", f"{home}/x", f"{home}/a b/x", str(home), "x/~/y", "./~", "a$", "$(x)", "é a b", ""]
+    assert [
+        expanded(text, "")
+        for text in ("~/x", "$HOME/x", "${HOME}/$PLACE/x", "~", "x/~/y", "./~", "a$", "$(x)", "é $PLACE", "")
+    ] == [f"{home}/x", f"{home}/x", f"{home}/a b/x", str(home), "x/~/y", "./~", "a$", "$(x)", "é a b", ""]
 
 
-@pytest.mark.parametrize("text, part", [
-    ("$NO_SUCH/x", "--out $NO_SUCH/x: the variable NO_SUCH is not set"), ("~/${NO_SUCH}", "the variable NO_SUCH is not set"),
-    ("~nobody_of_that_name/x", "no home folder of ~nobody_of_that_name is known")])
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("$NO_SUCH/x", "--out $NO_SUCH/x: the variable NO_SUCH is not set"),
+        ("~/${NO_SUCH}", "the variable NO_SUCH is not set"),
+        ("~nobody_of_that_name/x", "no home folder of ~nobody_of_that_name is known"),
+    ],
+)
 def test_what_means_nothing_is_refused(text, part):
     with pytest.raises(UsageError) as error:
         expanded(text, "--out ")
@@ -74,19 +82,29 @@ def test_places_of_a_study(home):
     (home / "site.toml").write_text('account = "x"\n')
     (home / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
     assert Study("~").root == launcher.root_at("$HOME") == home
-    assert Site.read("~/site.toml").account == "x" and len(Sweep.from_toml("$HOME/spec.toml").cells()[0]) == 1
+    assert Site.read("~/site.toml").account == "x"
+    assert len(Sweep.from_toml("$HOME/spec.toml").cells()[0]) == 1
 
 
 WRONG = {  # the program, and its arguments
-    "data": (data_main, ["prepare", "cifar10", "--dir", "BAD"]), "status": (jobs_main, ["status", "BAD"]),
-    "site": (jobs_main, ["site", "BAD"]), "spec": (jobs_main, ["launch", "BAD", "--root", "r", "--executor", "debug"]),
+    "data": (data_main, ["prepare", "cifar10", "--dir", "BAD"]),
+    "status": (jobs_main, ["status", "BAD"]),
+    "site": (jobs_main, ["site", "BAD"]),
+    "spec": (jobs_main, ["launch", "BAD", "--root", "r", "--executor", "debug"]),
     "root": (jobs_main, ["launch", "spec.toml", "--root", "BAD", "--executor", "debug"]),
     "root, dry": (jobs_main, ["launch", "spec.toml", "--root", "BAD", "--executor", "debug", "--dry-run"]),
-    "launch data.path": (jobs_main, ["launch", "spec.toml", "--root", "r", "--executor", "debug", "data.name=file", "data.path=BAD"]),
-    "compare": (compare.main, ["study.toml", "--root", "BAD"]), "compare spec": (compare.main, ["BAD", "--root", "r"]),
+    "launch data.path": (
+        jobs_main,
+        ["launch", "spec.toml", "--root", "r", "--executor", "debug", "data.name=file", "data.path=BAD"],
+    ),
+    "compare": (compare.main, ["study.toml", "--root", "BAD"]),
+    "compare spec": (compare.main, ["BAD", "--root", "r"]),
     "compare data.dir": (compare.main, ["study.toml", "--root", "r", "data.name=cifar10", "data.dir=BAD"]),
-    "check": (check.main, ["BAD"]), "repair": (check.main, [".", "--repair", "BAD"]),
-    "export": (export_main, [".", "--out", "BAD"]), "export run": (export_main, ["BAD", "--out", "x.pt"])}
+    "check": (check.main, ["BAD"]),
+    "repair": (check.main, [".", "--repair", "BAD"]),
+    "export": (export_main, [".", "--out", "BAD"]),
+    "export run": (export_main, ["BAD", "--out", "x.pt"]),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -97,14 +115,24 @@ def test_every_program_refuses_in_one_line_and_makes_nothing(home, capsys, name)
     assert program([word.replace("BAD", "$NO_SUCH/x") for word in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "$NO_SUCH/x: the variable NO_SUCH is not set" in line
-    assert sorted(os.listdir()) == ["spec.toml", "study.toml"] and os.listdir(home) == []
+    assert sorted(os.listdir()) == ["spec.toml", "study.toml"]
+    assert os.listdir(home) == []
 
 
-@pytest.mark.parametrize("arguments", [["--out=$NO_SUCH/x"], ["--config=$NO_SUCH/x"], ["data.dir=$NO_SUCH/x"],
-                                       ["--resume", "--out", "$NO_SUCH/x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--out=$NO_SUCH/x"], ["--config=$NO_SUCH/x"], ["data.dir=$NO_SUCH/x"], ["--resume", "--out", "$NO_SUCH/x"]],
+)
 def test_training_refuses_before_torch(tmp_path, arguments):
     env = toy.write_module(tmp_path, "torch", 'raise SystemExit("torch was imported")\n')
     paths = os.pathsep.join([env["PYTHONPATH"], str(toy.PROJECT)])
-    ran = subprocess.run([sys.executable, "-m", "hkd_hpc.train", *arguments], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": paths}, timeout=60)
-    assert ran.returncode == 2 and "$NO_SUCH/x: the variable NO_SUCH is not set" in ran.stderr and os.listdir() == []
+    ran = subprocess.run(
+        [sys.executable, "-m", "hkd_hpc.train", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=60,
+    )
+    assert ran.returncode == 2
+    assert "$NO_SUCH/x: the variable NO_SUCH is not set" in ran.stderr
+    assert os.listdir() == []

@@ -1,4 +1,5 @@
 """Records of fixed size: exact bytes, exact values back, and nothing undeclared."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -30,13 +31,17 @@ def test_tensors_come_back_bit_for_bit():
     travelled = payload.as_bytes(records).copy().view(records.dtype)
     one, stacked = payload.tensors_of(travelled[1]), payload.tensors_of(travelled)
     for name, tensor in given.items():
-        assert one[name].dtype == torch.float32 and torch.equal(one[name], tensor)
-        assert stacked[name].shape == (2, *SHAPES[name]) and torch.equal(stacked[name][1], tensor)
+        assert one[name].dtype == torch.float32
+        assert torch.equal(one[name], tensor)
+        assert stacked[name].shape == (2, *SHAPES[name])
+        assert torch.equal(stacked[name][1], tensor)
         assert not stacked[name][0].any()
 
 
-@pytest.mark.parametrize("sizes, nbytes", [([600_000_000], "2,400,000,008"), ([300_000_000] * 2, "2,400,000,008"),
-                                           ([536_870_910], "2,147,483,648")])
+@pytest.mark.parametrize(
+    "sizes, nbytes",
+    [([600_000_000], "2,400,000,008"), ([300_000_000] * 2, "2,400,000,008"), ([536_870_910], "2,147,483,648")],
+)
 def test_a_record_that_numpy_cannot_count_is_refused_before_it_is_made(sizes, nbytes):
     """Two tensors of 1.2 GB make a record of -1,894,967,296 bytes there."""
     shapes = {f"tensor{number}": (size,) for number, size in enumerate(sizes)}
@@ -65,7 +70,8 @@ def test_nothing_undeclared_travels():
 def test_scheme_without_tensors():
     records = np.zeros(3, payload.record_type({}, {"client": ()}, {}))
     payload.fill(records[0], {})
-    assert payload.tensors_of(records) == {} and records.dtype.itemsize == 8
+    assert payload.tensors_of(records) == {}
+    assert records.dtype.itemsize == 8
     with pytest.raises(KeyError):
         payload.fill(records[0], {"count_C": torch.zeros(10)})
 
@@ -77,7 +83,10 @@ def test_a_clients_state_is_no_record_and_comes_back_with_what_it_held():
     block = pack_state(shapes, {"memory": memory, "scale": np.float32(0.5)})
     assert (block.dtype, block.shape) == (np.uint8, (48,))
     state = unpack_state(shapes, block)
-    assert list(state) == ["memory", "scale"] and state["scale"] == 0.5 and state["scale"].shape == ()
-    assert state["memory"].dtype == np.float32 and np.array_equal(state["memory"], memory.numpy())
+    assert list(state) == ["memory", "scale"]
+    assert state["scale"] == 0.5
+    assert state["scale"].shape == ()
+    assert state["memory"].dtype == np.float32
+    assert np.array_equal(state["memory"], memory.numpy())
     block[:] = 0
     assert state["memory"][0, 1] == np.float32(1 / 7)

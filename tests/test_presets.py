@@ -1,4 +1,5 @@
 """Presets that change a scheme: what they set, and which schemes they leave alone."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,8 +10,12 @@ from hkd_hpc import config
 def changed(preset: str, scheme: str) -> dict:
     """{"section.key": value} of everything in which a preset differs from the defaults of a scheme."""
     default, found = (config.resolve(names, overrides=[f"scheme.name={scheme}"]) for names in ([], [preset]))
-    return {f"{section}.{key}": value for section in ("scheme", *config.SECTIONS)
-            for key, value in vars(getattr(found, section)).items() if value != getattr(getattr(default, section), key)}
+    return {
+        f"{section}.{key}": value
+        for section in ("scheme", *config.SECTIONS)
+        for key, value in vars(getattr(found, section)).items()
+        if value != getattr(getattr(default, section), key)
+    }
 
 
 def test_a_preset_of_one_scheme_chooses_it():
@@ -33,12 +38,22 @@ def test_the_codes_training_is_the_same_for_all_schemes(scheme):
     assert changed("code-training", scheme) == TRAINING
 
 
-CODE = {**TRAINING, "data.partition": "heuristic", "scheme.nu": 0.0, "scheme.noise": "code", "scheme.aggregation": "last"}
+CODE = {
+    **TRAINING,
+    "data.partition": "heuristic",
+    "scheme.nu": 0.0,
+    "scheme.noise": "code",
+    "scheme.aggregation": "last",
+}
 
 
-@pytest.mark.parametrize("preset, own, gamma", [
-    ("code-S", {"scheme.lam": 0.1, "scheme.soft_loss": "kl_wrong_sign"}, {"scheme.gamma": 0.1}),
-    ("code-H", {"scheme.soft_loss": "kl"}, {})])  # lam and gamma .05 are the paper's, too
+@pytest.mark.parametrize(
+    "preset, own, gamma",
+    [
+        ("code-S", {"scheme.lam": 0.1, "scheme.soft_loss": "kl_wrong_sign"}, {"scheme.gamma": 0.1}),
+        ("code-H", {"scheme.soft_loss": "kl"}, {}),
+    ],
+)  # lam and gamma .05 are the paper's, too
 def test_the_published_code(preset, own, gamma):
     """beta .5 is the default as well; FedHKD* has no gamma, FedAvg nothing but the training and the partition."""
     assert changed(preset, "fedhkd_star") == CODE | own
@@ -54,4 +69,6 @@ def test_a_preset_that_names_its_scheme_speaks_of_that_one_alone():
     moon = config.resolve(["fedprox-code"], overrides=["scheme.name=moon"])
     assert (moon.scheme.name, moon.scheme.mu) == ("moon", 1.0)
     assert config.resolve(["fedprox-code", "fedgen-paper"]).scheme.form == "paper"
-    assert config.resolve(["code-H"], overrides=["scheme.name=fedmd"]).scheme.lam == 0.05  # names none: for all that have it
+    assert (
+        config.resolve(["code-H"], overrides=["scheme.name=fedmd"]).scheme.lam == 0.05
+    )  # names none: for all that have it

@@ -1,4 +1,5 @@
 """Sick, absent and late clients: what is refused, what is recorded, and that the others go on without them."""
+
 from __future__ import annotations
 
 import shutil
@@ -6,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-
 import toy
+
 from hkd_hpc import config, quarantine
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, BAD_TEST, DROPPED, LATE, OK, REFUSED, Finding
@@ -24,24 +25,29 @@ def data(tmp_path_factory):
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("number, found", [
-    (0.0, None), (65536.0, None), (-65537.0, -65537.0), (INF, INF), (-INF, -INF), (NAN, NAN)])
+@pytest.mark.parametrize(
+    "number, found", [(0.0, None), (65536.0, None), (-65537.0, -65537.0), (INF, INF), (-INF, -INF), (NAN, NAN)]
+)
 def test_a_bad_number_is_found_in_weights_buffers_and_reports(toy_net, number, found):
     from hkd_hpc.flat import FlatModel
 
     flat = FlatModel(toy_net())
     names = quarantine.names(flat, ["feature_CD"], ["cross_entropy"])
-    assert names[0] == quarantine.UPDATE and names[-2:] == ["report feature_CD", "loss cross_entropy"]
+    assert names[0] == quarantine.UPDATE
+    assert names[-2:] == ["report feature_CD", "loss cross_entropy"]
     for name, tensor in flat.tensors().items():
         before, tensor.view(-1)[-1] = tensor.view(-1)[-1].clone(), number
         result = quarantine.bad_weights(flat)
-        np.testing.assert_equal(result and (result.status, result.tensor, result.value), found and (REFUSED, name, found))
+        np.testing.assert_equal(
+            result and (result.status, result.tensor, result.value), found and (REFUSED, name, found)
+        )
         assert name in names
         tensor.view(-1)[-1] = before
     report = {"count_C": torch.ones(3), "feature_CD": torch.tensor([[1.0, number]])}
     result = quarantine.bad_report(report, 0)
-    np.testing.assert_equal(result and (result.status, result.tensor, result.value),
-                            found and (BAD_REPORT, "report feature_CD", found))
+    np.testing.assert_equal(
+        result and (result.status, result.tensor, result.value), found and (BAD_REPORT, "report feature_CD", found)
+    )
 
 
 def test_norms_beyond_the_setting_are_bad(toy_net):
@@ -52,9 +58,11 @@ def test_norms_beyond_the_setting_are_bad(toy_net):
     received_V = flat.values_V.clone()
     flat.values_V[0] += 3
     flat.values_V[-16] -= 4
-    assert quarantine.bad_update(flat, received_V, 0) is None and quarantine.bad_update(flat, received_V, 5.001) is None
+    assert quarantine.bad_update(flat, received_V, 0) is None
+    assert quarantine.bad_update(flat, received_V, 5.001) is None
     found = quarantine.bad_update(flat, received_V, 4.999)
-    assert (found.status, found.tensor) == (REFUSED, quarantine.UPDATE) and found.value == pytest.approx(5, abs=1e-5)
+    assert (found.status, found.tensor) == (REFUSED, quarantine.UPDATE)
+    assert found.value == pytest.approx(5, abs=1e-5)
     report = {"soft_CC": torch.tensor([[3.0, -4.0]])}
     assert quarantine.bad_report(report, 5.0) is None
     assert quarantine.bad_report(report, 4.999) == Finding(BAD_REPORT, "report soft_CC", 5.0)
@@ -70,9 +78,11 @@ def test_a_loss_that_is_not_finite_is_bad():
 
 def sick(client, round, where):
     """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
+
     def patch(rank):
         from hkd_hpc import evaluate
         from hkd_hpc.client import Workbench
+
         original, predict = Workbench._epochs, evaluate.predict
         now = []
 
@@ -90,23 +100,31 @@ def sick(client, round, where):
             return feature_ND, logits_NC * NAN if now == [(client, round)] and where == "predictions" else logits_NC
 
         Workbench._epochs, evaluate.predict = epochs, predicted
+
     return patch
 
 
-@pytest.mark.parametrize("where, status, what, tensor, value", [
-    ("loss", BAD_LOSS, "loss", "loss cross_entropy", INF),
-    ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3)),
-    ("predictions", BAD_TEST, "predictions", "local test", 25)])
+@pytest.mark.parametrize(
+    "where, status, what, tensor, value",
+    [
+        ("loss", BAD_LOSS, "loss", "loss cross_entropy", INF),
+        ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3)),
+        ("predictions", BAD_TEST, "predictions", "local test", 25),
+    ],
+)
 def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_norm=100")
     for size in (1, 3):
         outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=sick(1, 2, where))
         [warning] = [line for line in outputs[0].splitlines() if "warning" in line]
-        assert f"round 2: client 1 refused: {tensor} has" in warning and "counts with weight 0" in warning
+        assert f"round 2: client 1 refused: {tensor} has" in warning
+        assert "counts with weight 0" in warning
     assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
     assert found["clients/status"].tolist() == [[OK, OK, OK], [OK, status, OK], [OK, OK, OK]]
-    events = {name.removeprefix("events/"): values.tolist() for name, values in found.items() if name.startswith("events/")}
+    events = {
+        name.removeprefix("events/"): values.tolist() for name, values in found.items() if name.startswith("events/")
+    }
     assert events == {"round": [2], "client": [1], "what": [what], "tensor": [tensor], "value": [value]}
     stored = toy.checkpoint(tmp_path / "3", 3)
     assert stored["events/client"].tolist() == [1]  # so that a resumed run still has it
@@ -119,7 +137,8 @@ def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_
     [line] = toy.our_lines(result.output for result in results)
     assert "round 2: 1 of 3 clients were refused, more than fed.max_bad_fraction=0.3 allows" in line
     found = toy.metrics(tmp_path / "run")
-    assert found["rounds/round"].tolist() == [1] and found["events/round"].tolist() == [2]
+    assert found["rounds/round"].tolist() == [1]
+    assert found["events/round"].tolist() == [2]
     toy.train_ok(2, *arguments, "--out", tmp_path / "run", "--resume")  # the client is well again
     toy.train_ok(1, *arguments, "--out", tmp_path / "well")
     assert toy.last_sha(tmp_path / "run") == toy.last_sha(tmp_path / "well")
@@ -127,8 +146,10 @@ def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_
 
 def make_nan(client, round):
     """All weights and buffers of this client become NaN at the end of its training in one round."""
+
     def patch(rank):
         from hkd_hpc.client import Workbench
+
         original = Workbench._epochs
 
         def epochs(self, who, count):
@@ -138,11 +159,20 @@ def make_nan(client, round):
             return terms
 
         Workbench._epochs = epochs
+
     return patch
 
 
-@pytest.mark.parametrize("settings", [("scheme.name=local",), ("scheme.name=fedproto", "scheme.weights=none"), ("scheme.name=moon",),
-                                      ("scheme.name=fedavg", "train.batchnorm=local")], ids=" ".join)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("scheme.name=local",),
+        ("scheme.name=fedproto", "scheme.weights=none"),
+        ("scheme.name=moon",),
+        ("scheme.name=fedavg", "train.batchnorm=local"),
+    ],
+    ids=" ".join,
+)
 def test_what_a_client_keeps_is_not_spoilt_by_a_sick_round(tmp_path, data, settings):
     """Its own model or statistics are those of the round before, also in the first round, when there are none."""
     for sick_round in (1, 2):
@@ -152,7 +182,9 @@ def test_what_a_client_keeps_is_not_spoilt_by_a_sick_round(tmp_path, data, setti
         assert toy.metrics(folder)["clients/status"].tolist() == expected
         for round in (2, 3):
             stored = toy.checkpoint(folder, round)
-            assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith(("client_states/", "global/")))
+            assert all(
+                np.isfinite(stored[name]).all() for name in stored if name.startswith(("client_states/", "global/"))
+            )
 
 
 @pytest.mark.parametrize("what", ["its weights", "its statistics measured anew"])
@@ -162,6 +194,7 @@ def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
 
     def patch(rank):
         from hkd_hpc import evaluate
+
         original = evaluate.reestimate_batch_norm
 
         def measured(net, x_uint8):
@@ -178,7 +211,9 @@ def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
     output = toy.train_ok(1, *arguments, "--out", tmp_path / "run", patch=patch)[0]
     second = ["16", "32"] if what == "its weights" else ["16", "24", "32"]
     assert log.read_text().split() == ["16", "24", "32", *second, "16", "24", "32"]
-    assert ("client 1: BatchNorm's statistics measured with the global weights have" in output) == (what != "its weights")
+    assert ("client 1: BatchNorm's statistics measured with the global weights have" in output) == (
+        what != "its weights"
+    )
     for round in (1, 2):
         stored = toy.checkpoint(tmp_path / "run", round)
         assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith("global/"))
@@ -234,8 +269,14 @@ def model(tmp_path_factory):
     toy.write_module(folder, "moods", MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        yield lambda name, data, *more: toy.settings(data, "scheme.name=fedavg", f"model.name=moods:{name}",
-                                                     "data.val_fraction=0.2", "fed.finetune_epochs=1", *more)
+        yield lambda name, data, *more: toy.settings(
+            data,
+            "scheme.name=fedavg",
+            f"model.name=moods:{name}",
+            "data.val_fraction=0.2",
+            "fed.finetune_epochs=1",
+            *more,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +300,9 @@ def test_a_model_that_predicts_nan_in_eval_mode_has_no_accuracy(tmp_path, data, 
     [line] = toy.our_lines(result.output for result in results)
     assert "round 1: 3 of 3 clients were refused, more than fed.max_bad_fraction=0.5 allows" in line
     warning = "round 1: client 2 refused: local test has 25 images whose logits are not finite; it counts with weight 0"
-    assert results[0].output.count("warning: ") == 3 and warning in results[0].output and "global 0" not in results[0].output
+    assert results[0].output.count("warning: ") == 3
+    assert warning in results[0].output
+    assert "global 0" not in results[0].output
     assert events(tmp_path / "run") == [(1, client, "predictions", "local test", 25) for client in range(3)]
 
 
@@ -272,20 +315,42 @@ def mark(source, path, array, index):
 
 
 def test_a_global_model_with_a_prediction_that_is_not_finite_has_no_accuracy(tmp_path, data, model, well):
-    """Image 7 of the test split: the clients never see it. The run has no result, unless one without an accuracy will do."""
+    """Image 7 of the test split: the clients never see it. The run has no result, unless one without an accuracy will
+    do.
+    """
     marked = mark(data, tmp_path / "data.npz", "x_test", 7)
     for size, more in ((1, ()), (3, ()), (1, ("--resume",))):
         results = toy.train(size, *model("Marked", marked), *more, "--out", tmp_path / str(size))
         assert [result.exit_code for result in results] == [1] * size
         [line] = toy.our_lines(result.output for result in results)
-        assert ("the final global model has logits that are not finite on 1 of 100 images of the test split, 1 of 100 images of "
-                "the test split with BatchNorm re-estimated: the run has no result") in line
+        assert (
+            "the final global model has logits that are not finite on 1 of 100 images of the test split, 1 of 100 "
+            "images of "
+            "the test split with BatchNorm re-estimated: the run has no result"
+        ) in line
         told = [line for line in results[0].output.splitlines() if "warning" in line]
-        assert told == [] if more else [line.endswith(f"round {round}: the global model has logits that are not finite on 1 of 100 "
-                                                      "images of the test split: no accuracy") for round, line in enumerate(told, 1)]
+        assert (
+            told == []
+            if more
+            else [
+                line.endswith(
+                    f"round {round}: the global model has logits that are not finite on 1 of 100 "
+                    "images of the test split: no accuracy"
+                )
+                for round, line in enumerate(told, 1)
+            ]
+        )
     found, expected = toy.metrics(tmp_path / "3"), toy.rows(well)
-    assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3") == expected | {
-        "rounds/global_test_accuracy": [None, None], "rounds/global_test_loss": [None, None], "rounds/global_test_nonfinite": [1, 1]}
+    assert (
+        toy.rows(tmp_path / "1")
+        == toy.rows(tmp_path / "3")
+        == expected
+        | {
+            "rounds/global_test_accuracy": [None, None],
+            "rounds/global_test_loss": [None, None],
+            "rounds/global_test_nonfinite": [1, 1],
+        }
+    )
     assert not [name for name in found if name.startswith("summary/")]
     output = toy.train_ok(1, "--resume", "--allow-change", "fed.max_bad_fraction=1", "--out", tmp_path / "1")[0]
     assert "WARNING in 2 of 2 rounds: the global model's logits were not finite" in output
@@ -295,8 +360,13 @@ def test_a_global_model_with_a_prediction_that_is_not_finite_has_no_accuracy(tmp
     assert summary["summary/local_test_accuracy_last"] == expected["rounds/local_test_accuracy"][1]
 
 
-@pytest.mark.parametrize("kind, tensor, images", [("test", "local test", "1 of 75 images of the clients' own tests"),
-                                                  ("val", "validation", "1 of 45 images of the validation images")])
+@pytest.mark.parametrize(
+    "kind, tensor, images",
+    [
+        ("test", "local test", "1 of 75 images of the clients' own tests"),
+        ("val", "validation", "1 of 45 images of the validation images"),
+    ],
+)
 def test_a_client_with_a_prediction_that_is_not_finite_is_left_out(tmp_path, data, model, well, kind, tensor, images):
     """The first image that client 1 holds out is marked: it is left out in both rounds, and fine-tuned."""
     part = toy.metrics(well)
@@ -327,7 +397,8 @@ def test_a_run_that_an_older_version_began_is_tested_again_and_goes_on(tmp_path,
         tree["rounds"]["global_test_accuracy"] = tree["rounds"]["global_test_accuracy"] * 0 + 0.1
         save_tree(path, tree)
     toy.train_ok(1, "--resume", "--out", folder)
-    assert toy.rows(folder) == toy.rows(well) and "summary/finished" in toy.metrics(folder)
+    assert toy.rows(folder) == toy.rows(well)
+    assert "summary/finished" in toy.metrics(folder)
 
 
 # ---- clients that fail, as a study
@@ -341,7 +412,9 @@ def test_failures_are_drawn_by_seed_and_round_alone():
     everyone = list(range(6))
     assert draw_failures(fed(), 0, 1, everyone) == (set(), set())
     drawn = [draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)]
-    assert drawn == [draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)]
+    assert drawn == [
+        draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)
+    ]
     assert all(not dropped & late for dropped, late in drawn)
     # 2,400 draws: .3 are dropped; of the others .4 are late; four standard deviations are .037 and .037
     assert sum(len(dropped) for dropped, _ in drawn) / 2400 == pytest.approx(0.3, abs=0.037)
@@ -363,16 +436,22 @@ def test_one_client_at_least_delivers(settings):
 @pytest.mark.parametrize("scheme", ["fedhkd", "moon"])
 def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp_path, data, scheme):
     """Seed 0 of three rounds; who fails is the same for both schemes, and a late client is left out."""
-    arguments = toy.settings(data, f"scheme.name={scheme}", "fed.rounds=3", "fed.drop_rate=0.3", "fed.straggler_rate=0.3")
+    arguments = toy.settings(
+        data, f"scheme.name={scheme}", "fed.rounds=3", "fed.drop_rate=0.3", "fed.straggler_rate=0.3"
+    )
     for size in (1, 3):
         toy.train_ok(size, *arguments, "--out", tmp_path / str(size))
     assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
     assert toy.last_sha(tmp_path / "1") == toy.last_sha(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
-    expected = [[DROPPED if client in dropped else LATE if client in late else OK for client in range(3)]
-                for dropped, late in (draw_failures(fed(clients=3, drop_rate=0.3, straggler_rate=0.3), 0, round, [0, 1, 2])
-                                      for round in (1, 2, 3))]
-    assert found["clients/status"].tolist() == expected and np.ptp(expected) > 0
+    expected = [
+        [DROPPED if client in dropped else LATE if client in late else OK for client in range(3)]
+        for dropped, late in (
+            draw_failures(fed(clients=3, drop_rate=0.3, straggler_rate=0.3), 0, round, [0, 1, 2]) for round in (1, 2, 3)
+        )
+    ]
+    assert found["clients/status"].tolist() == expected
+    assert np.ptp(expected) > 0
     assert found["rounds/clients_failed"].tolist() == [sum(status > 0 for status in row) for row in expected]
 
 

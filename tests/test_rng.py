@@ -1,4 +1,5 @@
 """Named streams: a function of (seed, purpose, round, client) and of nothing else."""
+
 from __future__ import annotations
 
 import hashlib
@@ -12,8 +13,8 @@ from hkd_hpc import rng
 
 def test_the_key_is_a_hash_of_the_name():
     expected = int.from_bytes(hashlib.sha256(b"7/batches/3/12").digest()[:16], "little")
-    assert rng.derive(7, "batches", 3, 12) == expected < 2 ** 128
-    assert rng.torch_seed(7, "batches", 3, 12) == expected >> 65 < 2 ** 63
+    assert rng.derive(7, "batches", 3, 12) == expected < 2**128
+    assert rng.torch_seed(7, "batches", 3, 12) == expected >> 65 < 2**63
 
 
 def test_numbers_are_the_same_on_every_machine():
@@ -31,8 +32,18 @@ def test_streams_start_anew_and_do_not_touch_each_other():
 
 
 def test_different_names_give_different_streams():
-    names = [(0, "a", 0, 0), (1, "a", 0, 0), (0, "b", 0, 0), (0, "a", 1, 0), (0, "a", 0, 1), (1, "a", 1, 0),
-             (11, "a", 0, 0), (0, "a", 11, 0), (0, "a", 1, 1), (0, "a", 0, 11)]
+    names = [
+        (0, "a", 0, 0),
+        (1, "a", 0, 0),
+        (0, "b", 0, 0),
+        (0, "a", 1, 0),
+        (0, "a", 0, 1),
+        (1, "a", 1, 0),
+        (11, "a", 0, 0),
+        (0, "a", 11, 0),
+        (0, "a", 1, 1),
+        (0, "a", 0, 11),
+    ]
     assert len({rng.derive(*name) for name in names}) == len(names)
     assert len({float(rng.stream(*name).random()) for name in names}) == len(names)
 
@@ -41,4 +52,5 @@ def test_global_generators_are_left_alone():
     np.random.seed(4), torch.manual_seed(4)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()
     rng.stream(0, "noise").standard_normal(100)
-    assert np.array_equal(np.random.get_state()[1], before[0]) and torch.equal(torch.get_rng_state(), before[1])
+    assert np.array_equal(np.random.get_state()[1], before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])

@@ -1,4 +1,7 @@
-"""Folders and files that break under a run or between two: one line, nothing good is lost, --resume gives the same rows."""
+"""Folders and files that break under a run or between two: one line, nothing good is lost, --resume gives the same
+rows.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -12,8 +15,8 @@ import sys
 import h5py
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc.store import tree as store
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -44,7 +47,9 @@ def break_at(round, phase, action):
 def stopped(tmp_path_factory, data):
     """The same run, killed in round 4: rounds 2 and 3 have checkpoints, metrics.h5 has two or three rows."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    toy.train(1, *arguments(data), "--out", folder, patch=break_at(4, "weights", lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    toy.train(
+        1, *arguments(data), "--out", folder, patch=break_at(4, "weights", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    )
     assert sorted(path.name for path in (folder / "checkpoints").glob("*.h5")) == ["round_0002.h5", "round_0003.h5"]
     return folder
 
@@ -66,19 +71,25 @@ def failed(results, code=1):
 
 # ---- while it runs
 
+
 def refuse_large_files():
     """From here on the system refuses to write beyond 20 kB of a file, as a quota does: in the middle of a write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize("round, what", [(1, "round_0001.h5: File too large; no file was left behind"),
-                                         (3, "rows.hdf5: File too large; the rows before are untouched")])
+@pytest.mark.parametrize(
+    "round, what",
+    [
+        (1, "round_0001.h5: File too large; no file was left behind"),
+        (3, "rows.hdf5: File too large; the rows before are untouched"),
+    ],
+)
 def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round, what):
     folder = tmp_path / "run"
     line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(round, "saving", refuse_large_files)))
     assert f"cannot write {folder}/checkpoints/{what}" in line
-    assert not [path for path in folder.rglob(".*")], "no temporary file is left"
+    assert not list(folder.rglob(".*")), "no temporary file is left"
     toy.train_ok(1, "--resume", "--out", folder)
     assert toy.rows(folder) == toy.rows(whole)
 
@@ -87,7 +98,9 @@ def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round, what):
 def small_disk(place, *options):
     """A disk of its own at `place`, where mounting is allowed."""
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", place], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", place], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         yield
@@ -104,7 +117,8 @@ def test_a_disk_that_fills_up(tmp_path, data, whole):
     disk, folder = tmp_path / "disk", tmp_path / "disk/run"
     with small_disk(disk, "size=3500k"):
         line = failed(toy.train(2, *arguments(data), "--out", folder))
-        assert "cannot write" in line and "No space left on device" in line
+        assert "cannot write" in line
+        assert "No space left on device" in line
         mount_again(disk, "size=100m")
         toy.train_ok(1, "--resume", "--out", folder)
         assert toy.rows(folder) == toy.rows(whole)
@@ -113,10 +127,16 @@ def test_a_disk_that_fills_up(tmp_path, data, whole):
 def test_a_disk_that_becomes_read_only(tmp_path, data, whole):
     disk, folder = tmp_path / "disk", tmp_path / "disk/run"
     with small_disk(disk, "size=100m"):
-        line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: mount_again(disk, "ro"))))
-        assert "cannot write" in line and "Read-only file system" in line
+        line = failed(
+            toy.train(
+                2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: mount_again(disk, "ro"))
+            )
+        )
+        assert "cannot write" in line
+        assert "Read-only file system" in line
         line = failed(toy.train(1, "--resume", "--out", folder), code=2)
-        assert "Read-only file system" in line and "name a folder" in line
+        assert "Read-only file system" in line
+        assert "name a folder" in line
         mount_again(disk, "rw")
         toy.train_ok(1, "--resume", "--out", folder)
         assert toy.rows(folder) == toy.rows(whole)
@@ -124,11 +144,14 @@ def test_a_disk_that_becomes_read_only(tmp_path, data, whole):
 
 def test_a_folder_that_vanishes(tmp_path, data):
     folder = tmp_path / "run"
-    line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: shutil.rmtree(folder))))
+    line = failed(
+        toy.train(2, *arguments(data), "--out", folder, patch=break_at(3, "saving", lambda: shutil.rmtree(folder)))
+    )
     assert f"cannot write {folder}/checkpoints/rows.hdf5: No such file or directory; no file was left behind" in line
 
 
 # ---- between two runs: the newest checkpoint is bad, the older one is used
+
 
 def write_version_2(path):
     """A whole file of a later format."""
@@ -158,10 +181,14 @@ def grow(path):
         file.truncate(1 << 40)
 
 
-BAD = {"a flipped bit": (flip, "damaged"), "text": (lambda path: path.write_text("no file of ours"), "it is not an HDF5 file"),
-       "plain HDF5": (lambda path: h5py.File(path, "w").close(), "not by hkd_hpc"), "huge": (grow, "damaged"),
-       "another version": (write_version_2, "its format is 2; this version of hkd_hpc reads 1"),
-       "empty": (lambda path: path.write_bytes(b""), "it is not an HDF5 file")}
+BAD = {
+    "a flipped bit": (flip, "damaged"),
+    "text": (lambda path: path.write_text("no file of ours"), "it is not an HDF5 file"),
+    "plain HDF5": (lambda path: h5py.File(path, "w").close(), "not by hkd_hpc"),
+    "huge": (grow, "damaged"),
+    "another version": (write_version_2, "its format is 2; this version of hkd_hpc reads 1"),
+    "empty": (lambda path: path.write_bytes(b""), "it is not an HDF5 file"),
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -170,7 +197,9 @@ def test_a_bad_checkpoint_is_named_and_the_older_one_used(run, whole, kind):
     damage(run / "checkpoints/round_0003.h5")
     output = toy.train_ok(1, "--resume", "--out", run)[0]
     warning = next(line for line in output.splitlines() if "warning: checkpoint passed over" in line)
-    assert f"{run}/checkpoints/round_0003.h5: " in warning and words in warning and "resuming after round 2" in output
+    assert f"{run}/checkpoints/round_0003.h5: " in warning
+    assert words in warning
+    assert "resuming after round 2" in output
     assert toy.rows(run) == toy.rows(whole)
 
 
@@ -181,7 +210,8 @@ def test_no_good_checkpoint_is_no_reason_to_begin_anew(run):
     before = toy.file_hashes(run)
     results = toy.train(2, "--resume", "--out", run)
     line = failed(results, code=2)
-    assert "no checkpoint is good" in line and "tools.check" in line
+    assert "no checkpoint is good" in line
+    assert "tools.check" in line
     before.pop("run.lock", None)
     assert toy.file_hashes(run) == before
 
@@ -195,9 +225,11 @@ def test_bad_metrics_are_written_anew(run, whole, kind):
 
 # ---- the rows before a checkpoint's own
 
+
 def test_a_checkpoint_has_its_own_row_and_those_before_are_in_two_other_files(run):
     tree = load_tree(run / "checkpoints/round_0003.h5")
-    assert tree["rounds"]["round"].tolist() == [3] and tree["clients"]["train_n"].shape == (1, 2)
+    assert tree["rounds"]["round"].tolist() == [3]
+    assert tree["clients"]["train_n"].shape == (1, 2)
     assert load_tree(run / "checkpoints/rows.hdf5")["rounds"]["round"].tolist() == [1, 2]
     shas = load_tree(run / "metrics.h5")["rounds"]["weights_sha256"]
     assert tree["before"] == {"rounds": 2, "clients": 2, "events": 0, "weights_sha256": shas[1]}
@@ -210,9 +242,13 @@ def test_one_good_file_of_rows_is_enough(run, whole, tmp_path, capsys, bad, dama
     damage(run / bad)
     check.main([str(run), "--repair", str(tmp_path / "saved.h5")])
     assert "3 rows saved from" in capsys.readouterr().out
-    assert load_tree(tmp_path / "saved.h5")["rounds"]["weights_sha256"].tolist() == toy.rows(whole)["rounds/weights_sha256"][:3]
+    assert (
+        load_tree(tmp_path / "saved.h5")["rounds"]["weights_sha256"].tolist()
+        == toy.rows(whole)["rounds/weights_sha256"][:3]
+    )
     assert "resuming after round 3" in toy.train_ok(1, "--resume", "--out", run)[0]
-    assert toy.rows(run) == toy.rows(whole) and not (run / "checkpoints/rows.hdf5").exists()
+    assert toy.rows(run) == toy.rows(whole)
+    assert not (run / "checkpoints/rows.hdf5").exists()
 
 
 def test_without_its_rows_a_checkpoint_is_not_good(run, capsys):
@@ -257,18 +293,24 @@ def test_a_checkpoint_of_weights_alone_cannot_be_gone_on_from(run):
     assert "the checkpoint of round 3 has no server, client_states" in line
 
 
-@pytest.mark.parametrize("text, words", [("{", "is damaged"), ('{"fed": {"cleints": 2}}', "does not fit hkd_hpc"), ("[" * 100_000, "is damaged")])
+@pytest.mark.parametrize(
+    "text, words",
+    [("{", "is damaged"), ('{"fed": {"cleints": 2}}', "does not fit hkd_hpc"), ("[" * 100_000, "is damaged")],
+)
 def test_settings_of_another_version_or_of_nobody(run, text, words):
     (run / "config.json").write_text(text)
     line = failed(toy.train(2, "--resume", "--out", run), code=2)
-    assert f"{run}/config.json" in line and words in line
+    assert f"{run}/config.json" in line
+    assert words in line
 
 
 def test_lost_settings_come_from_the_checkpoint(run, whole):
     (run / "config.json").unlink()
     output = toy.train_ok(1, "--resume", "--out", run)[0]
-    assert "config.json is missing: the settings are those in round_0003.h5" in output and "resuming after round 3" in output
-    assert toy.rows(run) == toy.rows(whole) and (run / "config.json").read_text() == (whole / "config.json").read_text()
+    assert "config.json is missing: the settings are those in round_0003.h5" in output
+    assert "resuming after round 3" in output
+    assert toy.rows(run) == toy.rows(whole)
+    assert (run / "config.json").read_text() == (whole / "config.json").read_text()
 
 
 def test_lost_settings_and_checkpoints_are_no_reason_to_begin_anew(run):
@@ -284,10 +326,11 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, whole):
         path.unlink()
         os.mkfifo(path)
     output = toy.train_ok(1, "--resume", "--out", run)[0]
-    assert "round_0003.h5: it is no ordinary file" in output and toy.rows(run) == toy.rows(whole)
+    assert "round_0003.h5: it is no ordinary file" in output
+    assert toy.rows(run) == toy.rows(whole)
 
 
-SCHEME = '''
+SCHEME = """
 import threading, time
 from hkd_hpc.schemes.fedavg import FedAvg
 
@@ -296,12 +339,25 @@ class Threaded(FedAvg):
     def begin(self, client):
         threading.Thread(target=time.sleep, args=(300,)).start()
         raise ArithmeticError("a bad number")
-'''
+"""
 
 
 def test_a_users_thread_does_not_keep_a_failed_process_alive(tmp_path, data):
     toy.write_module(tmp_path, "threaded", SCHEME)
-    done = subprocess.run([sys.executable, "-m", "hkd_hpc.train", *arguments(data, "scheme.name=threaded:Threaded"), "--out",
-                           tmp_path / "run"], cwd=toy.PROJECT, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": f"{tmp_path}:{toy.PROJECT}"})
-    assert done.returncode == 1 and "ArithmeticError: a bad number" in done.stderr
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "hkd_hpc.train",
+            *arguments(data, "scheme.name=threaded:Threaded"),
+            "--out",
+            tmp_path / "run",
+        ],
+        cwd=toy.PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{toy.PROJECT}"},
+    )
+    assert done.returncode == 1
+    assert "ArithmeticError: a bad number" in done.stderr

@@ -1,4 +1,5 @@
 """Wrong input: exit code 2, one line for the whole job, no traceback, no folder; found before torch is loaded."""
+
 from __future__ import annotations
 
 import os
@@ -8,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-
 import toy
 
 NO_TORCH = 'import os, sys\nsys.stderr.write("torch was imported\\n")\nos._exit(77)\n'
@@ -20,7 +20,13 @@ WRONG = {
     "number": (["fed.rounds=-1"], ("fed.rounds=-1", ">= 1")),
     "path": (["data.name=file"], ("data.path",)),
     "resume": (["--resume"], ("--out",)),
-    "resume of nothing": (["--resume", "--out", "runs/one"], ("--resume", "runs/one: holds no run; --resume=auto begins one",)),
+    "resume of nothing": (
+        ["--resume", "--out", "runs/one"],
+        (
+            "--resume",
+            "runs/one: holds no run; --resume=auto begins one",
+        ),
+    ),
     "resume of nothing, dry": (["--resume", "--dry-run", "--out", "."], ("holds no run",)),
     "resume of another kind": (["--resume=now", "--out", "."], ("--resume", "now")),
     "data": (["data.name=cifar10", "data.dir=no where"], ("python -m hkd_hpc.data prepare cifar10 --dir", "no where")),
@@ -44,7 +50,8 @@ def check(folder, code, out, err, words):
     lines = [line for line in err.splitlines() if line.startswith("hkd_hpc:")]
     assert len(lines) == 1, err
     assert all(word in lines[0] for word in words), lines[0]
-    assert sorted(os.listdir(folder)) == ["a_file"] and (folder / "a_file").read_text() == "mine"
+    assert sorted(os.listdir(folder)) == ["a_file"]
+    assert (folder / "a_file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -52,8 +59,14 @@ def test_one_process(shadow, name):
     folder, env = shadow
     arguments, words = WRONG[name]
     paths = os.pathsep.join([env["PYTHONPATH"], str(toy.PROJECT)])
-    ran = subprocess.run([sys.executable, "-m", "hkd_hpc.train", *arguments], cwd=folder,
-                         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-m", "hkd_hpc.train", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=60,
+    )
     check(folder, ran.returncode, ran.stdout, ran.stderr, words)
 
 
@@ -79,9 +92,11 @@ def test_nobody_waits_for_a_rank_0_that_refuses(tmp_path):
     assert len(toy.our_lines(result.output for result in results)) == 1
 
 
-LATE = {"label": ({"y_train": np.r_[np.arange(299) % 10, 11]}, ("y_train", "11")),
-        "test label": ({"y_test": np.r_[np.arange(99) % 10, 10]}, ("y_test", "10")),
-        "floats": ({"x_train": np.zeros((300, 3, 32, 32), np.float32)}, ("x_train", "float32", "uint8"))}
+LATE = {
+    "label": ({"y_train": np.r_[np.arange(299) % 10, 11]}, ("y_train", "11")),
+    "test label": ({"y_test": np.r_[np.arange(99) % 10, 10]}, ("y_test", "10")),
+    "floats": ({"x_train": np.zeros((300, 3, 32, 32), np.float32)}, ("x_train", "float32", "uint8")),
+}
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -104,7 +119,8 @@ def test_more_clients_than_images(tmp_path):
     results = toy.train(2, *toy.settings(data, "fed.clients=30"), "--out", tmp_path / "run")
     assert [result.exit_code for result in results] == [2, 2]
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "fed.clients=30" in lines[0]
+    assert len(lines) == 1
+    assert "fed.clients=30" in lines[0]
 
 
 def test_a_damaged_stored_config_is_one_line(tmp_path):
@@ -112,16 +128,19 @@ def test_a_damaged_stored_config_is_one_line(tmp_path):
     (tmp_path / "run/config.json").write_text('{"data": ')
     results = toy.train(1, "--resume", "--out", tmp_path / "run")
     assert results[0].exit_code in (1, 2) and "Traceback" not in results[0].output, results[0].output
-    assert len(toy.our_lines([results[0].output])) == 1 and "config.json" in results[0].output
+    assert len(toy.our_lines([results[0].output])) == 1
+    assert "config.json" in results[0].output
 
 
 # ---- what is printed, and where
+
 
 def test_help_and_version_are_printed_once():
     for flag, word in (("--help", "fed.rounds"), ("--version", "hkd_hpc ")):
         results = toy.train(3, flag)
         assert [result.exit_code for result in results] == [0, 0, 0]
-        assert word in results[0].output and [result.output for result in results[1:]] == ["", ""]
+        assert word in results[0].output
+        assert [result.output for result in results[1:]] == ["", ""]
 
 
 @pytest.fixture
@@ -132,15 +151,26 @@ def data(tmp_path):
 def test_progress_lines(tmp_path, data):
     outputs = toy.train_ok(3, *toy.settings(data, "fed.rounds=3"), "--out", tmp_path / "run")
     assert outputs[1:] == ["", ""], "rank 0 alone prints"
-    assert "\x1b" not in outputs[0] and "\r" not in outputs[0]
+    assert "\x1b" not in outputs[0]
+    assert "\r" not in outputs[0]
     rounds = re.findall(
-    r"^round +(\d)/3 .*loss cross_entropy \d.* soft .* feature .*local .*global .* left$",
-    outputs[0],
-     re.M)
+        r"^round +(\d)/3 .*loss cross_entropy \d.* soft .* feature .*local .*global .* left$", outputs[0], re.MULTILINE
+    )
     assert rounds == ["1", "2", "3"]
-    table = outputs[0][outputs[0].index("last round"):]
-    for word in ("local (own", "global (averaged BatchNorm)", "re-estimated", "majority", "chance", "oracle",
-                 "payload", "wire", "seconds by phase", str(tmp_path / "run/metrics.h5"), "round_0003.h5"):
+    table = outputs[0][outputs[0].index("last round") :]
+    for word in (
+        "local (own",
+        "global (averaged BatchNorm)",
+        "re-estimated",
+        "majority",
+        "chance",
+        "oracle",
+        "payload",
+        "wire",
+        "seconds by phase",
+        str(tmp_path / "run/metrics.h5"),
+        "round_0003.h5",
+    ):
         assert word in table, word
     assert "private" not in outputs[0]
 
@@ -148,15 +178,16 @@ def test_progress_lines(tmp_path, data):
 @pytest.mark.parametrize("size", [1, 3])
 def test_dry_run(tmp_path, data, size):
     results = toy.train_ok(size, *toy.settings(data), "--dry-run", "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists() and sorted(os.listdir(tmp_path)) == ["data.npz"]
+    assert not (tmp_path / "run").exists()
+    assert sorted(os.listdir(tmp_path)) == ["data.npz"]
     assert results[1:] == [""] * (size - 1)
     for word in ('"rounds": 2', f"{size} rank", "3 clients", "class", "memory", "payload", "devices"):
         assert word in results[0], word
-    client_lines = re.findall(r"^ +[012] +\d +\d+ +\d+ +\d+ +[\d ]+$", results[0], re.M)
+    client_lines = re.findall(r"^ +[012] +\d +\d+ +\d+ +\d+ +[\d ]+$", results[0], re.MULTILINE)
     assert [line.split()[2:5] for line in client_lines] == [["75", "0", "25"]] * 3  # train, val, test
 
 
-NO_NETWORK = '''
+NO_NETWORK = """
 import socket
 _connect = socket.socket.connect
 def connect(self, address):
@@ -164,7 +195,7 @@ def connect(self, address):
         raise AssertionError(f"connect to {address}")
     return _connect(self, address)
 socket.socket.connect = connect
-'''
+"""
 
 
 def test_no_network_is_needed(tmp_path):
@@ -172,18 +203,21 @@ def test_no_network_is_needed(tmp_path):
     env = toy.write_module(tmp_path, "sitecustomize", NO_NETWORK)
     alone = ("unshare", "-n") if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0 else ()
     paths = os.pathsep.join([env["PYTHONPATH"], str(toy.PROJECT)])
-    ran = subprocess.run([*alone,
-    sys.executable,
-    "-m",
-    "hkd_hpc.train",
-    "fed.rounds=1",
-    "train.epochs=1",
-    "data.fraction=.1",
-    "--out",
-    tmp_path / "run"],
-    capture_output=True,
-    text=True,
-    env={**os.environ,
-     "PYTHONPATH": paths})
+    ran = subprocess.run(
+        [
+            *alone,
+            sys.executable,
+            "-m",
+            "hkd_hpc.train",
+            "fed.rounds=1",
+            "train.epochs=1",
+            "data.fraction=.1",
+            "--out",
+            tmp_path / "run",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
     assert ran.returncode == 0, ran.stderr
     assert toy.rounds_done(tmp_path / "run") == 1

@@ -1,4 +1,5 @@
 """A rank that fails, is killed, or leaves: the whole job ends soon, non-zero, with one message: who, where, when."""
+
 from __future__ import annotations
 
 import os
@@ -10,8 +11,8 @@ import time
 
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc.schemes import REGISTRY
 
 
@@ -28,8 +29,12 @@ def fail():
     raise Fault("on purpose")
 
 
-KINDS = {"raise": fail, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "_exit": lambda: os._exit(0),
-         "exit": lambda: sys.exit(0)}
+KINDS = {
+    "raise": fail,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "_exit": lambda: os._exit(0),
+    "exit": lambda: sys.exit(0),
+}
 
 
 def before(owner, name, condition, action):
@@ -61,13 +66,27 @@ def install(place, action):
 
 
 # rank, place, kind: every kind on every rank, every place with several kinds
-CASES = [(0, "set-up", "raise"), (1, "set-up", "kill"), (2, "set-up", "exit"), (1, "training", "raise"),
-         (2, "training", "kill"),
-         (1, "training", "_exit"), (2, "training", "exit"), (1, "report", "raise"), (2, "report", "_exit"),
-         (0, "evaluation", "raise"), (0, "evaluation", "kill"), (0, "test", "_exit"), (0, "test", "exit"),
-         (0, "reports", "kill"), (1, "reports", "raise"), (2, "message", "kill"), (1, "message", "exit"),
-         (2, "weights", "_exit"),
-         (0, "weights", "raise")]
+CASES = [
+    (0, "set-up", "raise"),
+    (1, "set-up", "kill"),
+    (2, "set-up", "exit"),
+    (1, "training", "raise"),
+    (2, "training", "kill"),
+    (1, "training", "_exit"),
+    (2, "training", "exit"),
+    (1, "report", "raise"),
+    (2, "report", "_exit"),
+    (0, "evaluation", "raise"),
+    (0, "evaluation", "kill"),
+    (0, "test", "_exit"),
+    (0, "test", "exit"),
+    (0, "reports", "kill"),
+    (1, "reports", "raise"),
+    (2, "message", "kill"),
+    (1, "message", "exit"),
+    (2, "weights", "_exit"),
+    (0, "weights", "raise"),
+]
 
 
 @pytest.mark.parametrize("rank,place,kind", CASES)
@@ -86,7 +105,8 @@ def test_one_rank_fails(tmp_path, data, rank, place, kind):
     assert len(lines) == 1, output
     assert f"rank {rank} " in lines[0]
     if kind == "raise":
-        assert "Fault: on purpose" in lines[0] and output.count("Traceback") == 1
+        assert "Fault: on purpose" in lines[0]
+        assert output.count("Traceback") == 1
     if place == "set-up":
         assert "phase set-up" in lines[0]
         return
@@ -101,8 +121,14 @@ def test_one_rank_fails(tmp_path, data, rank, place, kind):
 
 def test_the_round_before_a_failure_is_saved(tmp_path, data):
     """A client fails at the very start of round 2, while rank 0 still saves round 1, which was finished: it is kept."""
-    results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run",
-                        patch=lambda rank: rank == 2 and toy.on_place(2, "training", fail), timeout_s=20)
+    results = toy.train(
+        3,
+        *toy.settings(data),
+        "--out",
+        tmp_path / "run",
+        patch=lambda rank: rank == 2 and toy.on_place(2, "training", fail),
+        timeout_s=20,
+    )
     assert all(result.exit_code for result in results)
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
@@ -111,28 +137,23 @@ def test_the_last_test_has_a_phase_of_its_own(tmp_path, data):
     def patch(rank):
         if rank == 0:
             from hkd_hpc.server import Server
+
             before(Server, "test", lambda server, *_: len(server.history) == 2, fail)
 
     lines = toy.our_lines(
-    result.output for result in toy.train(
-        2,
-        *toy.settings(data),
-        "--out",
-        tmp_path / "run",
-         patch=patch))
+        result.output for result in toy.train(2, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
+    )
     assert len(lines) == 1 and "phase evaluation" in lines[0], lines
 
 
 def test_a_failed_job_resumes(tmp_path, data):
     toy.train(
-    3,
-    *toy.settings(data),
-    "--out",
-    tmp_path / "run",
-    patch=lambda rank: rank == 1 and toy.on_place(
-        2,
-        "weights",
-         fail))
+        3,
+        *toy.settings(data),
+        "--out",
+        tmp_path / "run",
+        patch=lambda rank: rank == 1 and toy.on_place(2, "weights", fail),
+    )
     toy.train_ok(2, "--resume", "--out", tmp_path / "run")
     toy.train_ok(1, *toy.settings(data), "--out", tmp_path / "whole")
     assert toy.rows(tmp_path / "run") == toy.rows(tmp_path / "whole")
@@ -144,12 +165,14 @@ def test_nothing_is_left_behind_in_memory(tmp_path, data):
     import tempfile
 
     def copies():
-        return {path for folder in ("/dev/shm", tempfile.gettempdir())
-                                    for path in glob.glob(f"{folder}/hkd_hpc-data-*")}
+        return {
+            path for folder in ("/dev/shm", tempfile.gettempdir()) for path in glob.glob(f"{folder}/hkd_hpc-data-*")
+        }
 
     old = copies()
-    toy.train(3, *toy.settings(data), "--out", tmp_path / "run",
-              patch=lambda rank: rank == 2 and install("set-up", fail))
+    toy.train(
+        3, *toy.settings(data), "--out", tmp_path / "run", patch=lambda rank: rank == 2 and install("set-up", fail)
+    )
     assert copies() <= old
 
 
@@ -159,19 +182,12 @@ def test_a_stopped_rank_is_named_after_the_time_out(tmp_path, data):
             toy.on_place(2, "training", stop_for_good)
 
     results = toy.train(
-    3,
-    *
-    toy.settings(
-        data,
-        "comm.timeout_s=2"),
-        "--out",
-        tmp_path /
-        "run",
-        patch=patch,
-         timeout_s=40)
+        3, *toy.settings(data, "comm.timeout_s=2"), "--out", tmp_path / "run", patch=patch, timeout_s=40
+    )
     lines = toy.our_lines(result.output for result in results)
     assert len(lines) == 1 and "rank 2 " in lines[0] and "did not come to" in lines[0] and "2 s" in lines[0], lines
-    assert results[0].exit_code == 1 and results[1].exit_code == 1
+    assert results[0].exit_code == 1
+    assert results[1].exit_code == 1
 
 
 def stop_for_good():
@@ -185,7 +201,7 @@ def stop_for_good():
 
 # ---- under a real mpirun
 
-FAULTY = '''
+FAULTY = """
 import os, sys, signal
 if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "hkd_hpc.train" in " ".join(sys.orig_argv):
     import hkd_hpc.comm.base as base
@@ -195,18 +211,16 @@ if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "hkd_hpc.train" in " ".join
         if (round, phase) == (3, "training"):
             ACTION
     base.Comm.at = at
-'''
+"""
 
 
-@pytest.mark.parametrize("action,words",
-    [("raise ValueError('on purpose')",
-    ("rank 2 ",
-    "round 3",
-    "training",
-    "ValueError")),
-    ("os.kill(os.getpid(), signal.SIGKILL)",
-    ("rank 2 ",
-     "round 3"))])
+@pytest.mark.parametrize(
+    "action,words",
+    [
+        ("raise ValueError('on purpose')", ("rank 2 ", "round 3", "training", "ValueError")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ("rank 2 ", "round 3")),
+    ],
+)
 def test_a_client_rank_fails_under_mpirun(tmp_path, data, action, words):
     env = toy.write_module(tmp_path, "sitecustomize", FAULTY.replace("ACTION", action))
     code, out, err = toy.mpirun(4, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", env=env)
@@ -230,8 +244,9 @@ def test_no_rank_outlives_mpirun_and_resume_follows_at_once(tmp_path, data):
     killed_s = time.monotonic()
     (result,) = toy.train(1, "--resume", "--out", folder, patch=stop_after_start, timeout_s=60)
     assert "resuming after round" in result.output and result.exit_code == 3, result
-    toy.wait_until(lambda: not any(toy.is_running(pid)
-                   for pid in pids.values()), max(0.1, 5 - (time.monotonic() - killed_s)))
+    toy.wait_until(
+        lambda: not any(toy.is_running(pid) for pid in pids.values()), max(0.1, 5 - (time.monotonic() - killed_s))
+    )
 
 
 def stop_after_start(rank):
@@ -245,13 +260,23 @@ SIZES = (2, 63, 64, 65, 129)
 
 
 def small(data, seed, *more):
-    return toy.settings(data, "data.partition=natural", "fed.clients=7", "data.fraction=.5", "data.public_fraction=.01",
-                        f"data.partition_seed={seed}", "train.batch_size=64", *more)
+    return toy.settings(
+        data,
+        "data.partition=natural",
+        "fed.clients=7",
+        "data.fraction=.5",
+        "data.public_fraction=.01",
+        f"data.partition_seed={seed}",
+        "train.batch_size=64",
+        *more,
+    )
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """(data, partition seed): training images (0, 1, 2, 63, 64, 65, 129); client 0's only image is in the public set."""
+    """(data, partition seed): training images (0, 1, 2, 63, 64, 65, 129); client 0's only image is in the public
+    set.
+    """
     data, sizes, seed = small_clients(tmp_path_factory.mktemp("few"))
     assert sizes == [0, 1, *SIZES]
     return data, seed
@@ -264,20 +289,28 @@ def test_small_clients_with_batch_norm(tmp_path, few, ranks, scheme):
     assert found["clients/train_n"].tolist() == [[0, 0, 2, 63, 64, 65, 129]] * 2
     assert found["clients/status"].tolist() == [[2, 2, 0, 0, 0, 0, 0]] * 2
     assert found["rounds/train_n"].tolist() == [323, 323]
-    assert np.isfinite(found["rounds/loss/cross_entropy"]).all() and np.isfinite(found["rounds/global_test_loss"]).all()
+    assert np.isfinite(found["rounds/loss/cross_entropy"]).all()
+    assert np.isfinite(found["rounds/global_test_loss"]).all()
     assert "[0, 1] have too few images" in outputs[0]
 
 
-@pytest.mark.parametrize("settings", [("fed.participation=.15",), ("fed.drop_rate=.8",),
-                                      ("fed.participation=.3", "fed.straggler_rate=.9", "train.batchnorm=reestimate")],
-                         ids=" ".join)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("fed.participation=.15",),
+        ("fed.drop_rate=.8",),
+        ("fed.participation=.3", "fed.straggler_rate=.9", "train.batchnorm=reestimate"),
+    ],
+    ids=" ".join,
+)
 def test_a_round_never_has_clients_alone_that_cannot_train(tmp_path, few, settings):
     """One client a round, or hardly one that answers: without care rounds of clients 0 and 1 alone would be drawn."""
     for ranks in (1, 3):
         toy.train_ok(ranks, *small(*few, "fed.rounds=12", *settings), "--out", tmp_path / str(ranks))
     assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
     found = toy.metrics(tmp_path / "1")
-    assert (found["rounds/train_n"] > 0).all() and np.isfinite(found["rounds/global_test_loss"]).all()
+    assert (found["rounds/train_n"] > 0).all()
+    assert np.isfinite(found["rounds/global_test_loss"]).all()
     status = found["clients/status"][:, :2]
     assert set(status[~np.isnan(status)]) <= {2}  # NaN: not sampled
 
@@ -291,17 +324,17 @@ def small_clients(folder):
     labels = np.arange(len(ids)) % 10
     for seed in range(3000):
         made = make_partition(
-    labels,
-    10,
-    clients=7,
-    kind="natural",
-    beta=None,
-    fraction=.5,
-    public_fraction=.01,
-    seed=seed,
-    client_train=ids,
-    client_test=np.arange(70) //
-     10)
+            labels,
+            10,
+            clients=7,
+            kind="natural",
+            beta=None,
+            fraction=0.5,
+            public_fraction=0.01,
+            seed=seed,
+            client_train=ids,
+            client_test=np.arange(70) // 10,
+        )
         sizes = [len(index) for index in made.train]
         if sizes == [0, 1, *SIZES]:
             break
@@ -313,16 +346,8 @@ def small_clients(folder):
 def test_all_clients_too_small(tmp_path, size):
     data = toy.save_natural(tmp_path / "data.npz", [1] * 10, 1)
     results = toy.train(
-    size,
-    *
-    toy.settings(
-        data,
-        "data.partition=natural",
-        "fed.clients=10"),
-        "--out",
-        tmp_path /
-        "run",
-         timeout_s=20)
+        size, *toy.settings(data, "data.partition=natural", "fed.clients=10"), "--out", tmp_path / "run", timeout_s=20
+    )
     assert all(result.exit_code in (1, 2) for result in results), results
     lines = toy.our_lines(result.output for result in results)
     assert len(lines) == 1 and "no client" in lines[0], results
@@ -330,8 +355,10 @@ def test_all_clients_too_small(tmp_path, size):
 
 def make_nan(clients, round):
     """These clients' weights become NaN at the end of their training in `round`."""
+
     def patch(rank):
         from hkd_hpc.client import Workbench
+
         original = Workbench._epochs
 
         def epochs(self, client, count):
@@ -341,6 +368,7 @@ def make_nan(clients, round):
             return terms
 
         Workbench._epochs = epochs
+
     return patch
 
 
@@ -364,33 +392,30 @@ def test_all_clients_with_nan(tmp_path, data):
     results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=make_nan({0, 1, 2}, 2))
     assert [result.exit_code for result in results] == [1, 1, 1]
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "round 2" in lines[0] and "3 of 3 clients were refused, more than fed.max_bad_fraction=0.5" in lines[0]
+    assert len(lines) == 1
+    assert "round 2" in lines[0]
+    assert "3 of 3 clients were refused, more than fed.max_bad_fraction=0.5" in lines[0]
     reasons = [line for line in results[0].output.splitlines() if "warning: round 2: client" in line]
-    assert len(reasons) == 3 and all("refused: extractor" in line and "has nan" in line for line in reasons)
+    assert len(reasons) == 3
+    assert all("refused: extractor" in line and "has nan" in line for line in reasons)
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 
 # ---- two runs, one folder
 
+
 def test_two_runs_on_one_folder(tmp_path, data):
     """The second one starts while the first trains; it ends and names the holder."""
     ended = []
     first = threading.Thread(
-    target=lambda: ended.append(
-        toy.mpirun(
-            2,
-            *
-            toy.settings(
-                data,
-                "fed.rounds=25"),
-                "--out",
-                tmp_path /
-                 "run")))
+        target=lambda: ended.append(toy.mpirun(2, *toy.settings(data, "fed.rounds=25"), "--out", tmp_path / "run"))
+    )
     first.start()
     toy.wait_until(lambda: (tmp_path / "run/run.lock").exists())
     code, out, err = toy.mpirun(2, *toy.settings(data, "fed.rounds=25"), "--out", tmp_path / "run")
     first.join()
     assert ended[0][0] == 0, ended
-    assert code == 2 and len(toy.our_lines([out, err])) == 1
+    assert code == 2
+    assert len(toy.our_lines([out, err])) == 1
     assert re.search(r"in use by another run: host \S+, process \d+|holds a run already", err), err
     assert toy.rounds_done(tmp_path / "run") == 25

@@ -1,4 +1,5 @@
 """What a run leaves: metrics.h5 at any moment, hashes and bytes that can be recomputed, names and meanings, models."""
+
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +13,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-
 import toy
 
 
@@ -63,7 +63,8 @@ def test_metrics_can_be_read_at_any_moment(tmp_path, data):
                 kept.append(file)
                 columns = [node for node in file["rounds"].values() if isinstance(node, h5py.Dataset)]
                 lengths = {len(column[()]) for column in columns}
-                assert len(lengths) == 1 and all(len(sha) == 64 for sha in file["rounds/weights_sha256"])
+                assert len(lengths) == 1
+                assert all(len(sha) == 64 for sha in file["rounds/weights_sha256"])
                 seen.update(lengths)
             except Exception as error:
                 problems.append(repr(error))
@@ -77,7 +78,8 @@ def test_metrics_can_be_read_at_any_moment(tmp_path, data):
         done.set()
         reader.join()
     assert not problems, problems[:3]
-    assert len(seen) >= 2 and toy.rounds_done(folder) == 8
+    assert len(seen) >= 2
+    assert toy.rounds_done(folder) == 8
 
 
 def test_sha_can_be_recomputed_from_the_checkpoint(fedhkd):
@@ -91,7 +93,8 @@ def test_sha_can_be_recomputed_from_the_checkpoint(fedhkd):
 def test_sha_is_an_hdf5_string(fedhkd):
     with h5py.File(fedhkd / "metrics.h5", "r") as file:
         column = file["rounds/weights_sha256"]
-        assert h5py.check_string_dtype(column.dtype) and column.shape == (2,)
+        assert h5py.check_string_dtype(column.dtype)
+        assert column.shape == (2,)
         assert all(set(value) <= set("0123456789abcdef") for value in column.asstr()[()])
 
 
@@ -102,16 +105,8 @@ FLOATS = 93_024 + 448 + 448 + 1_032 + 90
 
 def test_payload_of_fedavg(tmp_path, data):
     toy.train_ok(
-    1,
-    *
-    toy.settings(
-        data,
-        "scheme.name=fedavg",
-        "fed.clients=4",
-        "fed.participation=.5"),
-        "--out",
-        tmp_path /
-         "run")
+        1, *toy.settings(data, "scheme.name=fedavg", "fed.clients=4", "fed.participation=.5"), "--out", tmp_path / "run"
+    )
     found = toy.metrics(tmp_path / "run")
     assert found["rounds/payload_bytes/weights_up"].tolist() == [2 * 4 * FLOATS] * 2
     assert found["rounds/payload_bytes/weights_down"].tolist() == [2 * 4 * FLOATS] * 2
@@ -132,16 +127,20 @@ def test_payload_of_fedhkd(fedhkd):
 
 def test_wire_bytes(tmp_path, data, fedhkd):
     wire = {name: values for name, values in toy.metrics(fedhkd).items() if name.startswith("rounds/wire_bytes/")}
-    # 2 client ranks each hand the flat vector over as float64 behind the total weight, one relays the float32 mean to rank 0;
-    # slots are padded to 16 floats
+    # 2 client ranks each hand the flat vector over as float64 behind the total weight, one relays the float32 mean to
+    # rank 0; slots are padded to 16 floats
     padded = FLOATS + 8 + 6
     assert wire["rounds/wire_bytes/weights"].tolist() == [2 * 8 * (padded + 1) + 4 * padded] * 2
     for kind in ("knowledge_up", "knowledge_down", "control"):
         assert (wire[f"rounds/wire_bytes/{kind}"] > 0).all(), kind
     toy.train_ok(1, *toy.settings(data), "--out", tmp_path / "alone")
-    alone = {name: values for name, values in toy.metrics(
-        tmp_path / "alone").items() if name.startswith("rounds/wire_bytes/")}
-    assert alone and all((values == 0).all() for values in alone.values())
+    alone = {
+        name: values
+        for name, values in toy.metrics(tmp_path / "alone").items()
+        if name.startswith("rounds/wire_bytes/")
+    }
+    assert alone
+    assert all((values == 0).all() for values in alone.values())
 
 
 def test_every_accuracy_says_what_it_is(fedhkd):
@@ -149,16 +148,24 @@ def test_every_accuracy_says_what_it_is(fedhkd):
         names = []
         file.visit(lambda name: names.append(name) if "accuracy" in name and not name.startswith("summary") else None)
         assert sorted(names) == [
-            "clients/local_test_accuracy", "clients/local_val_accuracy", "rounds/global_test_accuracy",
-            "rounds/global_val_accuracy", "rounds/local_test_accuracy", "rounds/local_test_accuracy_std",
-            "rounds/local_test_accuracy_worst_tenth", "rounds/local_val_accuracy"]
+            "clients/local_test_accuracy",
+            "clients/local_val_accuracy",
+            "rounds/global_test_accuracy",
+            "rounds/global_val_accuracy",
+            "rounds/local_test_accuracy",
+            "rounds/local_test_accuracy_std",
+            "rounds/local_test_accuracy_worst_tenth",
+            "rounds/local_val_accuracy",
+        ]
         for name in names:
             assert {"model", "data", "moment", "clients", "unit"} <= set(file[name].attrs), name
         for name in ("clients/local_test_n", "rounds/local_test_n", "rounds/global_test_n"):
             assert (file[name][()] > 0).all()
-        assert file["rounds/wall_s"].attrs["unit"] == "s" and file["clients/train_s"].attrs["unit"] == "s"
+        assert file["rounds/wall_s"].attrs["unit"] == "s"
+        assert file["clients/train_s"].attrs["unit"] == "s"
         assert (file["clients/train_s"][()] > 0).all()
-        assert (file["rounds/seconds/save"][()] > 0).all() and file["rounds/seconds/save"].attrs["unit"] == "s"
+        assert (file["rounds/seconds/save"][()] > 0).all()
+        assert file["rounds/seconds/save"].attrs["unit"] == "s"
 
 
 def test_local_accuracy_is_weighted_by_images(fedhkd):
@@ -171,12 +178,14 @@ def test_local_accuracy_is_weighted_by_images(fedhkd):
 def test_the_partition_is_stored(fedhkd, data):
     found, labels = toy.metrics(fedhkd), np.load(data)["y_train"]
     train = np.split(found["partition/train_index"], found["partition/train_offset"][1:-1])
-    assert [np.bincount(labels[index], minlength=10).tolist()
-                        for index in train] == found["partition/train_count"].tolist()
+    assert [np.bincount(labels[index], minlength=10).tolist() for index in train] == found[
+        "partition/train_count"
+    ].tolist()
     everything = np.concatenate([found["partition/train_index"], found["partition/test_index"]])
     assert len(set(everything.tolist())) == len(everything) == 300
     assert len(found["partition/sha256"]) == 64
-    assert len(found["partition/val_index"]) == 0 and found["partition/val_offset"].tolist() == [0] * 4
+    assert len(found["partition/val_index"]) == 0
+    assert found["partition/val_offset"].tolist() == [0] * 4
 
 
 def test_validation_images_are_stored_and_shown(tmp_path, data):
@@ -190,7 +199,7 @@ def test_validation_images_are_stored_and_shown(tmp_path, data):
     assert sorted(everything.tolist()) == list(range(300))
     lines = toy.train_ok(1, *arguments, "--dry-run")[0].splitlines()
     row = next(i for i, line in enumerate(lines) if line.startswith("client  rank  train   val  test"))
-    assert [line.split()[2:5] for line in lines[row + 1:row + 4]] == [["60", "15", "25"]] * 3
+    assert [line.split()[2:5] for line in lines[row + 1 : row + 4]] == [["60", "15", "25"]] * 3
 
 
 def test_only_rank_0_writes_files(tmp_path, data):
@@ -205,8 +214,12 @@ def test_only_rank_0_writes_files(tmp_path, data):
         folder.save_tree = tree.save_tree = folder.replace_text = atomic.replace_file = refuse
 
     toy.train_ok(3, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
-    assert sorted(toy.file_hashes(tmp_path / "run")) == ["checkpoints/round_0001.h5", "checkpoints/round_0002.h5",
-                                                         "config.json", "metrics.h5"]
+    assert sorted(toy.file_hashes(tmp_path / "run")) == [
+        "checkpoints/round_0001.h5",
+        "checkpoints/round_0002.h5",
+        "config.json",
+        "metrics.h5",
+    ]
 
 
 @pytest.mark.parametrize("phase", ["training", "weights", "evaluation"])
@@ -223,28 +236,27 @@ def test_no_file_of_data_or_of_the_run_is_open_while_the_ranks_work(tmp_path, ph
                 links.append(os.readlink(link))
         print(f"open: {[link for link in links if link.startswith(str(tmp_path))]}")
 
-    outputs = toy.train_ok(2, *toy.settings(tmp_path / "data.h5"), "--out", tmp_path / "run",
-                           patch=lambda rank: toy.on_place(2, phase, look))
+    outputs = toy.train_ok(
+        2,
+        *toy.settings(tmp_path / "data.h5"),
+        "--out",
+        tmp_path / "run",
+        patch=lambda rank: toy.on_place(2, phase, look),
+    )
     told = [line for output in outputs for line in output.splitlines() if line.startswith("open: ")]
-    assert told and set(told) == {"open: []"}
+    assert told
+    assert set(told) == {"open: []"}
 
 
 # ---- one client, one round
+
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("single") / "run"
     toy.train_ok(
-    2,
-    *
-    toy.settings(
-        data,
-        "scheme.name=fedavg",
-        "fed.clients=1",
-        "fed.rounds=1",
-        "train.epochs=6"),
-        "--out",
-         folder)
+        2, *toy.settings(data, "scheme.name=fedavg", "fed.clients=1", "fed.rounds=1", "train.epochs=6"), "--out", folder
+    )
     return folder
 
 
@@ -261,7 +273,7 @@ def test_the_aggregate_of_one_client_is_its_model(single):
     parameters = [name for name, _ in net.named_parameters()]
     for name in parameters + [name for name, tensor in net.named_buffers() if tensor.is_floating_point()]:
         tensor = tensors[name].reshape(-1)
-        np.testing.assert_allclose(own[start:start + len(tensor)], tensor, rtol=1e-7, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(own[start : start + len(tensor)], tensor, rtol=1e-7, atol=1e-11, err_msg=name)
         start += -(-len(tensor) // 16) * 16
     assert start == len(own)
 
@@ -279,6 +291,7 @@ def test_global_accuracy_is_that_of_the_exported_model(single, data, tmp_path):
 def test_weights_set_to_a_constant_after_the_average_change_the_accuracy(tmp_path, data):
     def patch(rank):
         from hkd_hpc.aggregate import FixedPointSum
+
         original = FixedPointSum.mean_into
 
         def mean_into(self, out_V, summed):
@@ -288,23 +301,18 @@ def test_weights_set_to_a_constant_after_the_average_change_the_accuracy(tmp_pat
         FixedPointSum.mean_into = mean_into
 
     toy.train_ok(
-    1,
-    *
-    toy.settings(
-        data,
-        "fed.clients=1",
-        "fed.rounds=1",
-        "train.epochs=6"),
+        1,
+        *toy.settings(data, "fed.clients=1", "fed.rounds=1", "train.epochs=6"),
         "--out",
-        tmp_path /
-        "run",
-         patch=patch)
+        tmp_path / "run",
+        patch=patch,
+    )
     assert toy.metrics(tmp_path / "run")["rounds/global_test_accuracy"][-1] == 0.1
 
 
 # ---- export
 
-PLAIN = '''
+PLAIN = """
 import sys
 import numpy as np, torch
 from torch import nn
@@ -324,15 +332,25 @@ net.eval()
 data = np.load(sys.argv[2])
 x, y = torch.from_numpy(data["x"]).float() / 127.5 - 1, torch.from_numpy(data["y"])
 print(int((net.classifier(net.extractor(x)).argmax(1) == y).sum()))
-'''
+"""
 
 
 def correct_elsewhere(folder, model, x, y):
     """Number of correct predictions of a plain net that loads `model` in a process without this package."""
     (folder / "plain.py").write_text(PLAIN)
     np.savez(folder / "images.npz", x=x, y=y)
-    ran = subprocess.run([sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", folder / "plain.py", model,
-                          folder / "images.npz"], cwd=folder, capture_output=True, text=True)
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-P" if sys.version_info >= (3, 11) else "-s",
+            folder / "plain.py",
+            model,
+            folder / "images.npz",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     return int(ran.stdout)
 
@@ -397,6 +415,7 @@ def own_net(folder):
     import own_model
 
     from hkd_hpc.rng import torch_seed
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(0, "initial weights"))
         return own_model.Own(10, 8)
@@ -410,8 +429,10 @@ def test_a_users_own_model(tmp_path, data, own):
     stored, start = toy.checkpoint(tmp_path / "3", 2), own_net(tmp_path).state_dict()
     np.testing.assert_allclose(stored["global/frozen.weight"], start["frozen.weight"].numpy(), atol=1e-10)
     assert not np.allclose(stored["global/mix.weight"], start["mix.weight"].numpy(), atol=1e-4)
-    assert stored["global/mask"].tolist() == [True, False, True] and stored["global/mask"].dtype == bool
-    assert stored["global/version"] == 3 and stored["global/version"].dtype == np.int32
+    assert stored["global/mask"].tolist() == [True, False, True]
+    assert stored["global/mask"].dtype == bool
+    assert stored["global/version"] == 3
+    assert stored["global/version"].dtype == np.int32
 
 
 def test_a_users_own_model_leaves_as_a_state_dict_it_can_load(tmp_path, data, own):
@@ -420,11 +441,9 @@ def test_a_users_own_model_leaves_as_a_state_dict_it_can_load(tmp_path, data, ow
         exported = export(tmp_path / "run", tmp_path / "own.pt", *more)
         net = own_net(tmp_path)
         net.load_state_dict(exported)  # strict: the second name of a shared weight must be there too
-        assert {
-    name: t.dtype for name,
-    t in exported.items()} == {
-        name: t.dtype for name,
-         t in net.state_dict().items()}
+        assert {name: t.dtype for name, t in exported.items()} == {
+            name: t.dtype for name, t in net.state_dict().items()
+        }
 
 
 def test_a_users_own_model_resumes(tmp_path, data, own):

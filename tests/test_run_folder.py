@@ -1,4 +1,5 @@
 """What happens around a run's folder and its output: other jobs, signals, a reader that goes away."""
+
 from __future__ import annotations
 
 import os
@@ -8,14 +9,21 @@ import sys
 import time
 
 import toy
+
 from hkd_hpc import train
 
 COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
 
 
 def start(*arguments, **options) -> subprocess.Popen:
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            cwd=options.pop("cwd", toy.PROJECT), **options)
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=options.pop("cwd", toy.PROJECT),
+        **options,
+    )
 
 
 def wait_for(path, process: subprocess.Popen) -> None:
@@ -34,9 +42,10 @@ def test_refused_second_job_leaves_the_first_alone_in_its_first_round(tmp_path):
     wait_for(tmp_path / "run/config.json", first)
     second = start(*long_round, "--out", tmp_path / "run")
     _, told = second.communicate(timeout=60)
-    assert second.returncode == 2 and "run" in told
+    assert second.returncode == 2
+    assert "run" in told
     assert (tmp_path / "run/checkpoints").is_dir()
-    out, told = first.communicate(timeout=120)
+    _out, told = first.communicate(timeout=120)
     assert first.returncode == 0, told
     assert toy.rounds_done(tmp_path / "run") == 1
 
@@ -48,13 +57,15 @@ def test_two_jobs_at_the_same_instant_without_out_get_folders_of_their_own(tmp_p
     results = [job.communicate(timeout=120) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0], results
     folders = sorted((tmp_path / "runs").iterdir())
-    assert len(folders) == 3 and [toy.rounds_done(folder) for folder in folders] == [2, 2, 2]
+    assert len(folders) == 3
+    assert [toy.rounds_done(folder) for folder in folders] == [2, 2, 2]
 
 
 def test_empty_folder_of_the_user_stays_after_a_refused_start(tmp_path):
     (tmp_path / "mine").mkdir()
     job = start("data.name=file", f"data.path={tmp_path}/missing.npz", "--out", tmp_path / "mine")
-    assert job.communicate(timeout=60) and job.returncode == 2
+    assert job.communicate(timeout=60)
+    assert job.returncode == 2
     assert (tmp_path / "mine").is_dir()
 
 
@@ -79,7 +90,8 @@ def test_resume_may_move_to_another_backend_and_data_folder_but_not_to_other_dat
     (tmp_path / "run/metrics.h5").unlink()
     other = toy.save_data(tmp_path / "other.npz", train=320)
     results = toy.train(1, "--resume", "--out", tmp_path / "run", f"data.path={other}")
-    assert results[0].exit_code == 2 and "the content of the data is not what the run was trained on" in results[0].output
+    assert results[0].exit_code == 2
+    assert "the content of the data is not what the run was trained on" in results[0].output
 
 
 def test_sigterm_of_a_single_process_is_told_and_resumed(tmp_path):
@@ -89,7 +101,10 @@ def test_sigterm_of_a_single_process_is_told_and_resumed(tmp_path):
     job.send_signal(signal.SIGTERM)
     _, told = job.communicate(timeout=30)
     assert job.returncode == 143
-    assert told.count("hkd_hpc:") == 1 and "SIGTERM" in told and "--resume" in told and "Traceback" not in told
+    assert told.count("hkd_hpc:") == 1
+    assert "SIGTERM" in told
+    assert "--resume" in told
+    assert "Traceback" not in told
     assert not (tmp_path / "run/run.lock").exists()
 
 
@@ -117,9 +132,12 @@ def test_resume_of_a_mistyped_folder_is_refused_with_the_likely_one(tmp_path):
     (tmp_path / "fedhkd-s2/config.json").write_text("{}")
     for more in ([], ["--dry-run"], ["--allow-change", "fed.rounds=3"]):
         [result] = toy.train(1, "--resume", "--out", tmp_path / "fedhkd_s2", *more)
-        assert result.exit_code == 2 and not (tmp_path / "fedhkd_s2").exists()
+        assert result.exit_code == 2
+        assert not (tmp_path / "fedhkd_s2").exists()
         assert toy.our_lines([result.output]) == [
-            f"hkd_hpc: --resume {tmp_path}/fedhkd_s2: holds no run; did you mean {tmp_path}/fedhkd-s2?; --resume=auto begins one there"]
+            f"hkd_hpc: --resume {tmp_path}/fedhkd_s2: holds no run; did you mean {tmp_path}/fedhkd-s2?; --resume=auto "
+            "begins one there"
+        ]
 
 
 def test_a_dry_run_of_a_resume_shows_the_stored_settings_and_writes_nothing(tmp_path):
@@ -129,7 +147,8 @@ def test_a_dry_run_of_a_resume_shows_the_stored_settings_and_writes_nothing(tmp_
     (tmp_path / "run/config.json").unlink()
     before = toy.file_hashes(tmp_path / "run")
     [output] = toy.train_ok(1, "--resume", "--dry-run", "--out", tmp_path / "run")
-    assert '"lr": 0.0625' in output and toy.file_hashes(tmp_path / "run") == before
+    assert '"lr": 0.0625' in output
+    assert toy.file_hashes(tmp_path / "run") == before
 
 
 GOES_AWAY = """
@@ -148,7 +167,9 @@ folder.rmdir()
 
 def test_a_start_waits_for_a_failed_one_that_goes_away_and_takes_its_folder_along(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(toy.PROJECT)}
-    before = subprocess.Popen([sys.executable, "-c", GOES_AWAY, tmp_path / "run"], env=env, stdout=subprocess.PIPE, text=True)
+    before = subprocess.Popen(
+        [sys.executable, "-c", GOES_AWAY, tmp_path / "run"], env=env, stdout=subprocess.PIPE, text=True
+    )
     assert before.stdout.readline() == "held\n"
     with train.run_folder(train.parse(["--out", str(tmp_path / "run")]), rank=0) as folder:
         assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]

@@ -1,4 +1,5 @@
 """The same bits whatever the layout: number of ranks, sampling, unequal clients, logging, checkpoints, transport."""
+
 from __future__ import annotations
 
 import gc
@@ -6,8 +7,8 @@ import os
 
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc import models
 from hkd_hpc.config import ModelSettings
 from hkd_hpc.store.tree import load_tree
@@ -46,22 +47,30 @@ def test_same_rows_on_any_number_of_ranks(tmp_path, data, scheme):
     arguments = toy.settings(data, f"scheme.name={scheme}", "fed.rounds=3", "data.beta=0.3")
     rows = compare(tmp_path, sizes, arguments)
     if scheme != "fedavg":
-        assert all(value > 0 for value in rows["rounds/loss/soft"][1:]
-                   ), "knowledge must be in use for this to mean much"
+        assert all(value > 0 for value in rows["rounds/loss/soft"][1:]), (
+            "knowledge must be in use for this to mean much"
+        )
 
 
 def test_taps_that_no_image_meets_stay_as_they_began_on_any_number_of_ranks(tmp_path, data):
     """Neither trained nor averaged: on one pixel 8 of 9 taps of a 3 x 3 convolution see padding alone."""
     begun = dict(models.build(ModelSettings(name="resnet18", latent=8), 3, (3, 32, 32), 0).named_parameters())
-    compare(tmp_path, (1, 3), toy.settings(data, "model.name=resnet18", "model.latent=8", "fed.clients=4", "fed.rounds=2"))
+    compare(
+        tmp_path, (1, 3), toy.settings(data, "model.name=resnet18", "model.latent=8", "fed.clients=4", "fed.rounds=2")
+    )
     weight = "extractor.layer4.1.conv2.weight"
     kept = load_tree(tmp_path / "3" / "checkpoints" / "round_0002.h5")["global"][weight]
     changed_YX = (kept != begun[weight].detach().numpy()).any((0, 1))
     assert changed_YX.tolist() == [[False] * 3, [False, True, False], [False] * 3]
 
+
 def test_schemes_differ_and_noise_matters(tmp_path, data):
-    for name, more in {"fedavg": ["scheme.name=fedavg"], "fedhkd": ["scheme.name=fedhkd"],
-                       "star": ["scheme.name=fedhkd_star"], "quiet": ["scheme.name=fedhkd", "scheme.sigma=0"]}.items():
+    for name, more in {
+        "fedavg": ["scheme.name=fedavg"],
+        "fedhkd": ["scheme.name=fedhkd"],
+        "star": ["scheme.name=fedhkd_star"],
+        "quiet": ["scheme.name=fedhkd", "scheme.sigma=0"],
+    }.items():
         toy.train_ok(1, *toy.settings(data, *more), "--out", tmp_path / name)
     assert len({toy.last_sha(folder) for folder in tmp_path.iterdir()}) == 4
 
@@ -89,21 +98,32 @@ def test_a_client_without_data(tmp_path):
 
     def sizes(seed):
         made = make_partition(
-    labels,
-    10,
-    clients=4,
-    kind="natural",
-    beta=None,
-    fraction=.5,
-    public_fraction=.3,
-    seed=seed,
-     client_train=ids)
+            labels,
+            10,
+            clients=4,
+            kind="natural",
+            beta=None,
+            fraction=0.5,
+            public_fraction=0.3,
+            seed=seed,
+            client_train=ids,
+        )
         return [len(index) for index in made.train]
 
     seed = next(seed for seed in range(100) if sizes(seed)[0] == 0)
     data = toy.save_data(tmp_path / "data.npz", 200, 40, client_train=ids)
-    rows = compare(tmp_path, (1, 2, 5), toy.settings(data, "data.partition=natural", "fed.clients=4",
-                   "data.fraction=.5", "data.public_fraction=.3", f"data.partition_seed={seed}"))
+    rows = compare(
+        tmp_path,
+        (1, 2, 5),
+        toy.settings(
+            data,
+            "data.partition=natural",
+            "fed.clients=4",
+            "data.fraction=.5",
+            "data.public_fraction=.3",
+            f"data.partition_seed={seed}",
+        ),
+    )
     assert [row[0] for row in rows["clients/train_n"]] == [0, 0]
     assert [row[0] for row in rows["clients/status"]] == [2, 2]
     assert rows["rounds/train_n"] == [sum(sizes(seed))] * 2
@@ -112,8 +132,15 @@ def test_a_client_without_data(tmp_path):
 def test_logging_checkpoints_and_kept_models_change_no_weight(tmp_path, data):
     arguments = toy.settings(data, "fed.rounds=4")
     toy.train_ok(3, *arguments, "--out", tmp_path / "usual")
-    toy.train_ok(3, *arguments, "run.evaluate_every=3", "run.checkpoint_every=3", "run.client_models=false",
-                 "--out", tmp_path / "rarely")
+    toy.train_ok(
+        3,
+        *arguments,
+        "run.evaluate_every=3",
+        "run.checkpoint_every=3",
+        "run.client_models=false",
+        "--out",
+        tmp_path / "rarely",
+    )
     usual, rarely = toy.rows(tmp_path / "usual"), toy.rows(tmp_path / "rarely")
     assert usual["rounds/weights_sha256"] == rarely["rounds/weights_sha256"]
     assert [value is not None for value in rarely["rounds/global_test_accuracy"]] == [False, False, True, True]
@@ -139,8 +166,9 @@ def test_each_client_lives_on_one_rank(tmp_path, data, unequal):
 
 
 def test_every_client_trains_once_a_round(tmp_path, data):
-    toy.train_ok(3, *toy.settings(data), "--out", tmp_path / "run",
-                 patch=lambda rank: toy.count_training(tmp_path / "log"))
+    toy.train_ok(
+        3, *toy.settings(data), "--out", tmp_path / "run", patch=lambda rank: toy.count_training(tmp_path / "log")
+    )
     assert toy.trained(tmp_path / "log") == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
 
 
@@ -151,8 +179,9 @@ def test_a_net_without_counters_in_several_ranks(tmp_path, data):
 
 def test_grey_images_of_28_pixels(tmp_path):
     y = np.arange(100) % 10
-    data = toy.save_data(tmp_path / "grey.npz", 100, 40, x_train=toy.images(y, 1, 28)[:, 0],
-                         x_test=toy.images(y[:40], 2, 28)[:, 0])
+    data = toy.save_data(
+        tmp_path / "grey.npz", 100, 40, x_train=toy.images(y, 1, 28)[:, 0], x_test=toy.images(y[:40], 2, 28)[:, 0]
+    )
     compare(tmp_path, (1, 2), toy.settings(data))
 
 
@@ -176,8 +205,9 @@ def _private_bytes(folder, train):
     path = folder / f"{train}.npz"
     noise = np.random.default_rng(0).integers(0, 256, (train, 3, 32, 32), np.uint8)
     np.savez(path, x_train=noise, y_train=np.arange(train) % 10, x_test=noise[:100], y_test=np.arange(100) % 10)
-    results = toy.train(3, *toy.settings(path, "fed.clients=2"), "--out", folder / f"run{train}",
-                        patch=_private_bytes_at_the_start)
+    results = toy.train(
+        3, *toy.settings(path, "fed.clients=2"), "--out", folder / f"run{train}", patch=_private_bytes_at_the_start
+    )
     lines = [line for result in results for line in result.output.splitlines() if line.startswith("private")]
     assert len(lines) == 3, results
     return sum(int(line.split()[1]) for line in lines)

@@ -1,12 +1,13 @@
 """Runs with the data's own clients: how many there are is read from the file, and names stay names."""
+
 from __future__ import annotations
 
 import json
 
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc import config
 from jobs import Sweep
 
@@ -22,8 +23,12 @@ def save(path, named: bool):
     if not named:
         more = dict(client_train=ids, client_test=test_ids, y_train=9 - labels, y_test=9 - test_labels)
     else:
-        more = dict(client_train=np.array(WRITERS)[ids], client_test=np.array(WRITERS)[test_ids],
-                    y_train=np.array(LABELS)[labels], y_test=np.array(LABELS)[test_labels])
+        more = dict(
+            client_train=np.array(WRITERS)[ids],
+            client_test=np.array(WRITERS)[test_ids],
+            y_train=np.array(LABELS)[labels],
+            y_test=np.array(LABELS)[test_labels],
+        )
     return toy.save_data(path, sum(SIZES), 30, **more)
 
 
@@ -54,20 +59,29 @@ def test_names_and_their_number_come_from_the_file_and_are_kept(tmp_path, named)
 
 
 def test_a_dry_run_shows_names_and_counts(named):
-    output, = toy.train_ok(1, *arguments(named), "--dry-run")
+    (output,) = toy.train_ok(1, *arguments(named), "--dry-run")
     lines = [" ".join(line.split()) for line in output.splitlines()]
-    assert "images: 55 in the training split, 30 in the test split, 10 classes; dealt: 55 training, 30 local tests" in lines
+    assert (
+        "images: 55 in the training split, 30 in the test split, 10 classes; dealt: 55 training, 30 local tests"
+        in lines
+    )
     assert "classes: 0 a, 1 b, 2 c, 3 d, 4 e, 5 f, 6 g, 7 h, 8 i, 9 j" in lines
     assert "1 0 1 0 10 0 0 0 0 0 1 0 0 0 0 ann" in lines  # its one image is the 25th: label 24 % 10, "f"
 
 
-@pytest.mark.parametrize("more, words", [
-    (("fed.clients=4",), "fed.clients=4: client_train names 3 clients; set fed.clients=3"),
-    ((), "key client_train is missing; data.partition=natural needs a client id for each image in it")])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (("fed.clients=4",), "fed.clients=4: client_train names 3 clients; set fed.clients=3"),
+        ((), "key client_train is missing; data.partition=natural needs a client id for each image in it"),
+    ],
+)
 def test_what_cannot_be_is_one_line_and_leaves_nothing(tmp_path, named, more, words):
     data = named if more else toy.save_data(tmp_path / "data.npz")
-    result, = toy.train(1, *arguments(data), *more, "--out", tmp_path / "run")
-    assert result.exit_code == 2 and words in result.output and not (tmp_path / "run").exists()
+    (result,) = toy.train(1, *arguments(data), *more, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert words in result.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_preset_speaks_of_other_clients(named):
@@ -78,6 +92,8 @@ def test_a_preset_speaks_of_other_clients(named):
 
 def test_a_sweep_counts_them_too(named):
     cells, problems = Sweep(seed=[0, 1], overrides=arguments(named)).cells()
-    assert not problems and [cell.settings["fed.clients"] for cell in cells] == [3, 3]
+    assert not problems
+    assert [cell.settings["fed.clients"] for cell in cells] == [3, 3]
     cells, problems = Sweep(seed=[0], overrides=arguments(named.with_name("none.npz"))).cells()
-    assert not cells and "there is no such file" in problems[0]
+    assert not cells
+    assert "there is no such file" in problems[0]

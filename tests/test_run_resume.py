@@ -1,4 +1,5 @@
 """Killed and resumed runs: the same bits as never having stopped, on other numbers of ranks, nothing trained twice."""
+
 from __future__ import annotations
 
 import json
@@ -6,7 +7,6 @@ import shutil
 import signal
 
 import pytest
-
 import toy
 
 ROUNDS = 4
@@ -31,6 +31,7 @@ def whole(tmp_path_factory, data):
 
 def killed_at(folder, data, size, place, killer, *more):
     """Run until rank `killer` comes to `place` = (round, phase), where all ranks get kill -9."""
+
     def patch(rank):
         toy.note_pid(folder.parent / "pids", size)
         toy.count_training(folder.parent / "log")
@@ -43,23 +44,18 @@ def killed_at(folder, data, size, place, killer, *more):
 
 def resume(folder, size, *more):
     return toy.train_ok(
-    size,
-    "--resume",
-    "--out",
-    folder,
-    *more,
-    patch=lambda rank: toy.count_training(
-        folder.parent / "log"))
+        size, "--resume", "--out", folder, *more, patch=lambda rank: toy.count_training(folder.parent / "log")
+    )
 
 
 PLACES = {
-    "training": (
-        (3, "training"), 1, 3, 1), "weights": (
-            (3, "weights"), 0, 2, 4), "message": (
-                (2, "message"), 0, 1, 3), "state": (
-                    (4, "state"), 2, 3, 2), "evaluation": (
-                        (3, "evaluation"), 0, 3, 1), "finale": (
-                            (4, "finale"), 0, 2, 3)}
+    "training": ((3, "training"), 1, 3, 1),
+    "weights": ((3, "weights"), 0, 2, 4),
+    "message": ((2, "message"), 0, 1, 3),
+    "state": ((4, "state"), 2, 3, 2),
+    "evaluation": ((3, "evaluation"), 0, 3, 1),
+    "finale": ((4, "finale"), 0, 2, 3),
+}
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -69,10 +65,11 @@ def test_killed_anywhere_and_resumed_on_other_ranks(tmp_path, data, whole, name)
     killed_at(folder, data, before, place, killer)
     walls = toy.metrics(folder)["rounds/wall_s"].tolist()
     saved = max(int(path.stem[-4:]) for path in (folder / "checkpoints").glob("round_*.h5"))
-    assert place[0] - 2 <= saved <= place[0] and len(walls) in (saved, saved - 1)
+    assert place[0] - 2 <= saved <= place[0]
+    assert len(walls) in (saved, saved - 1)
     resume(folder, after)
     assert toy.rows(folder) == toy.rows(whole)
-    assert toy.metrics(folder)["rounds/wall_s"].tolist()[:len(walls)] == walls
+    assert toy.metrics(folder)["rounds/wall_s"].tolist()[: len(walls)] == walls
     log = toy.trained(tmp_path / "log")
     assert all(log.count((round, client)) == 1 for round in range(1, saved + 1) for client in range(3)), log
 
@@ -83,6 +80,7 @@ def test_killed_between_checkpoint_and_metrics(tmp_path, data, whole):
 
     def patch(rank):
         from hkd_hpc.server import Server
+
         toy.note_pid(tmp_path / "pids", 2)
         original = Server.write_metrics
 
@@ -94,7 +92,8 @@ def test_killed_between_checkpoint_and_metrics(tmp_path, data, whole):
         Server.write_metrics = write_metrics
 
     toy.train(2, *arguments(data), "--out", folder, patch=patch)
-    assert toy.rounds_done(folder) == 2 and (folder / "checkpoints/round_0003.h5").exists()
+    assert toy.rounds_done(folder) == 2
+    assert (folder / "checkpoints/round_0003.h5").exists()
     resume(folder, 3)
     assert toy.rows(folder) == toy.rows(whole)
     assert toy.trained(tmp_path / "log") == [(4, 0), (4, 1), (4, 2)]
@@ -108,15 +107,16 @@ def test_a_checkpoint_every_three_rounds(tmp_path, data, whole):
     resume(folder, 4)
     assert toy.rows(folder) == toy.rows(whole)
     assert toy.metrics(folder)["rounds/wall_s"].tolist()[:3] == walls
-    assert [pair for pair in toy.trained(tmp_path / "log") if pair[0] <= 3] == [(r, c)
-                                         for r in (1, 2, 3) for c in range(3)]
+    assert [pair for pair in toy.trained(tmp_path / "log") if pair[0] <= 3] == [
+        (r, c) for r in (1, 2, 3) for c in range(3)
+    ]
 
 
 def test_the_older_checkpoint_stands_in_for_a_cut_one(tmp_path, data, whole):
     folder = tmp_path / "run"
     killed_at(folder, data, 3, (4, "weights"), 0)
     newest = folder / "checkpoints/round_0003.h5"
-    newest.write_bytes(newest.read_bytes()[:newest.stat().st_size // 2])
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     outputs = resume(folder, 2)
     warnings = [line for line in outputs[0].splitlines() if line.startswith("hkd_hpc: warning:")]
     assert any("round_0003.h5" in line and "truncated" in line for line in warnings), outputs[0]
@@ -130,7 +130,8 @@ def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path, d
     killed_at(folder, data, 1, (3, "training"), 0)
     shutil.copy(folder / "checkpoints/round_0002.h5", folder / "checkpoints/round_0003.h5")
     outputs = resume(folder, 2)
-    assert "round_0003.h5: it is of round 2, not of 3" in outputs[0] and "resuming after round 2" in outputs[0]
+    assert "round_0003.h5: it is of round 2, not of 3" in outputs[0]
+    assert "resuming after round 2" in outputs[0]
     assert toy.rows(folder) == toy.rows(whole)
 
 
@@ -141,7 +142,8 @@ def test_without_checkpoints_rows_are_made_again_but_not_with_other_settings(tmp
     (folder / "run.lock").unlink()
     before = toy.file_hashes(folder)
     [result] = toy.train(1, "--resume", "--allow-change", "--out", folder, "train.lr=0.1")
-    assert result.exit_code == 2 and "has 2 rows and no checkpoint after which settings could change" in result.output
+    assert result.exit_code == 2
+    assert "has 2 rows and no checkpoint after which settings could change" in result.output
     assert toy.file_hashes(folder) == before
     [output] = resume(folder, 1)
     assert "the run begins anew, and its 2 rows are made again" in output
@@ -154,7 +156,9 @@ def test_without_checkpoints_a_run_whose_settings_changed_cannot_go_on(tmp_path,
     toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=2", "train.lr=0.01")
     shutil.rmtree(folder / "checkpoints")
     [result] = toy.train(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=3")
-    assert result.exit_code == 2 and "no checkpoint" in result.output and len(toy.rows(folder)["rounds/round"]) == 2
+    assert result.exit_code == 2
+    assert "no checkpoint" in result.output
+    assert len(toy.rows(folder)["rounds/round"]) == 2
 
 
 def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
@@ -164,7 +168,8 @@ def test_nothing_to_resume_starts_afresh(tmp_path, data, whole):
 
 def test_a_run_is_repeated_from_its_own_config_json_to_the_same_bits(tmp_path, whole):
     [output] = toy.train_ok(1, "--config", whole / "config.json", "--out", tmp_path / "again")
-    assert toy.rows(tmp_path / "again") == toy.rows(whole) and "has no effect" not in output
+    assert toy.rows(tmp_path / "again") == toy.rows(whole)
+    assert "has no effect" not in output
 
 
 def test_a_complete_run_is_left_alone(tmp_path, data, whole):
@@ -184,47 +189,72 @@ def test_resume_takes_equal_settings_and_refuses_others(tmp_path, data, whole):
     results = toy.train(2, "--resume", "--out", folder, "fed.rounds=9")
     assert [result.exit_code for result in results] == [2, 2]
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "fed.rounds: stored 4, asked 9" in lines[0]
+    assert len(lines) == 1
+    assert "fed.rounds: stored 4, asked 9" in lines[0]
     toy.train_ok(2, "--resume", "--out", folder, *arguments(data))
-    (tmp_path / "same.toml").write_text('[fed]\nrounds = 4\n[train]\nlr = 0.001\n')
+    (tmp_path / "same.toml").write_text("[fed]\nrounds = 4\n[train]\nlr = 0.001\n")
     toy.train_ok(1, "--resume", "--out", folder, "--config", tmp_path / "same.toml")
     assert toy.file_hashes(folder) == before
 
 
 def test_changed_settings_are_allowed_on_request_and_recorded(tmp_path, data, whole):
-    """Two rounds more are the bits of a run of four from the start; each change is in the metrics and in the summary."""
+    """Two rounds more are the bits of a run of four from the start; each change is in the metrics and in the
+    summary.
+    """
     folder = tmp_path / "run"
     toy.train_ok(2, *arguments(data, "fed.rounds=2"), "--out", folder)
     outputs = toy.train_ok(3, "--resume", "--allow-change", "--out", folder, "fed.rounds=4")
     assert "settings changed after round 2: fed.rounds 2 -> 4" in outputs[0]
     assert toy.last_sha(folder) == toy.last_sha(whole)
     change = [{"after_round": 2, "fed.rounds": [2, 4]}]
-    assert json.loads(toy.metrics(folder)["changes_json"]) == change == json.loads(toy.checkpoint(folder, 4)["changes_json"])
+    assert (
+        json.loads(toy.metrics(folder)["changes_json"])
+        == change
+        == json.loads(toy.checkpoint(folder, 4)["changes_json"])
+    )
     assert "already complete (4 rounds)" in toy.train_ok(1, "--resume", "--out", folder)[0]
     toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=5", "train.lr=0.01")
     assert json.loads(toy.metrics(folder)["changes_json"]) == [
-        *change, {"after_round": 4, "fed.rounds": [4, 5], "train.lr": [0.001, 0.01]}]
+        *change,
+        {"after_round": 4, "fed.rounds": [4, 5], "train.lr": [0.001, 0.01]},
+    ]
 
 
-@pytest.mark.parametrize("given, text", [
-    (["--resume", "--allow-change", "data.beta=9"], "--allow-change: data.beta cannot change within a run"),
-    (["--resume", "--allow-change", "model.latent=9", "run.seed=3"], "model.latent, run.seed cannot change within a run"),
-    (["--resume", "--allow-change", "scheme.name=fedavg", "fed.rounds=9"], "--allow-change: scheme.name cannot change"),
-    (["--resume", "--allow-change", "fed.rounds=3"], "--allow-change: fed.rounds=3, but 4 rounds are done"),
-    (["--allow-change"], "--allow-change: is for --resume")])
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (["--resume", "--allow-change", "data.beta=9"], "--allow-change: data.beta cannot change within a run"),
+        (
+            ["--resume", "--allow-change", "model.latent=9", "run.seed=3"],
+            "model.latent, run.seed cannot change within a run",
+        ),
+        (
+            ["--resume", "--allow-change", "scheme.name=fedavg", "fed.rounds=9"],
+            "--allow-change: scheme.name cannot change",
+        ),
+        (["--resume", "--allow-change", "fed.rounds=3"], "--allow-change: fed.rounds=3, but 4 rounds are done"),
+        (["--allow-change"], "--allow-change: is for --resume"),
+    ],
+)
 def test_changes_that_cannot_be_are_refused(tmp_path, data, whole, given, text):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     before = toy.file_hashes(folder)
     results = toy.train(2, *given, "--out", folder)
     [line] = toy.our_lines(result.output for result in results)
-    assert [result.exit_code for result in results] == [2, 2] and text in line
+    assert [result.exit_code for result in results] == [2, 2]
+    assert text in line
     assert toy.file_hashes(folder) == before
 
 
 def test_presets_may_be_repeated(tmp_path, data):
-    given = ["--preset", "cifar10", *toy.settings(data, "fed.clients=2", "model.name=small", "fed.rounds=1"), "--out",
-             tmp_path / "run"]
+    given = [
+        "--preset",
+        "cifar10",
+        *toy.settings(data, "fed.clients=2", "model.name=small", "fed.rounds=1"),
+        "--out",
+        tmp_path / "run",
+    ]
     toy.train_ok(1, *given)
     outputs = toy.train_ok(1, *given, "--resume")
     assert "already complete" in outputs[0]
@@ -237,7 +267,9 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path, data, whole):
     results = toy.train(1, *arguments(data), "--out", folder)
     assert results[0].exit_code == 2
     lines = toy.our_lines([results[0].output])
-    assert len(lines) == 1 and str(folder) in lines[0] and "--resume" in lines[0]
+    assert len(lines) == 1
+    assert str(folder) in lines[0]
+    assert "--resume" in lines[0]
     assert toy.file_hashes(folder) == before
 
 
@@ -302,6 +334,7 @@ def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypa
 
     def forget(rank):
         from hkd_hpc.client import Workbench
+
         original = Workbench.run
 
         def run(self, client, *rest):

@@ -1,12 +1,15 @@
-"""A stop that loses nothing: a signal on any rank ends the job after its round, saved, and --resume goes on to the same bits."""
+"""A stop that loses nothing: a signal on any rank ends the job after its round, saved, and --resume goes on to the same
+bits.
+"""
+
 from __future__ import annotations
 
 import os
 import signal
 
 import pytest
-
 import toy
+
 from hkd_hpc.stop import STOPPED
 
 
@@ -32,17 +35,22 @@ def send_in_round_three(number: signal.Signals, victim: int):
     def patch(rank):
         if rank == victim:
             toy.on_place(3, "training", lambda: os.kill(os.getpid(), number))
+
     return patch
 
 
-@pytest.mark.parametrize("number, ranks, victim", [
-    (signal.SIGUSR1, 1, 0), (signal.SIGUSR1, 3, 2), (signal.SIGUSR2, 3, 1)])
+@pytest.mark.parametrize(
+    "number, ranks, victim", [(signal.SIGUSR1, 1, 0), (signal.SIGUSR1, 3, 2), (signal.SIGUSR2, 3, 1)]
+)
 def test_the_round_is_finished_saved_and_gone_on_with(arguments, straight, tmp_path, number, ranks, victim):
     results = toy.train(ranks, *arguments, "--out", tmp_path / "run", patch=send_in_round_three(number, victim))
     assert [result.exit_code for result in results] == [STOPPED] * ranks == [75] * ranks, results
-    line = f"stopped by {number.name} after round 3 of 6, which is saved; go on with --resume --out {tmp_path / 'run'}\n"
+    line = (
+        f"stopped by {number.name} after round 3 of 6, which is saved; go on with --resume --out {tmp_path / 'run'}\n"
+    )
     assert results[0].output.endswith(line)
-    assert toy.rounds_done(tmp_path / "run") == 3 and (tmp_path / "run/checkpoints/round_0003.h5").exists()
+    assert toy.rounds_done(tmp_path / "run") == 3
+    assert (tmp_path / "run/checkpoints/round_0003.h5").exists()
     trained = tmp_path / "trained"
     toy.train_ok(ranks, "--resume", "--out", tmp_path / "run", patch=lambda rank: toy.count_training(trained))
     assert {round for round, _ in toy.trained(trained)} == {4, 5, 6}
@@ -51,6 +59,7 @@ def test_the_round_is_finished_saved_and_gone_on_with(arguments, straight, tmp_p
 
 def test_the_signal_may_come_while_the_server_works(arguments, straight, tmp_path):
     """Rank 0 gets it while it tests round 2, beside the training of round 3: the job ends after round 3."""
+
     def patch(rank):
         if rank == 0:
             toy.on_place(2, "evaluation", lambda: os.kill(os.getpid(), signal.SIGUSR1))
@@ -73,7 +82,8 @@ def test_in_the_last_round_the_run_simply_ends(arguments, straight, tmp_path):
 
 def test_before_the_first_round_it_counts_too(arguments, tmp_path):
     results = toy.train(2, *arguments, "--out", tmp_path / "run", patch=_at_the_start)
-    assert [result.exit_code for result in results] == [STOPPED] * 2 and toy.rounds_done(tmp_path / "run") == 1
+    assert [result.exit_code for result in results] == [STOPPED] * 2
+    assert toy.rounds_done(tmp_path / "run") == 1
 
 
 def _at_the_start(rank):
@@ -81,7 +91,7 @@ def _at_the_start(rank):
         toy.on_place(None, "start", lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 
-DEAF = '''
+DEAF = """
 import ctypes, signal
 from hkd_hpc.schemes.fedavg import FedAvg
 
@@ -99,16 +109,24 @@ class Deaf(FedAvg):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         take()
-'''
+"""
 
 
-@pytest.mark.parametrize("number, code, ranks", [
-    (signal.SIGUSR1, 75, 2), (signal.SIGUSR2, 75, 1), (signal.SIGTERM, 143, 1), (signal.SIGTERM, 143, 2)])
+@pytest.mark.parametrize(
+    "number, code, ranks",
+    [(signal.SIGUSR1, 75, 2), (signal.SIGUSR2, 75, 1), (signal.SIGTERM, 143, 1), (signal.SIGTERM, 143, 2)],
+)
 def test_signals_count_whatever_a_library_made_of_them(arguments, tmp_path, monkeypatch, number, code, ranks):
     monkeypatch.syspath_prepend(str(tmp_path))
     toy.write_module(tmp_path, "deaf", DEAF)
-    results = toy.train(ranks, *arguments, "scheme.name=deaf:Deaf", "--out", tmp_path / "run",
-                        patch=send_in_round_three(number, ranks - 1))
+    results = toy.train(
+        ranks,
+        *arguments,
+        "scheme.name=deaf:Deaf",
+        "--out",
+        tmp_path / "run",
+        patch=send_in_round_three(number, ranks - 1),
+    )
     assert [result.exit_code for result in results] == [code] * ranks, results
 
 
@@ -122,6 +140,7 @@ def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight,
         job.kill()
     assert job.returncode == STOPPED, err
     done = toy.rounds_done(tmp_path / "run")
-    assert f"stopped by SIGUSR1 after round {done} of 500" in out and 2 <= done < 500
+    assert f"stopped by SIGUSR1 after round {done} of 500" in out
+    assert 2 <= done < 500
     wanted = toy.rows(straight)["rounds/weights_sha256"][:6]
-    assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][:len(wanted)][:done] == wanted[:done]
+    assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][: len(wanted)][:done] == wanted[:done]

@@ -2,6 +2,7 @@
 
 Skipped, with the reason, where no SLURM can be had; with HKD_REQUIRE_SLURM=1 that is a failure.
 """
+
 from __future__ import annotations
 
 import os
@@ -13,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import slurm_cluster
 import toy
-from comm_launch import SCRIPT, command as mpirun_command
+from comm_launch import SCRIPT
+from comm_launch import command as mpirun_command
 
 SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
 HELPERS = ("common.sh", "rank.sh", "stage_env.sh")
@@ -56,10 +57,15 @@ def cluster(tmp_path_factory):
     with slurm_cluster.running_cluster(tmp_path_factory.mktemp("slurm")) as running:
         temporary = tmp_path_factory.mktemp("tmp")
         paths = os.pathsep.join([str(toy.PROJECT), str(temporary), os.environ.get("PYTHONPATH", "")])
-        running.env.update({
-            **toy.MPI_ENV, "PYTHONPATH": paths, "TMPDIR": str(temporary),
-            "PRTE_MCA_hwloc_default_binding_policy": "none",  # SLURM's CPUs outnumber the real ones
-            "OMPI_MCA_btl_sm_backing_directory": str(temporary)})  # otherwise worlds of one rank litter /dev/shm
+        running.env.update(
+            {
+                **toy.MPI_ENV,
+                "PYTHONPATH": paths,
+                "TMPDIR": str(temporary),
+                "PRTE_MCA_hwloc_default_binding_policy": "none",  # SLURM's CPUs outnumber the real ones
+                "OMPI_MCA_btl_sm_backing_directory": str(temporary),
+            }
+        )  # otherwise worlds of one rank litter /dev/shm
         toy.write_module(temporary, "halting", SCHEME)
         yield running
 
@@ -89,8 +95,16 @@ def expected(site):
 def sbatch(cluster, site, *options, script="fedhkd_cifar10", settings=(), **env):
     """Submit a script from the user's folder; returns the job's number and its log."""
     venv = {} if (site / ".venv").exists() else {"VENV": ""}
-    job = cluster.run("sbatch", "--parsable", *options, "--cpus-per-task=1",
-                      toy.PROJECT / f"slurm/{script}.sh", *settings, cwd=site, env={**cluster.env, **venv, **env})
+    job = cluster.run(
+        "sbatch",
+        "--parsable",
+        *options,
+        "--cpus-per-task=1",
+        toy.PROJECT / f"slurm/{script}.sh",
+        *settings,
+        cwd=site,
+        env={**cluster.env, **venv, **env},
+    )
     assert re.fullmatch(r"\d+\n", job.stdout), job
     number = job.stdout.strip()
     return number, site / f"{script.replace('_', '-')}-{number}.log"
@@ -100,12 +114,25 @@ def read(log):
     return log.read_text() if log.exists() else ""
 
 
-@pytest.mark.parametrize("flavour, backend, why",
-                         [("none", "auto", "started without MPI"), ("pmi2", "gloo", "asked for")])
+@pytest.mark.parametrize(
+    "flavour, backend, why", [("none", "auto", "started without MPI"), ("pmi2", "gloo", "asked for")]
+)
 def test_srun_over_two_nodes_without_an_mpi(cluster, site, expected, flavour, backend, why):
-    step = cluster.run("srun", f"--mpi={flavour}", "-N2", "-n3", sys.executable, "-m", "hkd_hpc.train",
-                       "--preset", "cifar10", *settings(site, f"comm.backend={backend}"), "--out", site / flavour,
-                       cwd=site)
+    step = cluster.run(
+        "srun",
+        f"--mpi={flavour}",
+        "-N2",
+        "-n3",
+        sys.executable,
+        "-m",
+        "hkd_hpc.train",
+        "--preset",
+        "cifar10",
+        *settings(site, f"comm.backend={backend}"),
+        "--out",
+        site / flavour,
+        cwd=site,
+    )
     assert step.returncode == 0, step
     assert f"3 ranks on 1 host, weights by gloo ({why})" in step.stdout
     assert toy.last_sha(site / flavour) == expected
@@ -116,7 +143,8 @@ def test_batch_script_of_11_tasks_on_two_nodes_ends_with_the_bits_of_mpirun(clus
     own = settings(site, "fed.clients=10", "fed.rounds=2")
     number, log = sbatch(cluster, site, "-N2", "--ntasks=11", *gpu, settings=own)
     assert cluster.wait_for(number, timeout_s=400)["JobState"] == "COMPLETED", read(log)
-    assert "11 ranks on " in read(log) and not list(Path(cluster.env["TMPDIR"]).glob("hkd-*"))
+    assert "11 ranks on " in read(log)
+    assert not list(Path(cluster.env["TMPDIR"]).glob("hkd-*"))
     code, out, err = toy.mpirun(11, "--preset", "cifar10", *own, "--out", site / "mpirun", timeout_s=400)
     assert code == 0, out + err
     assert toy.last_sha(site / f"runs/fedhkd-cifar10-{number}") == toy.last_sha(site / "mpirun")
@@ -143,8 +171,15 @@ def expected_moon(site):
 
 
 def test_job_stopped_before_its_time_limit_is_requeued_and_goes_on(cluster, site, expected_moon):
-    number, log = sbatch(cluster, site, "-N2", "--ntasks=3", script="train", MPI="none",
-                         settings=settings(site, "scheme.name=halting:Stopping"))
+    number, log = sbatch(
+        cluster,
+        site,
+        "-N2",
+        "--ntasks=3",
+        script="train",
+        MPI="none",
+        settings=settings(site, "scheme.name=halting:Stopping"),
+    )
     job, text = cluster.wait_for(number), read(log)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text
     assert f"stopped by a signal, after round {HALT}: requeue\n" in text
@@ -154,8 +189,16 @@ def test_job_stopped_before_its_time_limit_is_requeued_and_goes_on(cluster, site
 
 def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluster, site, expected_moon):
     gpu = ["--gres=gpu:1"] * bool(cluster.gpus_per_node)
-    number, log = sbatch(cluster, site, "-N2", "--ntasks=3", "--no-requeue", *gpu, script="train",
-                         settings=settings(site, "scheme.name=halting:Stopping"))
+    number, log = sbatch(
+        cluster,
+        site,
+        "-N2",
+        "--ntasks=3",
+        "--no-requeue",
+        *gpu,
+        script="train",
+        settings=settings(site, "scheme.name=halting:Stopping"),
+    )
     first = cluster.wait_for(number)
     follower = re.search(r"requeue refused .*: job (\d+) goes on\n", read(log))
     assert follower and (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0"), read(log)
@@ -169,8 +212,15 @@ def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluste
 
 def test_requeues_without_a_new_round_have_a_bound(cluster, site):
     """Each time the signal meets Python before it listens."""
-    number, log = sbatch(cluster, site, "--ntasks=2", MAX_IDLE_REQUEUES="2", MPI="none", settings=settings(site),
-                         PYTHON="timeout --preserve-status --signal=USR2 0.02 python")
+    number, log = sbatch(
+        cluster,
+        site,
+        "--ntasks=2",
+        MAX_IDLE_REQUEUES="2",
+        MPI="none",
+        settings=settings(site),
+        PYTHON="timeout --preserve-status --signal=USR2 0.02 python",
+    )
     job, text = cluster.wait_for(number), read(log)
     assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("FAILED", "2", "1:0"), text
     assert text.count("stopped by a signal, after round 0: requeue\n") == 2
@@ -222,16 +272,27 @@ def use_staged(packed, tmp, *commands, **env):
     """A shell that uses the tar, with `tmp` as the node's disk."""
     tmp.mkdir(exist_ok=True)
     own = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **env}
-    code = "\n".join(['set -euo pipefail', f'source "{STAGE}" use "{packed}/my env.tar"', *commands])
+    code = "\n".join(["set -euo pipefail", f'source "{STAGE}" use "{packed}/my env.tar"', *commands])
     return subprocess.run(["bash", "-c", code], env=own, capture_output=True, text=True)
 
 
 def test_staged_environment_knows_its_place(packed, tmp_path):
-    shell = use_staged(packed, tmp_path / "my tmp", 'which python', 'python -c "import sys; print(sys.prefix)"', 'tool',
-                       'echo "$VIRTUAL_ENV"')
+    shell = use_staged(
+        packed,
+        tmp_path / "my tmp",
+        "which python",
+        'python -c "import sys; print(sys.prefix)"',
+        "tool",
+        'echo "$VIRTUAL_ENV"',
+    )
     [folder] = (tmp_path / "my tmp").glob("hkd-env-*[0-9]")
-    assert shell.stdout.splitlines() == [f"beside: {packed}/my venv/../tools", f"{folder}/bin/python", str(folder),
-                                         f"tool {folder}", str(folder)], shell
+    assert shell.stdout.splitlines() == [
+        f"beside: {packed}/my venv/../tools",
+        f"{folder}/bin/python",
+        str(folder),
+        f"tool {folder}",
+        str(folder),
+    ], shell
     assert folder.stat().st_mode & 0o777 == 0o700
     inside = folder / "bin/python"
     inode = inside.lstat().st_ino
@@ -244,21 +305,36 @@ def test_without_room_or_tar_there_is_one_line_and_the_job_ends(packed, tmp_path
     (tmp_path / "df").chmod(0o755)
     shell = use_staged(packed, tmp_path / "tmp", "echo on", PATH=f"{tmp_path}:{os.environ['PATH']}")
     [line] = shell.stderr.splitlines()
-    assert shell.returncode == 1 and shell.stdout == "" and f"no room in {tmp_path}/tmp: 1 MB are needed, 0 free" in line
+    assert shell.returncode == 1
+    assert shell.stdout == ""
+    assert f"no room in {tmp_path}/tmp: 1 MB are needed, 0 free" in line
     shell = use_staged(tmp_path, tmp_path / "tmp", "echo on")
     [line] = shell.stderr.splitlines()
-    assert shell.returncode == 1 and shell.stdout == "" and f"{tmp_path}/my env.tar is missing: " in line
+    assert shell.returncode == 1
+    assert shell.stdout == ""
+    assert f"{tmp_path}/my env.tar is missing: " in line
 
 
 def test_environment_is_staged_on_all_nodes_of_a_job(cluster, packed, site):
     """The nodes are one machine: the two tasks that unpack meet in one folder."""
     tmp = site / "node tmp"
     tmp.mkdir()
-    code = ('export TMPDIR="$PWD/node tmp"; set -e; source "$1" use "$2"\n'
-            'srun --mpi=none -N2 -n4 tool; echo "$SLURM_JOB_NUM_NODES $(which python)"')
+    code = (
+        'export TMPDIR="$PWD/node tmp"; set -e; source "$1" use "$2"\n'
+        'srun --mpi=none -N2 -n4 tool; echo "$SLURM_JOB_NUM_NODES $(which python)"'
+    )
     (site / "staged.sh").write_text(f"#!/bin/bash\n{code}\n")
-    job = cluster.run("sbatch", "--parsable", "-N2", "--ntasks=4", "--output=staged.log", "staged.sh", STAGE,
-                      packed / "my env.tar", cwd=site)
+    job = cluster.run(
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "--ntasks=4",
+        "--output=staged.log",
+        "staged.sh",
+        STAGE,
+        packed / "my env.tar",
+        cwd=site,
+    )
     state, text = cluster.wait_for(job.stdout.strip())["JobState"], read(site / "staged.log")
     [folder] = tmp.glob("hkd-env-*[0-9]")
     assert state == "COMPLETED" and text.splitlines()[1:] == [f"tool {folder}"] * 4 + [f"2 {folder}/bin/python"], text
@@ -266,10 +342,19 @@ def test_environment_is_staged_on_all_nodes_of_a_job(cluster, packed, site):
 
 def test_batch_script_takes_a_staged_environment(cluster, site, packed, expected):
     libraries = next(path for path in sys.path if path.endswith("site-packages"))  # torch is not in the small one
-    number, log = sbatch(cluster, site, "--ntasks=2", OUT=str(site / "whole"), MPI="none", STAGE=str(packed / "my env.tar"),
-                         PYTHONPATH=os.pathsep.join([cluster.env["PYTHONPATH"], libraries]), settings=settings(site))
+    number, log = sbatch(
+        cluster,
+        site,
+        "--ntasks=2",
+        OUT=str(site / "whole"),
+        MPI="none",
+        STAGE=str(packed / "my env.tar"),
+        PYTHONPATH=os.pathsep.join([cluster.env["PYTHONPATH"], libraries]),
+        settings=settings(site),
+    )
     assert cluster.wait_for(number)["JobState"] == "COMPLETED", read(log)
-    assert "nothing to do" in read(log) and f"beside: {packed}/my venv/../tools" in read(log)
+    assert "nothing to do" in read(log)
+    assert f"beside: {packed}/my venv/../tools" in read(log)
 
 
 def meeting(cluster, *launcher):
@@ -290,12 +375,21 @@ def test_srun_with_pmi2_never_runs_worlds_of_one_rank_each(cluster):
         assert step.stdout == "4 ranks of several jobs\n", step
     else:
         assert step.returncode == 2 and len(lines) == 1 and step.stdout == "", step
-        assert "started 4 ranks" in lines[0] and "world of 1" in lines[0]
+        assert "started 4 ranks" in lines[0]
+        assert "world of 1" in lines[0]
 
 
 def test_mpirun_in_a_batch_job_over_two_nodes(cluster, site):
-    job = cluster.run("sbatch", "--parsable", "-N2", "--ntasks=4", "--output=mpirun.log", "--wrap",
-                      shlex.join(mpirun_command(4, "meet")), cwd=site)
+    job = cluster.run(
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "--ntasks=4",
+        "--output=mpirun.log",
+        "--wrap",
+        shlex.join(mpirun_command(4, "meet")),
+        cwd=site,
+    )
     state, text = cluster.wait_for(job.stdout.strip())["JobState"], (site / "mpirun.log").read_text()
     assert (state, text) == ("COMPLETED", "4 ranks of one job\n")
 
@@ -309,8 +403,9 @@ def test_a_killed_rank_ends_the_step(cluster):
 def rank(tmp_path, *command, **env):
     """A rank's wrapper around a command, without SLURM."""
     own = {"PATH": os.environ["PATH"], "HKD_SCRATCH": str(tmp_path / "my tmp")}
-    return subprocess.run(["bash", toy.PROJECT / "slurm/rank.sh", *command], env={**own, **env}, capture_output=True,
-                          text=True)
+    return subprocess.run(
+        ["bash", toy.PROJECT / "slurm/rank.sh", *command], env={**own, **env}, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("code, told, outcome", [(0, 0, "0\n"), (1, 1, ""), (2, 2, ""), (75, 0, "75\n")])
@@ -321,9 +416,17 @@ def test_a_rank_tells_a_good_end_by_a_file(tmp_path, code, told, outcome):
 
 def test_the_scripts_ask_for_the_same():
     """sbatch reads its options from each script alone, so that they cannot share them."""
-    blocks = {name: [line for line in (toy.PROJECT / "slurm" / name).read_text().splitlines() if "#SBATCH" in line
-                     and "--job-name" not in line] for name in SCRIPTS if name not in HELPERS}
-    assert len(blocks) == 4 and len(set(map(tuple, blocks.values()))) == 1
+    blocks = {
+        name: [
+            line
+            for line in (toy.PROJECT / "slurm" / name).read_text().splitlines()
+            if "#SBATCH" in line and "--job-name" not in line
+        ]
+        for name in SCRIPTS
+        if name not in HELPERS
+    }
+    assert len(blocks) == 4
+    assert len(set(map(tuple, blocks.values()))) == 1
     assert {"#SBATCH --signal=B:USR2@120", "#SBATCH --requeue"} < set(blocks["train.sh"])
 
 

@@ -1,4 +1,5 @@
 """Paired statistics: literals worked out by hand, and what they promise, on 1,000 synthetic studies."""
+
 from __future__ import annotations
 
 import math
@@ -25,9 +26,21 @@ def test_one_value_has_no_interval():
     assert math.isnan(half)
 
 
-@pytest.mark.parametrize("differences, p", [
-    ([1, 1], 2 / 4), ([1, 2, 3], 2 / 8), ([1, 2, -3], 8 / 8), ([1, 2, -1], 6 / 8), ([3, 2, -1], 4 / 8),
-    ([1] * 5, 2 / 32), ([1] * 6, 2 / 64), ([-2, -1, -3, -4, -5, -6], 2 / 64), ([0, 0, 0], 1), ([1] * 10, 2 / 1024)])
+@pytest.mark.parametrize(
+    "differences, p",
+    [
+        ([1, 1], 2 / 4),
+        ([1, 2, 3], 2 / 8),
+        ([1, 2, -3], 8 / 8),
+        ([1, 2, -1], 6 / 8),
+        ([3, 2, -1], 4 / 8),
+        ([1] * 5, 2 / 32),
+        ([1] * 6, 2 / 64),
+        ([-2, -1, -3, -4, -5, -6], 2 / 64),
+        ([0, 0, 0], 1),
+        ([1] * 10, 2 / 1024),
+    ],
+)
 def test_sign_flips_counted_by_hand(differences, p):
     assert sign_flip_p(differences) == p
     assert sign_flip_p([-value for value in differences]) == p
@@ -42,7 +55,7 @@ def test_more_seeds_than_can_be_counted_are_drawn_and_repeat():
     values = np.linspace(-0.5, 1.0, 20)
     assert sign_flip_p(values) == sign_flip_p(values)
     assert 0.005 < sign_flip_p(values) < 0.05
-    assert sign_flip_p(np.ones(20)) == pytest.approx(2 / 2 ** 16, abs=2 / 2 ** 16)
+    assert sign_flip_p(np.ones(20)) == pytest.approx(2 / 2**16, abs=2 / 2**16)
 
 
 def test_holm_by_hand():
@@ -55,9 +68,17 @@ def test_seeds_that_a_family_needs():
     assert [seeds_needed(family) for family in (1, 2, 3, 8, 10)] == [6, 7, 7, 9, 9]
 
 
-@pytest.mark.parametrize("seeds, family, verdict", [
-    (3, 1, "cannot be told with 3 seeds"), (5, 1, "cannot be told with 5 seeds"), (6, 1, "better"),
-    (8, 8, "cannot be told with 8 seeds"), (9, 8, "better"), (1, 1, "cannot be told with 1 seed")])
+@pytest.mark.parametrize(
+    "seeds, family, verdict",
+    [
+        (3, 1, "cannot be told with 3 seeds"),
+        (5, 1, "cannot be told with 5 seeds"),
+        (6, 1, "better"),
+        (8, 8, "cannot be told with 8 seeds"),
+        (9, 8, "better"),
+        (1, 1, "cannot be told with 1 seed"),
+    ],
+)
 def test_too_few_seeds_tell_nothing_however_clear_they_are(seeds, family, verdict):
     found = verdicts({f"scheme{i}": np.full(seeds, 0.1) for i in range(family)})
     assert set(found.values()) == {verdict}

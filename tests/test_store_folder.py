@@ -1,4 +1,5 @@
 """The folder of a run: what it holds, which checkpoint counts, what is kept and what is cleared away."""
+
 from __future__ import annotations
 
 import os
@@ -42,11 +43,14 @@ def test_names(folder, tmp_path):
 
 
 def test_a_folder_holds_a_run_from_its_first_file_on(folder, tmp_path):
-    assert not RunFolder(tmp_path / "none").holds_run() and RunFolder(tmp_path / "none").checkpoints() == []
-    assert not folder.holds_run() and folder.read_config() is None
+    assert not RunFolder(tmp_path / "none").holds_run()
+    assert RunFolder(tmp_path / "none").checkpoints() == []
+    assert not folder.holds_run()
+    assert folder.read_config() is None
     folder.create()
     folder.write_config('{"name": "é", "public": null, "beta": 0.5}')
-    assert folder.holds_run() and folder.read_config() == '{"name": "é", "public": null, "beta": 0.5}'
+    assert folder.holds_run()
+    assert folder.read_config() == '{"name": "é", "public": null, "beta": 0.5}'
     folder.config_path.unlink()
     folder.save_checkpoint(1, {"round": 1})
     assert folder.holds_run()
@@ -73,10 +77,12 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder, warnings):
         folder.save_checkpoint(round, {"round": round})
     damage(folder.checkpoint_path(2))
     assert folder.newest_good_checkpoint() == (1, {"round": 1})
-    assert warnings == [f"checkpoint passed over: {folder.checkpoint_path(2)}: it is damaged: "
-                        "its bytes do not match its checksum"]
+    assert warnings == [
+        f"checkpoint passed over: {folder.checkpoint_path(2)}: it is damaged: its bytes do not match its checksum"
+    ]
     damage(folder.checkpoint_path(1))
-    assert folder.newest_good_checkpoint() is None and folder.newest_good_path() is None
+    assert folder.newest_good_checkpoint() is None
+    assert folder.newest_good_path() is None
 
 
 def test_only_good_checkpoints_count_as_kept(folder):
@@ -97,22 +103,32 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(folder):
     folder.save_checkpoint(1, {"round": 1})
     with pytest.raises(TypeError, match="scheme/state"):
         folder.save_checkpoint(2, {"scheme": {"state": None}})
-    assert rounds(folder) == [1] and os.listdir(folder.checkpoint_folder) == ["round_0001.h5"]
+    assert rounds(folder) == [1]
+    assert os.listdir(folder.checkpoint_folder) == ["round_0001.h5"]
 
 
 def test_clean_removes_only_temporary_files(folder):
     folder.write_config("{}")
     folder.save_checkpoint(1, {"round": 1})
-    ours = [folder.path / ".metrics.h5.1234.tmp", folder.path / ".config.json.1.tmp",
-            folder.checkpoint_folder / ".round_0002.h5.99.tmp", folder.path / ".run.lock.0123456789abcdef"]
-    others = [folder.path / "run.lock", folder.path / "notes.tmp", folder.path / ".hidden",
-              folder.checkpoint_folder / "round_x.h5"]
+    ours = [
+        folder.path / ".metrics.h5.1234.tmp",
+        folder.path / ".config.json.1.tmp",
+        folder.checkpoint_folder / ".round_0002.h5.99.tmp",
+        folder.path / ".run.lock.0123456789abcdef",
+    ]
+    others = [
+        folder.path / "run.lock",
+        folder.path / "notes.tmp",
+        folder.path / ".hidden",
+        folder.checkpoint_folder / "round_x.h5",
+    ]
     for path in ours + others:
         path.write_text("x")
     folder.clean()
     assert [path.exists() for path in ours] == [False] * 4
     assert [path.exists() for path in others] == [True] * 4
-    assert rounds(folder) == [1] and folder.read_config() == "{}"
+    assert rounds(folder) == [1]
+    assert folder.read_config() == "{}"
     RunFolder(folder.path / "none").clean()
 
 
@@ -122,8 +138,9 @@ def test_a_file_in_the_way_is_a_usage_error(tmp_path, in_the_way):
     (tmp_path / in_the_way).write_text("x")
     with pytest.raises(UsageError) as refused:
         RunFolder(tmp_path / "a" / "b").create()
-    assert str(refused.value) == (f"--out {tmp_path}/a/b: a file is in the way ({tmp_path / in_the_way}); "
-                                  "name a folder, or one that is new")
+    assert str(refused.value) == (
+        f"--out {tmp_path}/a/b: a file is in the way ({tmp_path / in_the_way}); name a folder, or one that is new"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error():
@@ -158,14 +175,24 @@ def create_as_ordinary_user(parent) -> int:
 
 # ---- a finished run keeps its final weights
 
-STATE = {"client_states": {"0": {"previous": np.arange(6, dtype=np.float32)}},
-         "message": {"counters": np.zeros(1, np.int64)}, "server": {}, "partition": {"sha256": "ab"},
-         "rounds": {"round": np.array([1, 2])}}
+STATE = {
+    "client_states": {"0": {"previous": np.arange(6, dtype=np.float32)}},
+    "message": {"counters": np.zeros(1, np.int64)},
+    "server": {},
+    "partition": {"sha256": "ab"},
+    "rounds": {"round": np.array([1, 2])},
+}
 
 
 def final(round):
-    return {"config_json": "{}", "versions_json": "{}", "image_shape": np.array([3, 32, 32]), "round": round,
-            "global": {"w": np.full(3, round, np.float32)}, "global_names": np.array(["w"])}
+    return {
+        "config_json": "{}",
+        "versions_json": "{}",
+        "image_shape": np.array([3, 32, 32]),
+        "round": round,
+        "global": {"w": np.full(3, round, np.float32)},
+        "global_names": np.array(["w"]),
+    }
 
 
 def finished(folder):
@@ -177,9 +204,12 @@ def finished(folder):
 def test_a_finished_run_keeps_the_last_model_alone(folder):
     finished(folder)
     for _ in range(2):  # again: nothing changes
-        assert folder.keep_final_weights() and rounds(folder) == [2]
+        assert folder.keep_final_weights()
+        assert rounds(folder) == [2]
         round, tree = folder.newest_good_checkpoint()
-        assert round == tree["round"] == 2 and set(tree) == set(final(2)) and tree["global"]["w"].tolist() == [2, 2, 2]
+        assert round == tree["round"] == 2
+        assert set(tree) == set(final(2))
+        assert tree["global"]["w"].tolist() == [2, 2, 2]
     assert os.listdir(folder.checkpoint_folder) == ["round_0002.h5"]
 
 
@@ -189,12 +219,20 @@ def test_a_run_that_is_not_complete_keeps_everything(folder, warnings):
     assert not folder.keep_final_weights()
     finished(folder)
     damage(folder.checkpoint_path(2))  # the last model is lost; the state of round 1 can still give it
-    assert not folder.keep_final_weights() and rounds(folder) == [2, 1]
+    assert not folder.keep_final_weights()
+    assert rounds(folder) == [2, 1]
     assert set(load_tree(folder.checkpoint_path(1))) == {*final(1), *STATE}
 
 
-@pytest.mark.parametrize("step", ["hkd_hpc.store.tree._write_seal", "hkd_hpc.store.tree._verify",
-                                  "hkd_hpc.store.atomic.os.replace", "hkd_hpc.store.folder.RunFolder._remove"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "hkd_hpc.store.tree._write_seal",
+        "hkd_hpc.store.tree._verify",
+        "hkd_hpc.store.atomic.os.replace",
+        "hkd_hpc.store.folder.RunFolder._remove",
+    ],
+)
 def test_killed_in_the_middle_the_last_round_is_there_and_the_same_again_ends_it(folder, monkeypatch, step):
     finished(folder)
     with monkeypatch.context() as patch:
@@ -202,7 +240,9 @@ def test_killed_in_the_middle_the_last_round_is_there_and_the_same_again_ends_it
         with pytest.raises(KeyboardInterrupt):
             folder.keep_final_weights()
     round, tree = folder.newest_good_checkpoint()
-    assert round == 2 and tree["global"]["w"].tolist() == [2, 2, 2]
+    assert round == 2
+    assert tree["global"]["w"].tolist() == [2, 2, 2]
     assert ("client_states" in tree) is not step.endswith("_remove")
     folder.clean()
-    assert folder.keep_final_weights() and os.listdir(folder.checkpoint_folder) == ["round_0002.h5"]
+    assert folder.keep_final_weights()
+    assert os.listdir(folder.checkpoint_folder) == ["round_0002.h5"]

@@ -1,4 +1,7 @@
-"""Files whose tables grow: plain h5py at any moment, whatever kills the writer or reads; damage noticed; the same price for every row."""
+"""Files whose tables grow: plain h5py at any moment, whatever kills the writer or reads; damage noticed; the same price
+for every row.
+"""
+
 from __future__ import annotations
 
 import errno
@@ -10,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -22,16 +26,34 @@ from hkd_hpc.store.growing import FEWEST_ROWS, GrowingTree
 from hkd_hpc.store.seal import FIRST_BYTES, GrowingSeal
 from hkd_hpc.store.tree import BadFile, Leaf, load_tree, open_tree
 
-REST = {"config_json": "é", "clients": {"rank": np.arange(3)}, "partition": {"index": np.arange(500), "none": np.zeros(0)}}
-ATTRIBUTES = {"unit": "s", "model": "m" * 40, "data": "d" * 40, "moment": "t" * 40, "clients": "none", "weighting": "w" * 60}
+REST = {
+    "config_json": "é",
+    "clients": {"rank": np.arange(3)},
+    "partition": {"index": np.arange(500), "none": np.zeros(0)},
+}
+ATTRIBUTES = {
+    "unit": "s",
+    "model": "m" * 40,
+    "data": "d" * 40,
+    "moment": "t" * 40,
+    "clients": "none",
+    "weighting": "w" * 60,
+}
 
 
 def rows(first: int, last: int) -> dict:
     """Rounds first to last; every number can be told from any other."""
     rounds = np.arange(first, last + 1)
-    return {"rounds": {"round": rounds, "accuracy": Leaf(rounds / 7, ATTRIBUTES), "sha": np.array([f"{n:064d}" for n in rounds], "U"),
-                       "warning": np.array(["ü" * (n // 10) for n in rounds], "U"), "loss": {"soft": Leaf(-rounds / 3, {"unit": "nat"})}},
-            "clients": {"accuracy": Leaf(rounds[:, None] + np.array([0.25, np.nan, 0.75]), {"axes": "round, client"})}}
+    return {
+        "rounds": {
+            "round": rounds,
+            "accuracy": Leaf(rounds / 7, ATTRIBUTES),
+            "sha": np.array([f"{n:064d}" for n in rounds], "U"),
+            "warning": np.array(["ü" * (n // 10) for n in rounds], "U"),
+            "loss": {"soft": Leaf(-rounds / 3, {"unit": "nat"})},
+        },
+        "clients": {"accuracy": Leaf(rounds[:, None] + np.array([0.25, np.nan, 0.75]), {"axes": "round, client"})},
+    }
 
 
 def save(file: GrowingTree, last: int) -> None:
@@ -40,7 +62,7 @@ def save(file: GrowingTree, last: int) -> None:
 
 def assert_rows(root, last: int) -> None:
     """What plain h5py finds, or the same as arrays."""
-    text = lambda node: (node.asstr() if hasattr(node, "asstr") else node)[()].tolist() if len(node) else []  # noqa: E731
+    text = lambda node: (node.asstr() if hasattr(node, "asstr") else node)[()].tolist() if len(node) else []
     rounds = np.arange(1, last + 1)
     assert root["rounds"]["round"][()].tolist() == rounds.tolist()
     assert root["rounds"]["accuracy"][()].tolist() == (rounds / 7).tolist()
@@ -52,8 +74,8 @@ def assert_rows(root, last: int) -> None:
 
 
 def test_plain_h5py_finds_all_rows_and_older_handles_keep_theirs(tmp_path):
-    """Over additions, texts that become longer, and files that are made anew. (HDF5 gives a process that opens a file by
-    name what it has open already; through a Python file it looks again.)"""
+    """Over additions, texts that become longer, and files that are made anew. (HDF5 gives a process that opens a file
+    by name what it has open already; through a Python file it looks again.)"""
     file, kept = GrowingTree(tmp_path / "m.h5"), []
     for last in range(1, 2 * FEWEST_ROWS + 3):
         save(file, last)
@@ -65,8 +87,10 @@ def test_plain_h5py_finds_all_rows_and_older_handles_keep_theirs(tmp_path):
         root.close()
     assert_rows(load_tree(tmp_path / "m.h5"), last)
     with h5py.File(tmp_path / "m.h5") as root:
-        assert root["config_json"].asstr()[()] == "é" and root["partition/index"][:].tolist() == list(range(500))
-        assert dict(root["rounds/accuracy"].attrs) == ATTRIBUTES and root["clients/accuracy"].attrs["axes"] == "round, client"
+        assert root["config_json"].asstr()[()] == "é"
+        assert root["partition/index"][:].tolist() == list(range(500))
+        assert dict(root["rounds/accuracy"].attrs) == ATTRIBUTES
+        assert root["clients/accuracy"].attrs["axes"] == "round, client"
         assert dict(root.attrs) == {"format_version": 1, "complete": 1}
         assert sorted(root) == ["clients", "config_json", "partition", "rounds"]
     assert os.listdir(tmp_path) == ["m.h5"]
@@ -76,13 +100,17 @@ def test_a_table_that_comes_later_and_seldom_grows(tmp_path):
     file, events = GrowingTree(tmp_path / "m.h5"), []
 
     def tables(have: dict, last: int) -> dict:
-        new = events[have.get("events", 0):]
-        more = {"events": {"round": np.array([n for n, _ in new]), "what": np.array([text for _, text in new])}} if events else {}
+        new = events[have.get("events", 0) :]
+        more = (
+            {"events": {"round": np.array([n for n, _ in new]), "what": np.array([text for _, text in new])}}
+            if events
+            else {}
+        )
         return rows(have.get("rounds", 0) + 1, last) | more
 
     for last in range(1, 9):
         events += {3: [(3, "NaN")], 7: [(7, "late"), (7, "a longer one")]}.get(last, [])
-        file.save(REST, lambda have: tables(have, last))
+        file.save(REST, lambda have, last=last: tables(have, last))
         found = load_tree(tmp_path / "m.h5")
         assert_rows(found, last)
         assert [*zip(found.get("events", {"round": []})["round"], found.get("events", {"what": []})["what"])] == events
@@ -92,7 +120,9 @@ def written_by(monkeypatch, action) -> int:
     """Bytes handed to files."""
     counted, original = [], tree._PatientFile.write
     with monkeypatch.context() as patch:
-        patch.setattr(tree._PatientFile, "write", lambda file, data: (counted.append(len(data)), original(file, data))[1])
+        patch.setattr(
+            tree._PatientFile, "write", lambda file, data: (counted.append(len(data)), original(file, data))[1]
+        )
         action()
     return sum(counted)
 
@@ -100,8 +130,8 @@ def written_by(monkeypatch, action) -> int:
 def test_a_row_costs_as_many_bytes_after_a_thousand_as_after_one(tmp_path, monkeypatch):
     """And all together, with the files made anew, in proportion to their number."""
     file = GrowingTree(tmp_path / "m.h5")
-    tables = lambda have, last: {"rounds": {"x": np.arange(have.get("rounds", 0), last)}}  # noqa: E731
-    costs = [written_by(monkeypatch, lambda: file.save({}, lambda have: tables(have, last))) for last in range(1, 1201)]
+    tables = lambda have, last: {"rounds": {"x": np.arange(have.get("rounds", 0), last)}}
+    costs = [written_by(monkeypatch, lambda: file.save({}, partial(tables, last=last))) for last in range(1, 1201)]
     anew = [number for number, cost in enumerate(costs) if cost != costs[1]]
     assert anew == [0, 64, 130, 262, 526, 1054]  # room for 64, 2 x 65, 2 x 131 ... rows
     assert sum(costs) < 1200 * 3 * costs[1]
@@ -122,9 +152,17 @@ def test_a_reader_sees_one_moment_while_rows_are_added(tmp_path):
 def test_a_reader_of_another_process_that_locks_the_file_disturbs_nothing(tmp_path):
     file = GrowingTree(tmp_path / "m.h5")
     save(file, 1)
-    hold = "import h5py, sys; f = h5py.File(sys.argv[1]); print('open', flush=True); sys.stdin.read(); print(len(f['rounds/round'][:]))"
-    reader = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "m.h5"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "HDF5_USE_FILE_LOCKING": "TRUE"})
+    hold = (
+        "import h5py, sys; f = h5py.File(sys.argv[1]); print('open', flush=True); sys.stdin.read(); "
+        "print(len(f['rounds/round'][:]))"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "m.h5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HDF5_USE_FILE_LOCKING": "TRUE"},
+    )
     assert reader.stdout.readline() == "open\n"
     inode = (tmp_path / "m.h5").stat().st_ino
     save(file, 2)
@@ -135,6 +173,7 @@ def test_a_reader_of_another_process_that_locks_the_file_disturbs_nothing(tmp_pa
 
 # ---- damage
 
+
 def test_no_flipped_bit_gives_wrong_rows(tmp_path):
     """In what counts it is a bad file; in room that is free, and in older heads, nothing is lost."""
     file = GrowingTree(tmp_path / "m.h5")
@@ -142,10 +181,10 @@ def test_no_flipped_bit_gives_wrong_rows(tmp_path):
     save(file, 5)
     content = (tmp_path / "m.h5").read_bytes()
     seal, dice = GrowingSeal.of(content), random.Random(0)
-    counts = range(0, FIRST_BYTES + seal.base_bytes), range(seal.head_at, seal.head_at + seal.head_bytes)
+    counts = range(FIRST_BYTES + seal.base_bytes), range(seal.head_at, seal.head_at + seal.head_bytes)
     with h5py.File(tmp_path / "m.h5") as root:
         column = root["clients/accuracy"]
-        counts += range(column.id.get_offset(), column.id.get_offset() + column.size * 8),
+        counts += (range(column.id.get_offset(), column.id.get_offset() + column.size * 8),)
     places = [place for part in counts for place in dice.choices(part, k=100)] + [*range(100), *range(505, 608)]
     for place in (*places, *(dice.randrange(len(content)) for _ in range(100))):
         damaged = bytearray(content)
@@ -179,7 +218,9 @@ def test_a_file_that_is_not_as_it_was_left_is_made_anew(tmp_path, what):
     content = path.read_bytes()
     path.unlink()
     if what != "removed":
-        path.write_bytes({"another file": b"x" * len(content), "cut": content[:900]}.get(what, bytes([content[0] ^ 1]) + content[1:]))
+        path.write_bytes(
+            {"another file": b"x" * len(content), "cut": content[:900]}.get(what, bytes([content[0] ^ 1]) + content[1:])
+        )
     save(file, 4)
     assert_rows(load_tree(path), 4)
 
@@ -233,12 +274,17 @@ def killed_and_read(folder: Path, kills: int, seed: int = 0) -> int:
             time.sleep(0.001)
 
     problems: list[BaseException] = []
-    guarded = lambda: problems.append(error) if (error := attempt(read)) else None  # noqa: E731
+    guarded = lambda: problems.append(error) if (error := attempt(read)) else None
     reader = threading.Thread(target=guarded)
     reader.start()
     try:
-        ran = subprocess.run([sys.executable, "-c", WRITER, path, Path(__file__).parent, str(kills), str(seed)], capture_output=True,
-                             text=True, cwd=Path(__file__).parents[1], timeout=300)
+        ran = subprocess.run(
+            [sys.executable, "-c", WRITER, path, Path(__file__).parent, str(kills), str(seed)],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[1],
+            timeout=300,
+        )
     finally:
         done.set()
         reader.join()
@@ -305,7 +351,8 @@ for limit in (100, 1000, 10_000):
         try:
             save(file, 4)
         except RunError as refused:
-            assert str(refused).startswith(f"cannot write {path}: File too large; the ") and str(refused).endswith("untouched"), refused
+            assert str(refused).startswith(f"cannot write {path}: File too large; the "), refused
+            assert str(refused).endswith("untouched"), refused
         else:
             raise AssertionError(limit)
         assert_rows(load_tree(path), 3)
@@ -318,8 +365,12 @@ assert_rows(load_tree(path), 4)
 
 
 def test_a_quota_is_one_line_and_the_rows_before_stay(tmp_path):
-    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "m.h5", Path(__file__).parent], capture_output=True, text=True,
-                          cwd=Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path / "m.h5", Path(__file__).parent],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert os.listdir(tmp_path) == ["m.h5"]
 
@@ -338,8 +389,10 @@ def test_a_full_disk_is_one_line_and_the_rows_before_stay(tmp_path):
         with pytest.raises(RunError) as refused:
             for last in range(4, FEWEST_ROWS):
                 save(file, last)
-        assert str(refused.value) in (f"cannot write {tmp_path}/m.h5: {os.strerror(errno.ENOSPC)}; the {what} untouched"
-                                      for what in ("rows before are", "older file is"))
+        assert str(refused.value) in (
+            f"cannot write {tmp_path}/m.h5: {os.strerror(errno.ENOSPC)}; the {what} untouched"
+            for what in ("rows before are", "older file is")
+        )
         assert_rows(load_tree(tmp_path / "m.h5"), last - 1)
         (tmp_path / "filler").unlink()
         save(file, last)

@@ -1,4 +1,5 @@
 """The lock of a run folder: one holder at any time, the dead are replaced, the living are named."""
+
 from __future__ import annotations
 
 import contextlib
@@ -29,8 +30,15 @@ print("released", flush=True)
 
 def python(code: str, *arguments: object, **options) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "4711"}
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 @contextlib.contextmanager
@@ -54,7 +62,8 @@ def silent(text: str) -> None:
 def test_the_lock_says_who_holds_it_and_goes_with_its_holder(tmp_path):
     with RunLock(tmp_path):
         written = json.loads((tmp_path / "run.lock").read_text())
-        assert written["host"] == socket.gethostname() and written["pid"] == os.getpid()
+        assert written["host"] == socket.gethostname()
+        assert written["pid"] == os.getpid()
         assert sorted(written) == ["host", "job", "pid", "pid_space", "pid_start", "since", "token", "user"]
     assert os.listdir(tmp_path) == []
     with pytest.raises(ValueError), RunLock(tmp_path):
@@ -67,7 +76,8 @@ def test_a_living_holder_is_named(tmp_path):
         with pytest.raises(UsageError) as refused:
             RunLock(tmp_path).acquire(wait_s=0.3)
         assert str(refused.value).startswith(
-            f"{tmp_path} is in use by another run: host {socket.gethostname()}, process {process.pid}, job 4711, user ")
+            f"{tmp_path} is in use by another run: host {socket.gethostname()}, process {process.pid}, job 4711, user "
+        )
         assert str(refused.value).endswith("; wait for its end or choose another --out")
         assert process.communicate("\n")[0] == "released\n"
         with RunLock(tmp_path, wait_s=0):
@@ -91,7 +101,8 @@ def test_waiting_for_a_holder_that_leaves(tmp_path):
         threading.Timer(2.5, lambda: process.communicate("\n")).start()
         with RunLock(tmp_path, wait_s=60, progress=said.append):
             assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    assert len(said) == 1 and said[0].startswith(f"waiting up to 60 s for {tmp_path}, held by another run: host ")
+    assert len(said) == 1
+    assert said[0].startswith(f"waiting up to 60 s for {tmp_path}, held by another run: host ")
 
 
 def test_a_killed_holder_is_replaced_at_once(tmp_path):
@@ -118,9 +129,17 @@ def test_a_pid_that_was_given_to_another_process_holds_nothing(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("content", [
-    content_of(host="elsewhere", pid=1), content_of(pid_space="another boot pid:[1]", pid=2**22), b"", b'{"host": "a',
-    b"[1]", b"\xff\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        content_of(host="elsewhere", pid=1),
+        content_of(pid_space="another boot pid:[1]", pid=2**22),
+        b"",
+        b'{"host": "a',
+        b"[1]",
+        b"\xff\x00",
+    ],
+)
 def test_a_lock_that_does_not_move_is_taken_over(tmp_path, content):
     (tmp_path / "run.lock").write_bytes(content)
     os.utime(tmp_path / "run.lock", (4e9, 4e9))  # the clock of the other host is far ahead
@@ -194,7 +213,8 @@ def test_a_taker_at_work_is_not_disturbed(tmp_path):
     claim.write_bytes(content_of())
     with pytest.raises(UsageError):
         RunLock(tmp_path).acquire(wait_s=0.3)
-    assert (tmp_path / "run.lock").read_bytes() == dead and claim.exists()
+    assert (tmp_path / "run.lock").read_bytes() == dead
+    assert claim.exists()
 
 
 CONTENDER = """
@@ -267,7 +287,8 @@ def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path):
 
 
 def test_processes_of_another_container_are_not_judged_by_their_pid():
-    assert _pid_space().count("-") == 4 and "pid:[" in _pid_space()
+    assert _pid_space().count("-") == 4
+    assert "pid:[" in _pid_space()
 
 
 def wait_until(condition, within_s: float = 60.0) -> None:
@@ -280,10 +301,12 @@ def wait_until(condition, within_s: float = 60.0) -> None:
 def test_one_look_tells_whether_a_living_process_holds_it(tmp_path):
     assert not is_held(tmp_path)
     with holder(tmp_path) as process:
-        assert is_held(tmp_path) and not is_held(tmp_path, "job.lock")
+        assert is_held(tmp_path)
+        assert not is_held(tmp_path, "job.lock")
         process.kill()
         process.wait()
-        assert not is_held(tmp_path) and (tmp_path / "run.lock").exists()
+        assert not is_held(tmp_path)
+        assert (tmp_path / "run.lock").exists()
 
 
 def test_a_holder_elsewhere_counts_as_dead_after_a_minute_without_a_sign(tmp_path):

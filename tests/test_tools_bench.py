@@ -1,4 +1,5 @@
 """The bench really runs, says everything once, and fails loudly; the table's numbers and verdicts are right."""
+
 from __future__ import annotations
 
 import os
@@ -15,30 +16,44 @@ from tools.bench_table import Line
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLES = [
-    "fedavg round, job J: ours / bare loop", "fedavg round, job S: ours / bare loop",
-    "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)", "round of 5 epochs, job S: fedhkd / fedavg",
-    "fedavg round, job J, mpirun -n 3: ours / bare loop in 2 processes", "share of a round that is no training, job J",
-    "fedavg round, job S, mpirun -n 3: ours / bare loop in 2 processes", "share of a round that is no training, job S",
-    "peak memory (PSS) of 3 ranks, job J", "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
+    "fedavg round, job J: ours / bare loop",
+    "fedavg round, job S: ours / bare loop",
+    "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)",
+    "round of 5 epochs, job S: fedhkd / fedavg",
+    "fedavg round, job J, mpirun -n 3: ours / bare loop in 2 processes",
+    "share of a round that is no training, job J",
+    "fedavg round, job S, mpirun -n 3: ours / bare loop in 2 processes",
+    "share of a round that is no training, job S",
+    "peak memory (PSS) of 3 ranks, job J",
+    "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
     "exact exchange, 2 client ranks: / pickled state dicts",
     "exact exchange, 2 client ranks: share of a round of job J",
-    "exact exchange, 11 ranks: / bare all-reduce of its bytes", "exact exchange, 11 ranks: / pickled state dicts",
+    "exact exchange, 11 ranks: / bare all-reduce of its bytes",
+    "exact exchange, 11 ranks: / pickled state dicts",
     "mpirun -n 11 to the first training step / import torch alone",
     "default run, 11 ranks: data files mapped (copies on the node)",
 ]
 
 
 def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "tools.bench", *arguments], cwd=ROOT, text=True, capture_output=True,
-                          env={**os.environ, **environment}, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "tools.bench", *arguments],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
 
 
 def test_quick_bench_prints_every_row_once():
     done = run_bench("--quick")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("machine: ") and "torch" in lines[0]
-    assert lines[1].startswith("date: ") and "commit: " in lines[1]
+    assert lines[0].startswith("machine: ")
+    assert "torch" in lines[0]
+    assert lines[1].startswith("date: ")
+    assert "commit: " in lines[1]
     for title in TITLES:
         found = [line for line in lines if line.startswith(title + "  ")]
         assert len(found) == 1, title
@@ -52,18 +67,30 @@ def test_schemes_are_measured_against_the_reference():
     rows = [line.split("  ")[0] or line.strip().split("  ")[0] for line in done.stdout.splitlines()[4:]]
     assert rows == [
         "round of 5 epochs, job J: moon / fedavg (paper 2.36)",
-        "round of 5 epochs, job J: fedgen / fedavg (paper 1.21)", "fedgen, job J: server's combine of 10 reports",
-        "round of 5 epochs, job J: fedmd / fedavg (paper 2.58)", "fedmd, job J: server's combine of 10 reports",
+        "round of 5 epochs, job J: fedgen / fedavg (paper 1.21)",
+        "fedgen, job J: server's combine of 10 reports",
+        "round of 5 epochs, job J: fedmd / fedavg (paper 2.58)",
+        "fedmd, job J: server's combine of 10 reports",
         "round of 5 epochs, job S: moon / fedavg",
-        "round of 5 epochs, job S: fedgen / fedavg", "fedgen, job S: server's combine of 10 reports",
-        "round of 5 epochs, job S: fedmd / fedavg", "fedmd, job S: server's combine of 10 reports"]
+        "round of 5 epochs, job S: fedgen / fedavg",
+        "fedgen, job S: server's combine of 10 reports",
+        "round of 5 epochs, job S: fedmd / fedavg",
+        "fedmd, job S: server's combine of 10 reports",
+    ]
 
 
 def test_every_scheme_has_its_aim_and_the_papers_slowdown():
     assert {name: schemes.get(name).slowdown for name in schemes.REGISTRY} == {
-        "fedavg": (None, None), "fedprox": (1.05, 1.18), "moon": (1.25, 2.36), "fedalign": (1.6, 4.16),
-        "fedgen": (1.2, 1.21), "fedmd": (2.0, 2.58), "fedproto": (1.1, 1.34), "fedhkd": (1.1, 1.47),
-        "fedhkd_star": (1.1, 1.29)}
+        "fedavg": (None, None),
+        "fedprox": (1.05, 1.18),
+        "moon": (1.25, 2.36),
+        "fedalign": (1.6, 4.16),
+        "fedgen": (1.2, 1.21),
+        "fedmd": (2.0, 2.58),
+        "fedproto": (1.1, 1.34),
+        "fedhkd": (1.1, 1.47),
+        "fedhkd_star": (1.1, 1.29),
+    }
 
 
 def test_all_schemes_are_all_but_the_reference_job_by_job():
@@ -80,12 +107,14 @@ def test_a_measured_round_has_everything_that_the_scheme_adds(scheme):
     loss, combine = round.scheme.loss, round.scheme.combine
     round.scheme.loss = lambda *inputs: seen.append(loss(*inputs)) or seen[-1]
     round.scheme.combine = lambda server, reports: seen.append(reports) or combine(server, reports)
-    assert round.run([0, 1], 1) > 0 and round.run([1], 1) > 0
+    assert round.run([0, 1], 1) > 0
+    assert round.run([1], 1) > 0
     assert [len(terms) for terms in seen] == [len(round.scheme.terms)] * 9  # 130 images: 3 batches
     absent = {"feature"} if scheme == "fedhkd_star" else set()  # it has no feature term
     assert {name for name, term in seen[-1].items() if not term.detach() > 0} == absent
     assert set(round.clients[1].state) == set(round.scheme.client_state_shapes())
-    assert round.combine(10) > 0 and all(len(tensor) == 10 and tensor.all() for tensor in seen[-1].values())
+    assert round.combine(10) > 0
+    assert all(len(tensor) == 10 and tensor.all() for tensor in seen[-1].values())
 
 
 def test_an_unknown_scheme_is_exit_code_2(capsys):
@@ -99,7 +128,8 @@ def test_a_crash_of_what_is_measured_is_exit_code_1(tmp_path):
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken on purpose')\n")
     done = run_bench("--quick", "--rows", "fedavg_s", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "ended with exit code 1" in done.stderr and "broken on purpose" in done.stderr
+    assert "ended with exit code 1" in done.stderr
+    assert "broken on purpose" in done.stderr
     assert "reached" not in done.stdout
 
 
@@ -113,31 +143,55 @@ def test_a_missed_target_is_no_failure(monkeypatch, capsys):
     monkeypatch.setitem(bench.ROWS, "memory", lambda _: [Line("slow", (2.0, 4.0, 3.0), 1.5)])
     assert bench.main(["--rows", "memory"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split() == [
-        "slow", "3.00", "2.00", "..", "4.00", "of", "3", "<=", "1.50", "missed"]
+        "slow",
+        "3.00",
+        "2.00",
+        "..",
+        "4.00",
+        "of",
+        "3",
+        "<=",
+        "1.50",
+        "missed",
+    ]
 
 
 def test_an_unknown_row_is_exit_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
         bench.main(["--rows", "fedavg_j,nope"])
     assert ended.value.code == 2
-    assert "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, round_j, round_s, exchange_2" in capsys.readouterr().err
+    assert (
+        "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, round_j, round_s, exchange_2"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("values, at_most, verdict", [
-    ((1.00, 1.05, 9.00), 1.05, "reached"),  # the median is 1.05, and at most 1.05 is asked
-    ((1.00, 1.06, 1.07), 1.05, "missed"),
-    ((1.00, 1.20), 1.10, "reached"),        # the median of two is their mean
-    ((1.00, 1.22), 1.10, "missed"),
-    ((5.00,), None, "-"),
-])
+@pytest.mark.parametrize(
+    "values, at_most, verdict",
+    [
+        ((1.00, 1.05, 9.00), 1.05, "reached"),  # the median is 1.05, and at most 1.05 is asked
+        ((1.00, 1.06, 1.07), 1.05, "missed"),
+        ((1.00, 1.20), 1.10, "reached"),  # the median of two is their mean
+        ((1.00, 1.22), 1.10, "missed"),
+        ((5.00,), None, "-"),
+    ],
+)
 def test_verdict_judges_the_median(values, at_most, verdict):
     assert Line("x", values, at_most).verdict == verdict
 
 
-@pytest.mark.parametrize("value, text", [
-    (0.0, "0"), (0.0123456, "0.0123"), (0.9996, "1.00"), (1.0499, "1.05"), (46.21, "46.2"), (118.4, "118"),
-    (3750.0, "3750"),
-])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0.0, "0"),
+        (0.0123456, "0.0123"),
+        (0.9996, "1.00"),
+        (1.0499, "1.05"),
+        (46.21, "46.2"),
+        (118.4, "118"),
+        (3750.0, "3750"),
+    ],
+)
 def test_numbers_have_three_digits(value, text):
     assert bench_table.number(value) == text
 
@@ -180,14 +234,22 @@ def test_scaling_measures_fits_and_predicts():
     done = run_bench("--scaling", "--quick")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("machine: ") and lines[1].startswith("date: ")
+    assert lines[0].startswith("machine: ")
+    assert lines[1].startswith("date: ")
     names = ("agree", "sum", "relay", "gather", "broadcast")
     collectives = [line.split()[:2] for line in lines if line.strip().startswith(names)]
-    assert collectives == [[name, str(ranks)] for ranks in (2, 3)
-                           for name in names for _ in range(1 + (name != "agree"))] + [["agree", "3"], ["agree", "9"]]
+    assert collectives == [
+        [name, str(ranks)] for ranks in (2, 3) for name in names for _ in range(1 + (name != "agree"))
+    ] + [["agree", "3"], ["agree", "9"]]
     assert [line.split()[1] for line in lines if line.strip().startswith("words")] == ["3", "9"]
-    for start, times in {"fitted: meeting ": 2, "left out, error: median ": 2, "strong scaling": 1, "weak scaling": 1,
-                         "Predicted, not measured: ": 1, "quick: tiny sizes": 1}.items():
+    for start, times in {
+        "fitted: meeting ": 2,
+        "left out, error: median ": 2,
+        "strong scaling": 1,
+        "weak scaling": 1,
+        "Predicted, not measured: ": 1,
+        "quick: tiny sizes": 1,
+    }.items():
         assert len([line for line in lines if line.strip().startswith(start)]) == times, start
     assert [line for line in lines if line.startswith("10,000 clients: the exchange takes 5 % from ")]
 
@@ -196,17 +258,21 @@ def test_scaling_measures_fits_and_predicts():
 def test_scaling_is_a_bench_of_its_own(more, capsys):
     with pytest.raises(SystemExit) as end:
         bench.main(["--scaling", *more])
-    assert end.value.code == 2 and "--scaling: is a bench of its own" in capsys.readouterr().err
+    assert end.value.code == 2
+    assert "--scaling: is a bench of its own" in capsys.readouterr().err
 
 
 def test_the_record_of_a_run_is_measured(capsys):
     """Each row once; 12 numbers of each client."""
     assert bench_metrics.main(["--quick"]) == 0
     told = capsys.readouterr().out
-    for title in ("metrics.h5, 6 rounds x 2 clients x 12 numbers: all rounds", "metrics.h5, 80 rounds x 3 clients x 12 numbers: all rounds",
-                  "metrics.h5, 80 rounds x 3 clients x 12 numbers: a last round / a first one",
-                  "the same 6 rounds x 2 clients, written anew in each: all rounds",
-                  "a checkpoint in each of 6 rounds x 2 clients: a last one / a first one"):
+    for title in (
+        "metrics.h5, 6 rounds x 2 clients x 12 numbers: all rounds",
+        "metrics.h5, 80 rounds x 3 clients x 12 numbers: all rounds",
+        "metrics.h5, 80 rounds x 3 clients x 12 numbers: a last round / a first one",
+        "the same 6 rounds x 2 clients, written anew in each: all rounds",
+        "a checkpoint in each of 6 rounds x 2 clients: a last one / a first one",
+    ):
         assert told.count(title) == 1, title
     with pytest.raises(SystemExit, match="2"):
         bench_metrics.main(["--slow"])

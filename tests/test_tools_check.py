@@ -1,4 +1,7 @@
-"""tools.check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they are."""
+"""tools.check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they
+are.
+"""
+
 from __future__ import annotations
 
 import json
@@ -10,8 +13,8 @@ import sys
 import h5py
 import numpy as np
 import pytest
-
 import toy
+
 from hkd_hpc.config import as_values, from_json, resolve
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -25,7 +28,9 @@ def whole(tmp_path_factory):
     """A complete run of four rounds; rounds 3 and 4 have checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
     data = toy.save_data(folder / "data.npz", 120, 40)
-    toy.train_ok(1, *toy.settings(data, "scheme.name=moon", "fed.rounds=4", "data.val_fraction=.1"), "--out", folder / "run")
+    toy.train_ok(
+        1, *toy.settings(data, "scheme.name=moon", "fed.rounds=4", "data.val_fraction=.1"), "--out", folder / "run"
+    )
     return folder / "run"
 
 
@@ -38,6 +43,7 @@ def run(tmp_path, whole):
 @pytest.fixture
 def checked(run, capsys):
     """checked(*arguments) -> (exit code, {file: the line about it}, all that was printed), the run untouched."""
+
     def look(*arguments):
         before = state_of(run)
         code = check.main([str(run), *map(str, arguments)])
@@ -70,7 +76,9 @@ def change(path, edit):
 
 def test_a_complete_run_is_good(checked, run):
     code, lines, said = checked()
-    assert code == 0 and said.endswith("good\n") and "WRONG" not in said
+    assert code == 0
+    assert said.endswith("good\n")
+    assert "WRONG" not in said
     assert lines.keys() == {"config.json", "metrics.h5", "checkpoints/round_0003.h5", "checkpoints/round_0004.h5"}
     assert lines["config.json"].endswith("ok: moon on file, 3 clients, 4 rounds")
     assert lines["metrics.h5"].endswith("ok: 4 rows, complete")
@@ -79,7 +87,7 @@ def test_a_complete_run_is_good(checked, run):
 
 
 def cut(path):
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def grow(path):
@@ -89,7 +97,9 @@ def grow(path):
 
 
 DAMAGE = {
-    "huge": (grow, "its bytes do not match its checksum: 1099511627264 are there"), "flipped bit": (flip, "damaged: its bytes do not match its checksum"), "cut": (cut, "truncated"),
+    "huge": (grow, "its bytes do not match its checksum: 1099511627264 are there"),
+    "flipped bit": (flip, "damaged: its bytes do not match its checksum"),
+    "cut": (cut, "truncated"),
     "empty": (lambda path: path.write_bytes(b""), "not an HDF5 file"),
     "text": (lambda path: path.write_text("hello\n" * 1000), "not an HDF5 file"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "no ordinary file"),
@@ -103,10 +113,16 @@ def test_damage_is_named_with_what_to_do(checked, run, name, kind):
     damage, words = DAMAGE[kind]
     damage(run / name)
     code, lines, said = checked()
-    assert code == 1 and said.count("WRONG") == 1 and "1 of 4 wrong" in said
-    assert "WRONG" in lines[name] and words in lines[name]
-    advice = {"metrics.h5": "--resume writes it anew", "checkpoints/round_0004.h5": "remove it; --resume goes on from round_0003.h5",
-              "checkpoints/round_0003.h5": "remove it; --resume goes on from round_0004.h5"}[name]
+    assert code == 1
+    assert said.count("WRONG") == 1
+    assert "1 of 4 wrong" in said
+    assert "WRONG" in lines[name]
+    assert words in lines[name]
+    advice = {
+        "metrics.h5": "--resume writes it anew",
+        "checkpoints/round_0004.h5": "remove it; --resume goes on from round_0003.h5",
+        "checkpoints/round_0003.h5": "remove it; --resume goes on from round_0004.h5",
+    }[name]
     assert advice in lines[name]
 
 
@@ -118,20 +134,48 @@ def test_checking_imports_no_torch(run):
 
 
 EDITS = {
-    "a row is missing": ("metrics.h5", lambda tree: tree["rounds"].update(round=np.array([1, 2, 4, 5])), "the first 2 are whole"),
-    "columns of unequal length": ("metrics.h5", lambda tree: tree["rounds"].update(train_n=tree["rounds"]["train_n"][:3]),
-                                  "the first 3 are whole"),
-    "a column of clients is short": ("metrics.h5", lambda tree: tree["clients"].update(train_n=tree["clients"]["train_n"][:1]),
-                                     "the first 1 are whole"),
-    "a hash that is none": ("metrics.h5", lambda tree: tree["rounds"]["weights_sha256"].__setitem__(0, "x" * 64),
-                            "the first 0 are whole"),
-    "a summary too early": ("metrics.h5", lambda tree: tree.update(
-        rounds={"round": np.array([1]), "weights_sha256": tree["rounds"]["weights_sha256"][:1]}, clients={}),
-        "it has a summary, but 1 rows of 4"),
-    "another partition": ("metrics.h5", lambda tree: tree["partition"]["train_index"].__setitem__(0, 119), "its partition has hash"),
-    "other weights": ("checkpoints/round_0004.h5", lambda tree: tree["global"].update(
-        {"classifier.bias": tree["global"]["classifier.bias"] + 1}), "its own row says"),
-    "a tensor less": ("checkpoints/round_0004.h5", lambda tree: tree["global"].pop("classifier.bias"), "classifier.bias"),
+    "a row is missing": (
+        "metrics.h5",
+        lambda tree: tree["rounds"].update(round=np.array([1, 2, 4, 5])),
+        "the first 2 are whole",
+    ),
+    "columns of unequal length": (
+        "metrics.h5",
+        lambda tree: tree["rounds"].update(train_n=tree["rounds"]["train_n"][:3]),
+        "the first 3 are whole",
+    ),
+    "a column of clients is short": (
+        "metrics.h5",
+        lambda tree: tree["clients"].update(train_n=tree["clients"]["train_n"][:1]),
+        "the first 1 are whole",
+    ),
+    "a hash that is none": (
+        "metrics.h5",
+        lambda tree: tree["rounds"]["weights_sha256"].__setitem__(0, "x" * 64),
+        "the first 0 are whole",
+    ),
+    "a summary too early": (
+        "metrics.h5",
+        lambda tree: tree.update(
+            rounds={"round": np.array([1]), "weights_sha256": tree["rounds"]["weights_sha256"][:1]}, clients={}
+        ),
+        "it has a summary, but 1 rows of 4",
+    ),
+    "another partition": (
+        "metrics.h5",
+        lambda tree: tree["partition"]["train_index"].__setitem__(0, 119),
+        "its partition has hash",
+    ),
+    "other weights": (
+        "checkpoints/round_0004.h5",
+        lambda tree: tree["global"].update({"classifier.bias": tree["global"]["classifier.bias"] + 1}),
+        "its own row says",
+    ),
+    "a tensor less": (
+        "checkpoints/round_0004.h5",
+        lambda tree: tree["global"].pop("classifier.bias"),
+        "classifier.bias",
+    ),
     "another round": ("checkpoints/round_0004.h5", lambda tree: tree.update(round=3), "it is of round 3, not of 4"),
 }
 
@@ -150,14 +194,17 @@ def test_a_checkpoint_of_another_run(checked, run, tmp_path):
     toy.train_ok(1, *toy.settings(data, "fed.rounds=1", "run.seed=5"), "--out", other)
     shutil.copy(other / "checkpoints/round_0001.h5", run / "checkpoints/round_0001.h5")
     code, lines, said = checked()
-    assert code == 1 and said.count("WRONG") == 1
+    assert code == 1
+    assert said.count("WRONG") == 1
     assert "its partition is another one" in lines["checkpoints/round_0001.h5"]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_in_a_study_the_run_must_be_that_of_its_cell(whole, tmp_path, capsys, seed):
     stored = as_values(from_json((whole / "config.json").read_text()))
-    cell = make_cell({}, resolve(overrides=[f"{key}={as_text(value)}" for key, value in (stored | {"run.seed": seed}).items()]))
+    cell = make_cell(
+        {}, resolve(overrides=[f"{key}={as_text(value)}" for key, value in (stored | {"run.seed": seed}).items()])
+    )
     write_cells(tmp_path, [cell])
     shutil.copytree(whole, tmp_path / cell.name)
     assert check.main([str(tmp_path / cell.name)]) == seed
@@ -170,21 +217,32 @@ def test_settings_that_somebody_edited(checked, run):
     (run / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
     assert "put back config.json" in checked()[1]["checkpoints/round_0004.h5"]  # not: remove it
     code, lines, _ = checked()
-    assert code == 1 and "WRONG: it was written with another run.seed than config" in lines["checkpoints/round_0004.h5"]
+    assert code == 1
+    assert "WRONG: it was written with another run.seed than config" in lines["checkpoints/round_0004.h5"]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("{", "damaged"), ("[]", "damaged"), ('{"fed": {"cleints": 3}}', "fed.cleints: no such setting"), ("[" * 100_000, "damaged")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ('{"fed": {"cleints": 3}}', "fed.cleints: no such setting"),
+        ("[" * 100_000, "damaged"),
+    ],
+)
 def test_settings_that_cannot_be_read(checked, run, text, words):
     (run / "config.json").write_text(text)
     code, lines, _ = checked()
-    assert code == 1 and "WRONG" in lines["config.json"] and words in lines["config.json"]
+    assert code == 1
+    assert "WRONG" in lines["config.json"]
+    assert words in lines["config.json"]
 
 
 def test_a_file_of_another_format(checked, run):
     """A whole file of a later version: named, not taken for damage."""
     path = run / "checkpoints/round_0004.h5"
     from hkd_hpc.store import tree
+
     before = tree.FORMAT_VERSION
     try:
         tree.FORMAT_VERSION = 2
@@ -192,13 +250,15 @@ def test_a_file_of_another_format(checked, run):
     finally:
         tree.FORMAT_VERSION = before
     code, lines, _ = checked()
-    assert code == 1 and "its format is 2; this version of hkd_hpc reads 1" in lines["checkpoints/round_0004.h5"]
+    assert code == 1
+    assert "its format is 2; this version of hkd_hpc reads 1" in lines["checkpoints/round_0004.h5"]
 
 
 def test_another_version_of_a_package_is_told_but_not_wrong(checked, run):
     change(run / "metrics.h5", lambda tree: tree.update(versions_json=json.dumps({"torch": "9.9.9"})))
     code, lines, _ = checked()
-    assert code == 0 and "written with torch 9.9.9 (here " in lines["versions"]
+    assert code == 0
+    assert "written with torch 9.9.9 (here " in lines["versions"]
 
 
 def test_a_pruned_run_is_good(checked, run):
@@ -225,8 +285,12 @@ def test_leftovers_and_locks_are_told(checked, run):
     (run / "run.lock").write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "me"}))
     os.utime(run / "run.lock", (1, 1))
     code, lines, _ = checked()
-    assert code == 0 and "left by another run: host elsewhere" in lines["run.lock"] and "takes it over" in lines["run.lock"]
-    assert all("--resume removes it" in lines[name] for name in (".metrics.h5.123.tmp", "checkpoints/.round_0005.h5.123.tmp"))
+    assert code == 0
+    assert "left by another run: host elsewhere" in lines["run.lock"]
+    assert "takes it over" in lines["run.lock"]
+    assert all(
+        "--resume removes it" in lines[name] for name in (".metrics.h5.123.tmp", "checkpoints/.round_0005.h5.123.tmp")
+    )
 
 
 def test_a_killed_run_is_good_and_says_how_far_it_came(tmp_path, capsys):
@@ -241,7 +305,9 @@ def test_a_killed_run_is_good_and_says_how_far_it_came(tmp_path, capsys):
     toy.train(2, *toy.settings(data, "fed.rounds=4", "scheme.name=fedavg"), "--out", tmp_path / "run", patch=patch)
     assert check.main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert "of 4: not complete, --resume goes on" in out and "run.lock" in out and "does not run any more" in out
+    assert "of 4: not complete, --resume goes on" in out
+    assert "run.lock" in out
+    assert "does not run any more" in out
 
 
 def test_no_run(tmp_path, capsys):
@@ -249,11 +315,15 @@ def test_no_run(tmp_path, capsys):
     for place in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / ("x" * 300)):
         assert check.main([str(place)]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and str(place) in err
-    assert check.main([]) == 2 and capsys.readouterr().err.startswith("hkd_hpc: the following arguments are required")
+        assert out == ""
+        assert err.count("\n") == 1
+        assert str(place) in err
+    assert check.main([]) == 2
+    assert capsys.readouterr().err.startswith("hkd_hpc: the following arguments are required")
 
 
 # ---- repair
+
 
 def columns(path):
     with h5py.File(path, "r") as file:
@@ -264,7 +334,8 @@ def test_repair_saves_all_rows_from_the_checkpoint_when_metrics_are_gone(checked
     before = toy.metrics(run)
     flip(run / "metrics.h5")
     code, _, said = checked("--repair", tmp_path / "saved.h5")
-    assert code == 1 and "4 rows saved from checkpoints/round_0004.h5" in said
+    assert code == 1
+    assert "4 rows saved from checkpoints/round_0004.h5" in said
     saved = columns(tmp_path / "saved.h5")
     assert saved["rounds/weights_sha256"].tolist() == before["rounds/weights_sha256"].tolist()
     assert saved["rounds/train_n"].tolist() == before["rounds/train_n"].tolist()
@@ -279,15 +350,20 @@ def test_repair_takes_whole_rows_alone_and_later_ones_from_the_checkpoint(checke
     before = toy.metrics(run)
     change(run / "metrics.h5", EDITS["columns of unequal length"][1])
     code, _, said = checked("--repair", tmp_path / "saved.h5")
-    assert code == 1 and "4 rows saved from metrics.h5, checkpoints/round_0004.h5" in said
+    assert code == 1
+    assert "4 rows saved from metrics.h5, checkpoints/round_0004.h5" in said
     assert columns(tmp_path / "saved.h5")["rounds/weights_sha256"].tolist() == before["rounds/weights_sha256"].tolist()
 
 
 def test_repair_writes_over_nothing_and_says_when_there_is_nothing(checked, run, tmp_path):
     (tmp_path / "mine.h5").write_text("mine")
     code, _, said = checked("--repair", tmp_path / "mine.h5")
-    assert code == 2 and "nothing is written over" in said and (tmp_path / "mine.h5").read_text() == "mine"
+    assert code == 2
+    assert "nothing is written over" in said
+    assert (tmp_path / "mine.h5").read_text() == "mine"
     for path in (run / "metrics.h5", *(run / "checkpoints").iterdir()):
         cut(path)
     code, _, said = checked("--repair", tmp_path / "saved.h5")
-    assert code == 1 and "neither metrics.h5 nor a checkpoint holds a row" in said and not (tmp_path / "saved.h5").exists()
+    assert code == 1
+    assert "neither metrics.h5 nor a checkpoint holds a row" in said
+    assert not (tmp_path / "saved.h5").exists()

@@ -1,4 +1,5 @@
 """tools.torture: what it draws, what it calls hung, lost, wrong and untold, and that it notices broken builds alone."""
+
 from __future__ import annotations
 
 import os
@@ -22,8 +23,10 @@ LINE, TRACE = "hkd_hpc: rank 1 (host) ended without a word", "Traceback (most re
 def attempt(folder, *ended, output="", trained=""):
     """Of ranks that ended with these exit codes, or signals where they are negative; rank 0 printed the output."""
     (folder / "trained").write_text(trained)
-    results = [Result(code if code >= 0 else None, -code if code < 0 else None, "" if rank else output)
-               for rank, code in enumerate(ended)]
+    results = [
+        Result(code if code >= 0 else None, -code if code < 0 else None, "" if rank else output)
+        for rank, code in enumerate(ended)
+    ]
     return Attempt([], results, Notes(folder))
 
 
@@ -33,16 +36,20 @@ def test_little_torture_finds_nothing(capsys):
     head, total = next(line for line in lines if line.startswith("| fault |")), lines[-1]
     assert head == "| fault | struck | survived | hung | lost | wrong | untold |"
     _, name, struck, survived, *bad, _ = (cell.strip() for cell in total.split("|"))
-    assert (name, bad) == ("all", ["0", "0", "0", "0"]) and int(struck) == int(survived) >= 15
+    assert (name, bad) == ("all", ["0", "0", "0", "0"])
+    assert int(struck) == int(survived) >= 15
     assert sum(line.startswith("| ") for line in lines) - 3 >= 7  # kinds
 
 
 def test_broken_builds_are_noticed(capsys):
     assert torture.main(["--self-test"]) == 0
     found = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert found == ["checkpoints written in place, not verified: noticed",
-                     "a random draw that depends on the rank: noticed",
-                     "NaN let through the quarantine: noticed", "nothing broken: not noticed"]
+    assert found == [
+        "checkpoints written in place, not verified: noticed",
+        "a random draw that depends on the rank: noticed",
+        "NaN let through the quarantine: noticed",
+        "nothing broken: not noticed",
+    ]
 
 
 def test_a_job_is_a_function_of_seed_and_number():
@@ -50,9 +57,11 @@ def test_a_job_is_a_function_of_seed_and_number():
     assert jobs[17] == draw_job(3, 17, torture.ALL_KINDS) != draw_job(4, 17, torture.ALL_KINDS)
     assert {job.scheme for job in jobs[:9]} == set(schemes.REGISTRY)
     drawn = {kind for job in jobs for step in job.steps for kind in step.kinds()} | {NAN for job in jobs if job.nan}
-    assert drawn == {*KINDS, *FILE_KINDS, NAN} and len(drawn) == 30
+    assert drawn == {*KINDS, *FILE_KINDS, NAN}
+    assert len(drawn) == 30
     for job in jobs:
-        assert job.steps[-1].fault is None and 3 <= len(job.steps) <= 6
+        assert job.steps[-1].fault is None
+        assert 3 <= len(job.steps) <= 6
         assert all(one.ranks != next.ranks for one, next in zip(job.steps, job.steps[1:]))
         assert all(step.fault.victim < step.ranks for step in job.steps if step.fault)
 
@@ -67,33 +76,57 @@ def test_wrong_arguments(arguments):
 def test_a_saved_round_that_is_trained_again_is_lost(tmp_path):
     again = attempt(tmp_path, 0, trained="2 0\n2 1\n3 0\n")
     assert [tuple(verdict) for verdict in judge_training(again, Known(saved=2))] == [
-        ("lost", "rounds [2] were saved and trained again")]
+        ("lost", "rounds [2] were saved and trained again")
+    ]
     assert judge_training(again, Known(saved=1)) == []
 
 
-@pytest.mark.parametrize("fault, codes, complete, lost", [
-    (KILL, (1, -9, 1), False, False), (KILL, (1, -9, 0), False, True), (KILL, (0, 0, 0), True, False),
-    (None, (0, 0), True, False), (None, (0, 0), False, True), (None, (2, 2), False, True),
-    (EXIT, (1, 0), False, False), (EXIT, (0, 0), False, True)])
+@pytest.mark.parametrize(
+    "fault, codes, complete, lost",
+    [
+        (KILL, (1, -9, 1), False, False),
+        (KILL, (1, -9, 0), False, True),
+        (KILL, (0, 0, 0), True, False),
+        (None, (0, 0), True, False),
+        (None, (0, 0), False, True),
+        (None, (2, 2), False, True),
+        (EXIT, (1, 0), False, False),
+        (EXIT, (0, 0), False, True),
+    ],
+)
 def test_exit_codes(tmp_path, fault, codes, complete, lost):
     found = judge_end(fault, attempt(tmp_path, *codes), complete)
     assert [verdict.what for verdict in found] == ["lost"] * lost
 
 
-@pytest.mark.parametrize("kind, output, untold", [
-    ("SIGKILL, one rank", LINE, False), ("SIGKILL, one rank", f"{LINE}\n{LINE}", True), ("SIGKILL, one rank", "", True),
-    ("SIGKILL, one rank", f"hkd_hpc: warning: a\n{LINE}\n{TRACE}", True), ("SIGKILL, all ranks", "", False),
-    ("exception in a client", f"{LINE}\n{TRACE}\nUserError", False),
-    ("SIGUSR1", "stopped by SIGUSR1 after round 2 of 4", True)])  # with exit code 1, not 75
+@pytest.mark.parametrize(
+    "kind, output, untold",
+    [
+        ("SIGKILL, one rank", LINE, False),
+        ("SIGKILL, one rank", f"{LINE}\n{LINE}", True),
+        ("SIGKILL, one rank", "", True),
+        ("SIGKILL, one rank", f"hkd_hpc: warning: a\n{LINE}\n{TRACE}", True),
+        ("SIGKILL, all ranks", "", False),
+        ("exception in a client", f"{LINE}\n{TRACE}\nUserError", False),
+        ("SIGUSR1", "stopped by SIGUSR1 after round 2 of 4", True),
+    ],
+)  # with exit code 1, not 75
 def test_words(tmp_path, kind, output, untold):
     found = judge_words(Fault(kind, 1, "training", 2), attempt(tmp_path, 1, -9, output=output))
     assert [verdict.what for verdict in found] == ["untold"] * untold
 
 
-@pytest.mark.parametrize("rounds, sha, complete, what", [
-    ([1, 2], ["a", "b"], False, []), ([1, 2, 3], ["a", "b", "c"], True, []), ([1, 2], ["a", "b"], True, ["lost"]),
-    ([1, 1, 2], ["a", "a", "b"], False, ["lost"]), ([1, 3], ["a", "c"], False, ["lost"]),
-    ([1, 2], ["a", "x"], False, ["wrong"])])
+@pytest.mark.parametrize(
+    "rounds, sha, complete, what",
+    [
+        ([1, 2], ["a", "b"], False, []),
+        ([1, 2, 3], ["a", "b", "c"], True, []),
+        ([1, 2], ["a", "b"], True, ["lost"]),
+        ([1, 1, 2], ["a", "a", "b"], False, ["lost"]),
+        ([1, 3], ["a", "c"], False, ["lost"]),
+        ([1, 2], ["a", "x"], False, ["wrong"]),
+    ],
+)
 def test_rows(tmp_path, rounds, sha, complete, what):
     def tree(rounds, sha):
         columns = {"round": np.array(rounds), "weights_sha256": np.array(sha), "wall_s": np.array(rounds) * 0.5}
@@ -110,8 +143,10 @@ def test_rows(tmp_path, rounds, sha, complete, what):
 
 def test_a_job_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
     """A build that waits for ever where nobody watches: after the end of the job."""
+
     def hang_at_the_end(rank):
         from hkd_hpc import train
+
         main = train.main
         train.main = lambda arguments: main(arguments) or (os.getppid() and rank == 1 and signal.pause())
 
@@ -121,4 +156,5 @@ def test_a_job_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
     told = []
     with torture.working_site(("SIGUSR1",), hang_at_the_end) as site:
         tally = torture.torture(site, 0, iter(range(5)), lambda tally: tally.failed, told.append)
-    assert tally.count("hung") == 1 and "hung: ranks [1] had to be killed" in told[-1]
+    assert tally.count("hung") == 1
+    assert "hung: ranks [1] had to be killed" in told[-1]

@@ -1,4 +1,5 @@
 """Helpers of the integration tests: tiny data, runs of `hkd_hpc.train` (forked ranks or mpirun), and their files."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,14 +16,19 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
 from comm_launch import session_folder
+
 from tools.forked_ranks import Result, run_ranks
 
 SMALL = ("fed.clients=3", "fed.rounds=2", "train.epochs=1", "train.batch_size=16", "model.latent=8", "data.fraction=1")
 TIMES = ("seconds/", "wire_bytes/")  # columns that depend on the layout or the hour
-MPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-           "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+MPI_ENV = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 PROJECT = Path(__file__).resolve().parent.parent
 
 # ---- data
@@ -42,16 +48,11 @@ def save_data(path: Path, train: int = 300, test: int = 100, side: int = 32, **m
     """An .npz of ten classes that a small net tells apart; `more`: client ids, or arrays in place of the usual ones."""
     y_train, y_test = np.arange(train) % 10, np.arange(test) % 10
     arrays = {
-    "x_train": images(
-        y_train,
-        1,
-        side),
+        "x_train": images(y_train, 1, side),
         "y_train": y_train,
-        "x_test": images(
-            y_test,
-            2,
-            side),
-             "y_test": y_test}
+        "x_test": images(y_test, 2, side),
+        "y_test": y_test,
+    }
     np.savez(path, **{**arrays, **more})
     return path
 
@@ -60,8 +61,13 @@ def save_natural(path: Path, sizes: Iterable[int], test_per_client: int = 10) ->
     """The same with client ids: client i owns sizes[i] training images and `test_per_client` test images."""
     sizes = list(sizes)
     ids = np.repeat(np.arange(len(sizes)), sizes)
-    return save_data(path, len(ids), test_per_client * len(sizes), client_train=ids,
-                     client_test=np.repeat(np.arange(len(sizes)), test_per_client))
+    return save_data(
+        path,
+        len(ids),
+        test_per_client * len(sizes),
+        client_train=ids,
+        client_test=np.repeat(np.arange(len(sizes)), test_per_client),
+    )
 
 
 # ---- runs in forked ranks
@@ -78,8 +84,9 @@ def train_rank(rank: int, arguments: list[str], patch: Patch | None) -> None:
     sys.exit(train.main(arguments))
 
 
-def train(size: int, *arguments: object, patch: Patch | None = None, timeout_s: float = 60,
-          env: dict[str, str] | None = None) -> list[Result]:
+def train(
+    size: int, *arguments: object, patch: Patch | None = None, timeout_s: float = 60, env: dict[str, str] | None = None
+) -> list[Result]:
     """The job with `size` ranks: how each rank ended."""
     return run_ranks(size, train_rank, [str(argument) for argument in arguments], patch, timeout_s=timeout_s, env=env)
 
@@ -152,13 +159,25 @@ def trained(path: Path) -> list[tuple[int, int]]:
 
 # ---- runs under mpirun
 
-def start_mpirun(size: int, *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None,
-                 before: tuple[str, ...] = ()) -> subprocess.Popen:
+
+def start_mpirun(
+    size: int,
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    before: tuple[str, ...] = (),
+) -> subprocess.Popen:
     """`mpirun -n size python -m hkd_hpc.train arguments`, started; outputs are pipes of text."""
     paths = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = [*before, "mpirun", "-n", str(size), sys.executable, "-m", "hkd_hpc.train", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-                            env={**os.environ, **MPI_ENV, "TMPDIR": session_folder(), **(env or {}), "PYTHONPATH": paths})
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **MPI_ENV, "TMPDIR": session_folder(), **(env or {}), "PYTHONPATH": paths},
+    )
 
 
 @contextlib.contextmanager
@@ -166,7 +185,10 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
     """A real disk of that size (4m), made and mounted at `place`; a test that needs it is skipped where none may be."""
     place.mkdir()
     mount = shutil.which("mount")
-    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True).returncode:
+    if (
+        not mount
+        or subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True).returncode
+    ):
         pytest.skip("mounting is not allowed here")
     try:
         yield place
@@ -232,6 +254,7 @@ def wait_until(true: Callable[[], object], timeout_s: float = 60) -> None:
 
 # ---- files of a run
 
+
 def flat_tree(group: h5py.Group, prefix: str = "") -> dict[str, object]:
     """{"a/b": value} of all data sets below a group, strings as str."""
     found: dict[str, object] = {}
@@ -271,8 +294,12 @@ def rows(folder: Path) -> dict[str, list]:
 
 def is_result(name: str) -> bool:
     group, _, column = name.partition("/")
-    return (group in ("rounds", "clients") and not column.endswith("_s") and name != "clients/rank"
-            and not column.startswith(TIMES))
+    return (
+        group in ("rounds", "clients")
+        and not column.endswith("_s")
+        and name != "clients/rank"
+        and not column.startswith(TIMES)
+    )
 
 
 def plain(array: np.ndarray) -> list:
@@ -292,14 +319,18 @@ def state_dict(folder: Path, round: int, order: Iterable[str]) -> dict[str, np.n
 
 def sha256_by_rule(tensors: dict[str, np.ndarray]) -> str:
     """The documented rule: per tensor "name dtype shape" and a line feed, then its bytes (little-endian, C order)."""
-    text = b"".join(f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes("C")
-                    for name, array in tensors.items())
+    text = b"".join(
+        f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes("C") for name, array in tensors.items()
+    )
     return hashlib.sha256(text).hexdigest()
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def write_module(folder: Path, name: str, text: str) -> dict[str, str]:

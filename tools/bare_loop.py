@@ -3,6 +3,7 @@
 `python -m tools.bare_loop JOB IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains those
 clients for so many epochs one after the other and answers with the seconds of CPU. Uses only torch and torchvision.
 """
+
 import sys
 import time
 

@@ -10,6 +10,7 @@ A scheme's round is a client's, the second or a later one: every class known, it
 as it trains on; and the server's combine of ten reports, divided by the ten clients it serves.
 Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,9 +27,10 @@ from statistics import median
 from hkd_hpc import schemes
 from hkd_hpc.errors import UsageError
 from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.settings import first_paragraph
 from tools import bench_scaling
-from tools.bench_round import FIGURES, whole_round
 from tools.bench_process import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi
+from tools.bench_round import FIGURES, whole_round
 from tools.bench_scaling import NUMBERS_J
 from tools.bench_table import Line, header, table
 
@@ -58,8 +60,21 @@ class Sizes:
     train: tuple[str, ...] = ("fed.rounds=1", "train.epochs=1")
 
 
-QUICK = Sizes(images=72, epochs=2, floats=100_000, averaged=50_000, few_ranks=2, many_ranks=3, fewest=1, most=1, few_repeats=1,
-              many_repeats=1, start_pairs=1, round_pairs=1, train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"))
+QUICK = Sizes(
+    images=72,
+    epochs=2,
+    floats=100_000,
+    averaged=50_000,
+    few_ranks=2,
+    many_ranks=3,
+    fewest=1,
+    most=1,
+    few_repeats=1,
+    many_repeats=1,
+    start_pairs=1,
+    round_pairs=1,
+    train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"),
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ def ratios(a_s: list[float], b_s: list[float]) -> tuple[float, ...]:
 
 # --- rows
 
+
 def reference(bench: Bench, job: str) -> list[Line]:
     """The reference scheme against the bare loop."""
     ours, bare = bench.pair_of(job)
@@ -119,11 +135,13 @@ def reference(bench: Bench, job: str) -> list[Line]:
     if job == "J":
         bench.job_j_client_s = median(ours_s) / 2
     memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
-    return [Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), FIGURES[job]),
-            Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
-            Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
-            Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
-            Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB")]
+    return [
+        Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), FIGURES[job]),
+        Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
+        Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
+        Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
+        Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB"),
+    ]
 
 
 def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
@@ -161,7 +179,8 @@ def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> list[Line]:
     return [
         Line(f"exact exchange, {title}: / bare all-reduce of its bytes", ratios(found["exact"], found["bare"]), 1.6),
         Line(f"exact exchange, {title}: / pickled state dicts", ratios(found["exact"], found["pickled"]), 1.0),
-        Line(f"  exact exchange, {title}", tuple(found["exact"]), unit="s")]
+        Line(f"  exact exchange, {title}", tuple(found["exact"]), unit="s"),
+    ]
 
 
 def exchange_2(bench: Bench) -> list[Line]:
@@ -193,8 +212,15 @@ def default_run(bench: Bench) -> Run:
         stamps = Path(folder, "stamps")
         stamps.touch()
         start_s = time.time()
-        process = start_mpi(sizes.many_ranks, "-m", "tools.bench_start", "--out", f"{folder}/run", *sizes.train,
-                            HKD_BENCH_STAMPS=str(stamps))
+        process = start_mpi(
+            sizes.many_ranks,
+            "-m",
+            "tools.bench_start",
+            "--out",
+            f"{folder}/run",
+            *sizes.train,
+            HKD_BENCH_STAMPS=str(stamps),
+        )
         peak_bytes = peak_after_first_step(process, stamps)
         output = finish(process, limit_s=1.0)
         steps, files = ([value for _, value in read_stamps(stamps, event)] for event in ("step", "data"))
@@ -222,17 +248,21 @@ def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:
 def startup(bench: Bench) -> list[Line]:
     pairs = [(default_run(bench).first_step_s, import_torch(bench.sizes)) for _ in range(bench.sizes.start_pairs)]
     ours_s, torch_s = zip(*pairs)
-    return [Line("mpirun -n 11 to the first training step / import torch alone", ratios(ours_s, torch_s), 1.2),
-            Line("  to the first training step", ours_s, unit="s"),
-            Line("  import torch alone", torch_s, unit="s")]
+    return [
+        Line("mpirun -n 11 to the first training step / import torch alone", ratios(ours_s, torch_s), 1.2),
+        Line("  to the first training step", ours_s, unit="s"),
+        Line("  import torch alone", torch_s, unit="s"),
+    ]
 
 
 def memory(bench: Bench) -> list[Line]:
     if not bench.runs:
         default_run(bench)
     copies, peaks = zip(*((run.copies, run.peak_bytes / GIGA) for run in bench.runs))
-    return [Line("default run, 11 ranks: data files mapped (copies on the node)", copies, 1.0),
-            Line("  peak memory (PSS) of its ranks together", peaks, unit="GB")]
+    return [
+        Line("default run, 11 ranks: data files mapped (copies on the node)", copies, 1.0),
+        Line("  peak memory (PSS) of its ranks together", peaks, unit="GB"),
+    ]
 
 
 def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
@@ -240,11 +270,26 @@ def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
     return {f"{name}_{job.lower()}": partial(scheme_round, job=job, scheme=name) for job in jobs for name in names}
 
 
-ROWS = {f"{REFERENCE}_j": partial(reference, job="J"), **scheme_rows([OURS], "J"),
-        f"{REFERENCE}_s": partial(reference, job="S"), **scheme_rows([OURS], "S"),
-        "round_j": partial(whole_round, job="J"), "round_s": partial(whole_round, job="S"),
-        "exchange_2": exchange_2, "exchange_11": exchange_11, "startup": startup, "memory": memory}
-ALONE = ("round_j", "round_s", "exchange_2", "exchange_11", "startup", "memory")  # no child of another row may run beside them
+ROWS = {
+    f"{REFERENCE}_j": partial(reference, job="J"),
+    **scheme_rows([OURS], "J"),
+    f"{REFERENCE}_s": partial(reference, job="S"),
+    **scheme_rows([OURS], "S"),
+    "round_j": partial(whole_round, job="J"),
+    "round_s": partial(whole_round, job="S"),
+    "exchange_2": exchange_2,
+    "exchange_11": exchange_11,
+    "startup": startup,
+    "memory": memory,
+}
+ALONE = (
+    "round_j",
+    "round_s",
+    "exchange_2",
+    "exchange_11",
+    "startup",
+    "memory",
+)  # no child of another row may run beside them
 
 
 def measure(sizes: Sizes, rows: dict, lines: list[Line]) -> None:
@@ -289,10 +334,12 @@ def scaling(quick: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
-    parser.add_argument("--scaling", action="store_true", help="instead: by ranks and bytes, with the cost model; 5 minutes")
+    parser.add_argument(
+        "--scaling", action="store_true", help="instead: by ranks and bytes, with the cost model; 5 minutes"
+    )
     parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
     options = parser.parse_args(arguments)
     if options.scaling and (options.rows or options.schemes):

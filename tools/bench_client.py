@@ -5,6 +5,7 @@ answers with the seconds of CPU: weights loaded, local epochs, report, exact sum
 empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the
 server makes its message from M reports. Clients and server keep their state from one line to the next.
 """
+
 from __future__ import annotations
 
 import sys
@@ -14,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module, models, schemes
+from hkd_hpc import config as config_module
+from hkd_hpc import models, schemes
 from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client, Workbench
 from hkd_hpc.flat import FlatModel
@@ -47,8 +49,10 @@ def make_client(client: int, images: int) -> Client:
 def known(shapes: dict[str, tuple[int, ...]], *first: int) -> dict[str, torch.Tensor]:
     """A message, or so many reports, in which every class is known: any positive numbers will do."""
     random = np.random.default_rng(0)
-    return {name: torch.from_numpy(random.uniform(0.1, 1.0, (*first, *shape)).astype("f4"))
-            for name, shape in shapes.items()}
+    return {
+        name: torch.from_numpy(random.uniform(0.1, 1.0, (*first, *shape)).astype("f4"))
+        for name, shape in shapes.items()
+    }
 
 
 class Round:
@@ -94,8 +98,11 @@ def main(job: str, images: int) -> None:
         if scheme not in rounds:
             rounds[scheme] = Round(flat, settings(job, scheme), images)
         round = rounds[scheme]
-        cpu_s = (round.combine(int(count)) if what == "combine" else
-                 round.run([int(client) for client in what.split(",")], int(count)))
+        cpu_s = (
+            round.combine(int(count))
+            if what == "combine"
+            else round.run([int(client) for client in what.split(",")], int(count))
+        )
         print(cpu_s, flush=True)
 
 

@@ -1,8 +1,11 @@
-"""The collectives' rows of `tools.bench --scaling`, run on every rank: `mpirun -n RANKS python -m tools.bench_collectives
-REPEATS POINT...`, a point being COLLECTIVE:BYTES. Prints one JSON object: seconds of the slowest rank by point and repeat.
+"""The collectives' rows of `tools.bench --scaling`, run on every rank: `mpirun -n RANKS python -m
+tools.bench_collectives REPEATS POINT...`, a point being COLLECTIVE:BYTES. Prints one JSON object: seconds of the
+slowest rank by point and repeat.
 
-BYTES: of the exact sum (8 a number), of the mean that is relayed (4 a number), of each rank's block, of what all ranks get.
+BYTES: of the exact sum (8 a number), of the mean that is relayed (4 a number), of each rank's block, of what all ranks
+get.
 """
+
 from __future__ import annotations
 
 import json
@@ -55,8 +58,8 @@ def seconds(mpi, work: Callable[[], object]) -> float:
 
 
 def slowest(mpi, seconds: float) -> float:
-    """The largest of all ranks. Not mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0 the thread
-    that lets the others go on from a meeting needs it."""
+    """The largest of all ranks. Not mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0
+    the thread that lets the others go on from a meeting needs it."""
     largest_s = np.array([seconds])
     mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, largest_s, mpi.MAX)
     return float(largest_s[0])
@@ -73,7 +76,9 @@ def main(repeats: int, points: list[str]) -> None:
             collective, _, nbytes = point.partition(":")
             work = work_of(comm, collective, int(nbytes))
             work()  # touches the memory
-            found[point] = [seconds(MPI, work) for _ in range(repeats if int(nbytes) >= LARGE_BYTES else MORE * repeats)]
+            found[point] = [
+                seconds(MPI, work) for _ in range(repeats if int(nbytes) >= LARGE_BYTES else MORE * repeats)
+            ]
         if comm.rank == 0:
             print(json.dumps(found), flush=True)
 

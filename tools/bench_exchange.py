@@ -4,6 +4,7 @@ Alternates our exact exchange (conversions and meeting included), one bare MPI a
 gather, sum and broadcast of pickled state dicts. Rank 0 is the server and contributes nothing. Prints one JSON object:
 seconds of the slowest rank per repeat, and the plan of the communicator.
 """
+
 from __future__ import annotations
 
 import json
@@ -18,7 +19,7 @@ from hkd_hpc.comm.job import World
 from tools.bench_collectives import slowest
 
 TENSORS = 124  # in the state dict of the ResNet18
-WEIGHT = 375   # images of a client
+WEIGHT = 375  # images of a client
 
 
 class Exchange:

@@ -9,6 +9,7 @@ clients one after the other, with no test. A row that fails says why; what there
 
 --quick --device cpu: tiny, to see that it runs; its numbers mean nothing. Exit code 2: no GPU, or wrong arguments.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,10 +27,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, config as config_module, rounds, schemes
+from hkd_hpc import assemble, rounds, schemes
+from hkd_hpc import config as config_module
 from hkd_hpc.comm.control import Alone
 from hkd_hpc.comm.local import LocalComm
 from hkd_hpc.paths import path_argument
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
 from tools import bare_loop
 from tools.bench_table import header, number
@@ -58,8 +61,17 @@ class Sizes:
     model: str | None = None  # None: the one that the row says
 
 
-QUICK = Sizes(120, 20, 8, 1, 0.0, (1, 2), ("fedavg", "fedmd"),
-              ("fed.clients=2", "train.epochs=1", "data.fraction=0.2", "train.batch_size=4"), "small")
+QUICK = Sizes(
+    120,
+    20,
+    8,
+    1,
+    0.0,
+    (1, 2),
+    ("fedavg", "fedmd"),
+    ("fed.clients=2", "train.epochs=1", "data.fraction=0.2", "train.batch_size=4"),
+    "small",
+)
 
 
 class Bench:
@@ -71,9 +83,20 @@ class Bench:
 
     def settings(self, scheme: str, model: str, more: tuple[str, ...]) -> config_module.Config:
         model = self.sizes.model or model
-        return config_module.resolve(("cifar10",), None, (
-            "data.name=file", f"data.path={self.data}", f"scheme.name={scheme}", f"model.name={model}",
-            f"model.latent={LATENT[model]}", f"run.device={self.device.type}", *self.sizes.settings, *more))
+        return config_module.resolve(
+            ("cifar10",),
+            None,
+            (
+                "data.name=file",
+                f"data.path={self.data}",
+                f"scheme.name={scheme}",
+                f"model.name={model}",
+                f"model.latent={LATENT[model]}",
+                f"run.device={self.device.type}",
+                *self.sizes.settings,
+                *more,
+            ),
+        )
 
     def cell(self, scheme: str, model: str, *more: str) -> float | None:
         """Seconds of a round, None where there was no time or it failed."""
@@ -112,7 +135,8 @@ class Bench:
             assemble.widen(job)
             start_s, seconds = time.monotonic(), []
             while len(seconds) < WARM_UP + self.sizes.most and (
-                    len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s):
+                len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s
+            ):
                 seconds.append(self.timed(lambda: rounds.one_round(job, len(seconds) + 1)))
         return seconds[WARM_UP:]
 
@@ -121,11 +145,15 @@ class Bench:
         config = self.settings(REFERENCE, model, ())
         assemble.set_up_torch(config, self.device)  # fp32 as ours: of itself torch computes convolutions in TF32
         net = bare_loop.build("J" if model == "resnet18" else "S").to(self.device)
-        clients = [tuple(part.to(self.device) for part in bare_loop.make_images(client, self.sizes.own))
-                   for client in range(config.fed.clients)]
+        clients = [
+            tuple(part.to(self.device) for part in bare_loop.make_images(client, self.sizes.own))
+            for client in range(config.fed.clients)
+        ]
         bare_loop.train(net, *clients[0], 1)  # the libraries wake
-        return [self.timed(lambda: [bare_loop.train(net, x, y, config.train.epochs) for x, y in clients])
-                for _ in range(min(3, self.sizes.most))]
+        return [
+            self.timed(lambda: [bare_loop.train(net, x, y, config.train.epochs) for x, y in clients])
+            for _ in range(min(3, self.sizes.most))
+        ]
 
     def timed(self, work) -> float:
         start_s = time.perf_counter()
@@ -138,8 +166,9 @@ class Bench:
 def all_rows(bench: Bench) -> None:
     bench.bare_row("resnet18")
     bench.cell(REFERENCE, "resnet18", *USUAL)
-    by_lanes = {lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}")
-                for lanes in bench.sizes.lanes}
+    by_lanes = {
+        lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes
+    }
     measured = {lanes: seconds for lanes, seconds in by_lanes.items() if seconds is not None}
     best = ("run.graphs=on", f"run.lanes={min(measured, key=measured.get) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
@@ -158,17 +187,25 @@ def all_rows(bench: Bench) -> None:
             total_s += data_sets * CLIENT_FACTORS * CELL_ROUNDS * (float("nan") if round_s is None else round_s)
     hours = f"{number(total_s / 3600)} GPU hours" if total_s == total_s else "unknown, since rows are missing"
     cells = 3 * sum(MODELS.values()) * len(bench.sizes.schemes)
-    print(f"all {cells} cells of the paper's Table 1, one seed, a round as long as it has clients (extrapolated): {hours}",
-          flush=True)
+    print(
+        f"all {cells} cells of the paper's Table 1, one seed, a round as long as it has clients (extrapolated): "
+        f"{hours}",
+        flush=True,
+    )
 
 
 def write_images(path: Path, sizes: Sizes) -> None:
     """Random images, for what they show makes no difference to the time."""
     random = np.random.default_rng(0)
-    splits = {split: random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
-              for split, count in (("train", sizes.train), ("test", sizes.test))}
-    np.savez(path, **{f"x_{split}": x for split, x in splits.items()},
-             **{f"y_{split}": np.arange(len(x)) % 10 for split, x in splits.items()})
+    splits = {
+        split: random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+        for split, count in (("train", sizes.train), ("test", sizes.test))
+    }
+    np.savez(
+        path,
+        **{f"x_{split}": x for split, x in splits.items()},
+        **{f"y_{split}": np.arange(len(x)) % 10 for split, x in splits.items()},
+    )
 
 
 def device_line(device: torch.device) -> str:
@@ -179,10 +216,12 @@ def device_line(device: torch.device) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_gpu", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_gpu", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="tiny sizes: to see that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda is ROCm too")
-    parser.add_argument("--data", type=path_argument, help="an .npz with x_train y_train x_test y_test instead of random images")
+    parser.add_argument(
+        "--data", type=path_argument, help="an .npz with x_train y_train x_test y_test instead of random images"
+    )
     parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
     options = parser.parse_args(arguments)
     if not 1 < options.minutes < 10_000:
@@ -190,15 +229,20 @@ def main(arguments: list[str] | None = None) -> int:
     if options.data and not options.data.is_file():
         parser.error(f"--data {options.data}: no such file")
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs",
-              file=sys.stderr)
+        print(
+            "bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs",
+            file=sys.stderr,
+        )
         return 2
     if options.device == "cpu" and not options.quick:
         parser.error("--device cpu: only with --quick")
     sizes, end_s = QUICK if options.quick else Sizes(), time.monotonic() + 60 * (options.minutes - 1)
     device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", torch.cuda.current_device())
-    print(f"{header()}\n{device_line(device)}\n{'':78s} {'round s':>8s} {'cell s':>8s} {'/ bare':>8s}\n"
-          f"{'':78s} {'':>8s} extrapolated to {CELL_ROUNDS} rounds", flush=True)
+    print(
+        f"{header()}\n{device_line(device)}\n{'':78s} {'round s':>8s} {'cell s':>8s} {'/ bare':>8s}\n"
+        f"{'':78s} {'':>8s} extrapolated to {CELL_ROUNDS} rounds",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         data = options.data or Path(folder, "data.npz")
         if not options.data:

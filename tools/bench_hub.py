@@ -1,10 +1,13 @@
-"""The rows of rank 0's control plane in `tools.bench --scaling`: `python -m tools.bench_hub REPEATS RANKS...` prints one JSON
-object, {"meeting": {ranks: seconds of each repeat}, "words and meeting": the same}.
+"""The rows of rank 0's control plane in `tools.bench --scaling`: `python -m tools.bench_hub REPEATS RANKS...` prints
+one JSON object, {"meeting": {ranks: seconds of each repeat}, "words and meeting": the same}.
 
-Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they would say
-and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they are. A meeting: each
-rank comes, rank 0 answers each. Words, before every other meeting: each rank tells rank 0 where it is, and rank 0 tells each.
+Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they
+would say and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they
+are. A
+meeting: each rank comes, rank 0 answers each. Words, before every other meeting: each rank tells rank 0 where it is,
+and rank 0 tells each.
 """
+
 from __future__ import annotations
 
 import json

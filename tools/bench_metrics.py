@@ -1,10 +1,11 @@
 """What it costs to keep the record of a run: `python -m tools.bench_metrics [--quick]`; a minute on 2 cores.
 
-Rows as a FedAvg run makes them, with 12 numbers of each client, added to a metrics.h5 one round after the other, nothing else done:
-the seconds of all rounds (wall), and whether the last rounds cost more than the first (CPU seconds). Beside it the whole file written anew
-in every round, and rounds that have a checkpoint (of small weights) each.
+Rows as a FedAvg run makes them, with 12 numbers of each client, added to a metrics.h5 one round after the other,
+nothing else done: the seconds of all rounds (wall), and whether the last rounds cost more than the first (CPU seconds).
+Beside it the whole file written anew in every round, and rounds that have a checkpoint (of small weights) each.
 Exit code 0: everything was measured, whatever the verdicts; 2: wrong arguments.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,17 +20,40 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc.history import ATTRIBUTES, PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.tree import save_tree
 from tools.bench_table import Line, header, table
 
 PAYLOADS = tuple(f"payload_bytes/{kind}" for kind in PAYLOAD_KINDS)
-OF_CLIENTS = ("local_test_accuracy", "local_test_n", "local_val_accuracy", "local_val_n", "train_n", "train_s", "report_s",
-              "status", *PAYLOADS)
-GROUPS = ("seconds", "loss", "payload_bytes", "wire_bytes", "status", "report_s", "train_s", "seconds/evaluate_and_save")
-OF_ROUNDS = (*(name for name in ATTRIBUTES if name not in GROUPS), *(f"seconds/{phase}" for phase in PHASES), *PAYLOADS,
-             *(f"wire_bytes/{kind}" for kind in WIRE_KINDS))
+OF_CLIENTS = (
+    "local_test_accuracy",
+    "local_test_n",
+    "local_val_accuracy",
+    "local_val_n",
+    "train_n",
+    "train_s",
+    "report_s",
+    "status",
+    *PAYLOADS,
+)
+GROUPS = (
+    "seconds",
+    "loss",
+    "payload_bytes",
+    "wire_bytes",
+    "status",
+    "report_s",
+    "train_s",
+    "seconds/evaluate_and_save",
+)
+OF_ROUNDS = (
+    *(name for name in ATTRIBUTES if name not in GROUPS),
+    *(f"seconds/{phase}" for phase in PHASES),
+    *PAYLOADS,
+    *(f"wire_bytes/{kind}" for kind in WIRE_KINDS),
+)
 WEIGHTS = {"w": np.zeros(10_000, np.float32)}
 STATIC = {"config_json": "{}", "partition": {"train_index": np.arange(5000)}}
 
@@ -85,7 +109,9 @@ def save_checkpoint(path: Path) -> Callable[[History], None]:
     def write(history: History) -> None:
         if history.settled["rounds"]:
             file.save(STATIC, lambda since: history.tree(since, history.settled))
-        folder.save_checkpoint(len(history), {**STATIC, **history.tree(history.settled), "round": len(history), "global": WEIGHTS})
+        folder.save_checkpoint(
+            len(history), {**STATIC, **history.tree(history.settled), "round": len(history), "global": WEIGHTS}
+        )
 
     return write
 
@@ -100,20 +126,29 @@ def measure(sizes: Sizes, folder: Path) -> list[Line]:
     for (rounds, clients), at_most_s in ((sizes.short, 2.0), (sizes.long, 20.0)):
         wall_s, took_s = seconds_of(rounds, clients, grow(folder / f"{rounds}.h5"))
         name = f"metrics.h5, {rounds:,} rounds x {clients} clients x {len(OF_CLIENTS)} numbers"
-        lines += [Line(f"{name}: all rounds", (wall_s,), at_most_s, "s"),
-                  Line(f"{name}: a last round / a first one", (later_by_earlier(took_s, sizes.compared),), 1.5)]
+        lines += [
+            Line(f"{name}: all rounds", (wall_s,), at_most_s, "s"),
+            Line(f"{name}: a last round / a first one", (later_by_earlier(took_s, sizes.compared),), 1.5),
+        ]
     rounds, clients = sizes.short
     anew_s, _ = seconds_of(rounds, clients, write_anew(folder / "anew.h5"))
-    lines.append(Line(f"the same {rounds} rounds x {clients} clients, written anew in each: all rounds", (anew_s,), None, "s"))
+    lines.append(
+        Line(f"the same {rounds} rounds x {clients} clients, written anew in each: all rounds", (anew_s,), None, "s")
+    )
     _, took_s = seconds_of(rounds, clients, save_checkpoint(folder / "run"))
-    lines.append(Line(f"a checkpoint in each of {rounds} rounds x {clients} clients: a last one / a first one",
-                      (later_by_earlier(took_s, sizes.compared),), 1.5))
+    lines.append(
+        Line(
+            f"a checkpoint in each of {rounds} rounds x {clients} clients: a last one / a first one",
+            (later_by_earlier(took_s, sizes.compared),),
+            1.5,
+        )
+    )
     return lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_metrics", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_metrics", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as folder:

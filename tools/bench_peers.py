@@ -9,6 +9,7 @@ The peers live in an environment of their own, made on first use (6 GB), with to
 weights and statistics of the plain loop in tools/peers/job.py, on small clients. What cannot be installed, does not run
 or trains something else has its reason in the table, whose other rows are made all the same; the exit code is 1 then.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,6 +33,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.paths import path_argument
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.tables import markdown
 from tools import bench_round
 from tools.bench_process import BenchError, Child, descendants, environment, peak_until
@@ -57,8 +59,10 @@ class Peer:
     launcher: tuple[str, ...] = ()
 
 
-PEERS = (Peer("pfl-research", "pfl[pytorch]==0.6.0", "tools.peers.pfl_research", TORCHRUN),
-         Peer("Flower simulation", "flwr[simulation]==1.42.0", "tools.peers.flower"))
+PEERS = (
+    Peer("pfl-research", "pfl[pytorch]==0.6.0", "tools.peers.pfl_research", TORCHRUN),
+    Peer("Flower simulation", "flwr[simulation]==1.42.0", "tools.peers.flower"),
+)
 PLAIN = Peer("plain loop", "", "tools.peers.job")
 
 
@@ -89,11 +93,17 @@ class Found:
 
 # --- the environment of the peers
 
+
 def pip_install(python: Path, *requirements: str) -> None:
     """BenchError with pip's first complaint."""
     try:
-        done = subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=False, text=True,
-                              capture_output=True, timeout=INSTALL_S)
+        done = subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", *requirements],
+            check=False,
+            text=True,
+            capture_output=True,
+            timeout=INSTALL_S,
+        )
     except subprocess.TimeoutExpired:
         raise BenchError(f"pip install {requirements[-1]}: not done after {INSTALL_S:.0f} s") from None
     if done.returncode:
@@ -112,25 +122,41 @@ def install(env: Path, peer: Peer) -> Path:
     if not python.exists():
         done = subprocess.run([sys.executable, "-m", "venv", str(env)], check=False, text=True, capture_output=True)
         if done.returncode:
-            raise BenchError(f"--env {env}: no environment could be made there: {' '.join((done.stderr or done.stdout).split())[:200]}")
+            raise BenchError(
+                f"--env {env}: no environment could be made there: "
+                f"{' '.join((done.stderr or done.stdout).split())[:200]}"
+            )
     pip_install(python, *same_torch(), peer.requirement)
     return python
 
 
 # --- runs
 
+
 def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tuple[dict, int]:
     """(what the peer's script printed, peak PSS of its processes in bytes). BenchError when it fails or hangs."""
-    more = {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
-            "FLWR_HOME": str(python.parents[1] / "flwr")}  # no peer reports its use to its makers
+    more = {
+        "PYTHONPATH": str(ROOT),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_HOME": str(python.parents[1] / "flwr"),
+    }  # no peer reports its use to its makers
     command = [str(python), *peer.launcher, "-m", peer.module, job, str(images), str(rounds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-                               env=environment(**more), start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(**more),
+        start_new_session=True,
+    )
     own = [] if peer.launcher else [process.pid]
     try:
         with ThreadPoolExecutor() as beside:
-            peak_bytes = beside.submit(peak_until, lambda: process.poll() is not None,
-                                       lambda: own + descendants(process.pid))
+            peak_bytes = beside.submit(
+                peak_until, lambda: process.poll() is not None, lambda: own + descendants(process.pid)
+            )
             try:
                 output, _ = process.communicate(timeout=RUN_S)
             finally:
@@ -194,6 +220,7 @@ def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[fl
 
 # --- the table
 
+
 def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]) -> list[str]:
     """A system's row; `found` and `bare` by job."""
     cells = [[], [], []]
@@ -203,8 +230,11 @@ def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]
         else:
             ratios = [ours_s / bare_s for ours_s, bare_s in zip(of_job.round_s, bare[job].round_s)]
             spread = f" ({number(min(ratios))} to {number(max(ratios))})" if len(ratios) > 1 else ""
-            texts = (number(median(of_job.round_s)), "1" if of_job is bare[job] else number(median(ratios)) + spread,
-                     number(max(of_job.peak_bytes) / GIGA))
+            texts = (
+                number(median(of_job.round_s)),
+                "1" if of_job is bare[job] else number(median(ratios)) + spread,
+                number(max(of_job.peak_bytes) / GIGA),
+            )
         for column, text in zip(cells, texts):
             column.append(" ".join(text.split()).replace("|", "/"))
     return [name, version, *(cell for column in cells for cell in column)]
@@ -213,12 +243,18 @@ def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]
 def table(found: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
     """`found`: by system, then by job; the bare loop is among them."""
     jobs = list(found[BARE])
-    head = ["system", "version", *(f"{job}, s/round" for job in jobs), *(f"{job} / bare" for job in jobs),
-            *(f"peak PSS {job}, GB" for job in jobs)]
+    head = [
+        "system",
+        "version",
+        *(f"{job}, s/round" for job in jobs),
+        *(f"{job} / bare" for job in jobs),
+        *(f"peak PSS {job}, GB" for job in jobs),
+    ]
     return markdown(head, [row(name, versions[name], of_system, found[BARE]) for name, of_system in found.items()])
 
 
 # --- the command
+
 
 def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], int]]) -> None:
     """One measurement more of a system, unless it has failed before."""
@@ -230,8 +266,13 @@ def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], i
     except BenchError as error:
         found.why, _, more = str(error).partition("\n")
     said = found.why or f"{number(found.round_s[-1])} s a round"
-    print(f"{title}: {said}; {time.monotonic() - start_s:.0f} s in all", *more.splitlines(), sep="\n    ",
-          file=sys.stderr, flush=True)
+    print(
+        f"{title}: {said}; {time.monotonic() - start_s:.0f} s in all",
+        *more.splitlines(),
+        sep="\n    ",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:
@@ -254,15 +295,19 @@ def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], si
     return versions
 
 
-def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]],
-                sizes: Sizes) -> None:
+def measure_job(
+    job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes
+) -> None:
     """All systems in turn."""
     pair = [Child("tools.bare_loop", job, str(sizes.images)) for _ in range(bench_round.RANKS - 1)]
     try:
         bench_round.run_bare(pair, 1)  # warm up
         for turn in range(1, turns + 1):
-            measures = {BARE: partial(run_bare, pair, sizes), OURS: partial(run_ours, job, sizes),
-                        **{peer.name: partial(run_timed, peer, env / "bin" / "python", job, sizes) for peer in peers}}
+            measures = {
+                BARE: partial(run_bare, pair, sizes),
+                OURS: partial(run_ours, job, sizes),
+                **{peer.name: partial(run_timed, peer, env / "bin" / "python", job, sizes) for peer in peers},
+            }
             for name, measure in measures.items():
                 attempt(found[name][job], f"turn {turn}, job {job}, {name}", measure)
     finally:
@@ -271,8 +316,10 @@ def measure_job(job: str, turns: int, peers: list[Peer], env: Path, found: dict[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=__doc__.splitlines()[0])
-    parser.add_argument("--env", type=path_argument, default=ROOT / ".bench_peers", help="folder of the peers' environment")
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=first_paragraph(__doc__))
+    parser.add_argument(
+        "--env", type=path_argument, default=ROOT / ".bench_peers", help="folder of the peers' environment"
+    )
     parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
     parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")
     parser.add_argument("--no-peers", action="store_true", help="the bare loop and ours alone; nothing is installed")

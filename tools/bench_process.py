@@ -1,4 +1,5 @@
 """Processes that tools.bench starts: children that answer requests with seconds, MPI jobs, and their memory."""
+
 from __future__ import annotations
 
 import os
@@ -22,9 +23,15 @@ class BenchError(Exception):
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread and huge pages for all, the baselines too; Open MPI may start more ranks than cores, and as root. What is set already stays."""
-    mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-           "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    """One thread and huge pages for all, the baselines too; Open MPI may start more ranks than cores, and as root. What
+    is set already stays.
+    """
+    mpi = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
     return {**mpi, **os.environ, **torch_environment(threads=1), **more}
 
 
@@ -33,8 +40,14 @@ class Child:
 
     def __init__(self, module: str, *arguments: str):
         self.module = module
-        self.process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, text=True,
-                                        stdout=subprocess.PIPE, cwd=ROOT, env=environment())
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(),
+        )
 
     def ask(self, request: str) -> float:
         """Seconds. BenchError when the process has ended instead."""
@@ -57,16 +70,28 @@ class Child:
 
 def start(*arguments: str) -> subprocess.Popen:
     """`python ...`, one process."""
-    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-                            env=environment())
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
 
 
 def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
     """`mpirun -n ranks python ...`. BenchError when there is no mpirun."""
     if shutil.which("mpirun") is None:
         raise BenchError("mpirun: not found; activate the environment that `make demo` makes")
-    return subprocess.Popen(["mpirun", "-n", str(ranks), sys.executable, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment(**more))
+    return subprocess.Popen(
+        ["mpirun", "-n", str(ranks), sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(**more),
+    )
 
 
 def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
@@ -85,6 +110,7 @@ def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
 
 
 # --- memory
+
 
 def descendants(pid: int) -> list[int]:
     """The processes that it started, those that they started, and so on."""

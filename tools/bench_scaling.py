@@ -1,12 +1,14 @@
-"""`python -m tools.bench --scaling`: the collectives and whole rounds by ranks on this machine, the cost model (jobs/cost.py)
-fitted to them and tried on what was left out, and what it says of clusters that are not here.
+"""`python -m tools.bench --scaling`: the collectives and whole rounds by ranks on this machine, the cost model
+(jobs/cost.py) fitted to them and tried on what was left out, and what it says of clusters that are not here.
 
-Collectives: the slowest rank's seconds, median of repeats, `mpirun -n 2, 3, 5, 11`; the model's constants are their non-negative
-least squares in relative error. Left out: each point in turn is predicted from all the others. Rank 0's own part of a meeting
-is measured alone, for as many ranks as a cluster has. Rounds: job J with fewer images a client; strong scaling keeps the clients,
-weak scaling the clients of a rank. Seconds of an image and the fixed part of a round come from the two numbers of clients with
-one client rank; every other round is predicted. All is measured in turns, twice. Ranks beyond the cores share them.
+Collectives: the slowest rank's seconds, median of repeats, `mpirun -n 2, 3, 5, 11`; the model's constants are their
+non-negative least squares in relative error. Left out: each point in turn is predicted from all the others. Rank 0's
+own part of a meeting is measured alone, for as many ranks as a cluster has. Rounds: job J with fewer images a client;
+strong scaling keeps the clients, weak scaling the clients of a rank. Seconds of an image and the fixed part of a round
+come from the two numbers of clients with one client rank; every other round is predicted. All is measured in turns,
+twice. Ranks beyond the cores share them.
 """
+
 from __future__ import annotations
 
 import json
@@ -48,8 +50,18 @@ class Sizes:
     weak: tuple[tuple[int, int], ...] = ((2, 2), (3, 4), (5, 8))
 
 
-QUICK = Sizes(ranks=(2, 3), sum_bytes=(1 << 13, 1 << 16), block_bytes=(1 << 10, 1 << 12), repeats=2, hub_ranks=(3, 9), passes=1,
-              job="S", images=16, strong=((2, 2), (3, 2)), weak=((2, 1), (3, 2)))
+QUICK = Sizes(
+    ranks=(2, 3),
+    sum_bytes=(1 << 13, 1 << 16),
+    block_bytes=(1 << 10, 1 << 12),
+    repeats=2,
+    hub_ranks=(3, 9),
+    passes=1,
+    job="S",
+    images=16,
+    strong=((2, 2), (3, 2)),
+    weak=((2, 1), (3, 2)),
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,11 @@ class Point:
 
 def points(sizes: Sizes) -> list[Point]:
     """All collectives of all numbers of ranks."""
-    wanted = ["agree:0", *(f"sum:{nbytes}" for nbytes in sizes.sum_bytes),
-              *(f"{name}:{nbytes}" for name in ("relay", "gather", "broadcast") for nbytes in sizes.block_bytes)]
+    wanted = [
+        "agree:0",
+        *(f"sum:{nbytes}" for nbytes in sizes.sum_bytes),
+        *(f"{name}:{nbytes}" for name in ("relay", "gather", "broadcast") for nbytes in sizes.block_bytes),
+    ]
     found = defaultdict(list)
     for _ in range(sizes.passes):
         for ranks in sizes.ranks:
@@ -73,14 +88,20 @@ def points(sizes: Sizes) -> list[Point]:
             for name, values in answer_of(process).items():
                 found[name, ranks] += values
     by_ranks = sorted(found, key=lambda point: sizes.ranks.index(point[1]))
-    return [Point(name.partition(":")[0], ranks, int(name.partition(":")[2]), median(found[name, ranks])) for name, ranks in by_ranks]
+    return [
+        Point(name.partition(":")[0], ranks, int(name.partition(":")[2]), median(found[name, ranks]))
+        for name, ranks in by_ranks
+    ]
 
 
 def hub_points(sizes: Sizes) -> list[Point]:
     """Rank 0's meetings, without words ("agree") and with them ("words")."""
     answer = answer_of(start("-m", "tools.bench_hub", str(2 * sizes.repeats), *map(str, sizes.hub_ranks)))
-    return [Point(name, int(ranks), 0, median(values)) for name, kind in (("agree", "meeting"), ("words", "words and meeting"))
-            for ranks, values in answer[kind].items()]
+    return [
+        Point(name, int(ranks), 0, median(values))
+        for name, kind in (("agree", "meeting"), ("words", "words and meeting"))
+        for ranks, values in answer[kind].items()
+    ]
 
 
 def answer_of(process) -> dict:
@@ -103,7 +124,7 @@ def fit(measured: list[Point], form: Network) -> Network:
 
 def fit_hub(measured: list[Point], form: Network) -> Network:
     """`form` with rank 0's constants: of a meeting by peers and by pairs of them, and of words by peers."""
-    terms = [(p.ranks - 1, (p.ranks - 1)**2, (p.ranks - 1) * (p.collective == "words")) for p in measured]
+    terms = [(p.ranks - 1, (p.ranks - 1) ** 2, (p.ranks - 1) * (p.collective == "words")) for p in measured]
     meeting_s, pair_s, word_s = best(terms, measured)
     return replace(form, meeting_s=meeting_s, pair_s=pair_s, word_s=word_s)
 
@@ -127,8 +148,10 @@ def non_negative(terms: np.ndarray, wanted: np.ndarray) -> list[float]:
 
 def left_out(measured: list[Point], form: Network, fit: Callable[[list[Point], Network], Network] = fit) -> list[float]:
     """For each point, predicted / measured by the model fitted to all others."""
-    return [predicted_s(point, fit(measured[:place] + measured[place + 1:], form)) / point.seconds
-            for place, point in enumerate(measured)]
+    return [
+        predicted_s(point, fit(measured[:place] + measured[place + 1 :], form)) / point.seconds
+        for place, point in enumerate(measured)
+    ]
 
 
 def predicted_s(point: Point, network: Network) -> float:
@@ -157,8 +180,13 @@ class Run:
 
     @classmethod
     def joined(cls, ranks: int, clients: int, passes: list[Rounds]) -> Run:
-        return cls(ranks, clients, [s for found in passes for s in found.wall_s], [s for found in passes for s in found.server_s],
-                   np.concatenate([found.client_s for found in passes]))
+        return cls(
+            ranks,
+            clients,
+            [s for found in passes for s in found.wall_s],
+            [s for found in passes for s in found.server_s],
+            np.concatenate([found.client_s for found in passes]),
+        )
 
     @property
     def round_s(self) -> float:
@@ -170,14 +198,16 @@ def runs(sizes: Sizes) -> dict[tuple[int, int], Run]:
     found = defaultdict(list)
     for _ in range(sizes.passes):
         for ranks, clients in dict.fromkeys([*sizes.strong, *sizes.weak]):
-            found[ranks, clients].append(run_program(sizes.job, schemes.REFERENCE, 1, sizes.images, ranks=ranks, clients=clients))
+            found[ranks, clients].append(
+                run_program(sizes.job, schemes.REFERENCE, 1, sizes.images, ranks=ranks, clients=clients)
+            )
     return {pair: Run.joined(*pair, passes) for pair, passes in found.items()}
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What the rounds of one client rank say. client_s: of one more client; fixed_s: of a round without any; spread: of a client's
-    time, standard deviation / mean; server_s: of test and checkpoint."""
+    """What the rounds of one client rank say. client_s: of one more client; fixed_s: of a round without any; spread: of
+    a client's time, standard deviation / mean; server_s: of test and checkpoint."""
 
     client_s: float
     fixed_s: float
@@ -240,53 +270,92 @@ def size_text(nbytes: int) -> str:
 def points_text(title: str, measured: list[Point], ratios: list[float]) -> str:
     """The points, each with what the model fitted to all others says of it."""
     rows = [(title, "ranks", "bytes", "ms", "left out: predicted / measured")]
-    rows += [(p.collective, str(p.ranks), size_text(p.nbytes), number(1e3 * p.seconds), f"{ratio:.2f}")
-             for p, ratio in zip(measured, ratios)]
+    rows += [
+        (p.collective, str(p.ranks), size_text(p.nbytes), number(1e3 * p.seconds), f"{ratio:.2f}")
+        for p, ratio in zip(measured, ratios)
+    ]
     errors = sorted(map(error, ratios))
     worst = max(zip(map(error, ratios), measured), key=lambda pair: pair[0])[1]
-    return (f"{aligned(rows)}\n"
-            f"left out, error: median {100 * median(errors):.0f} %, nine of ten below {100 * errors[int(0.9 * (len(errors) - 1))]:.0f} %, "
-            f"worst {100 * errors[-1]:.0f} % ({worst.collective}, {worst.ranks} ranks, {size_text(worst.nbytes)})")
+    return (
+        f"{aligned(rows)}\n"
+        f"left out, error: median {100 * median(errors):.0f} %, nine of ten below "
+        f"{100 * errors[int(0.9 * (len(errors) - 1))]:.0f} %, "
+        f"worst {100 * errors[-1]:.0f} % ({worst.collective}, {worst.ranks} ranks, {size_text(worst.nbytes)})"
+    )
 
 
 def network_text(network: Network) -> str:
-    speed = lambda byte_s: f"{1e-9 / byte_s if byte_s else math.inf:.2g} GB/s"  # noqa: E731
-    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, link "
-            f"{speed(network.byte_s)}, exact sum {speed(network.sum_byte_s)}; {network.cores} cores")
+    speed = lambda byte_s: f"{1e-9 / byte_s if byte_s else math.inf:.2g} GB/s"
+    return (
+        f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, "
+        "link "
+        f"{speed(network.byte_s)}, exact sum {speed(network.sum_byte_s)}; {network.cores} cores"
+    )
 
 
 def hub_text(network: Network) -> str:
-    return (f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, words "
-            f"{1e6 * network.word_s:.0f} us a peer")
+    return (
+        f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, "
+        "words "
+        f"{1e6 * network.word_s:.0f} us a peer"
+    )
 
 
 def runs_text(title: str, found: list[Run], rank: Rank, network: Network) -> str:
     first = found[0]
     rows = [(title, "clients", "s a round", "clients/s, / first", "predicted s", "predicted / measured")]
     for run in found:
-        predicted_s, gain = rank.cost(run.ranks, run.clients, network).round_s, first.round_s * run.clients / run.round_s / first.clients
+        predicted_s, gain = (
+            rank.cost(run.ranks, run.clients, network).round_s,
+            first.round_s * run.clients / run.round_s / first.clients,
+        )
         ratio = f"{predicted_s / run.round_s:.2f}" if run.ranks > 2 else "fitted"
-        rows.append((f"{run.ranks - 1} client rank{'s' * (run.ranks > 2)}", str(run.clients), number(run.round_s), f"{gain:.2f}",
-                     number(predicted_s), ratio))
+        rows.append(
+            (
+                f"{run.ranks - 1} client rank{'s' * (run.ranks > 2)}",
+                str(run.clients),
+                number(run.round_s),
+                f"{gain:.2f}",
+                number(predicted_s),
+                ratio,
+            )
+        )
     return aligned(rows)
 
 
 def rank_text(rank: Rank) -> str:
-    return (f"fitted: {number(rank.client_s)} s a client, {number(rank.fixed_s)} s a round; a client's time spreads by "
-            f"{100 * rank.spread:.1f} %, the server's test and checkpoint take {number(rank.server_s)} s")
+    return (
+        f"fitted: {number(rank.client_s)} s a client, {number(rank.fixed_s)} s a round; a client's time spreads by "
+        f"{100 * rank.spread:.1f} %, the server's test and checkpoint take {number(rank.server_s)} s"
+    )
 
 
 def cluster_text(network: Network) -> str:
-    rows = [("clients", "GPUs", "s a round", "training", "server", "weights", "knowledge", "of both meetings", "exchange")]
+    rows = [
+        ("clients", "GPUs", "s a round", "training", "server", "weights", "knowledge", "of both meetings", "exchange")
+    ]
     for clients in CLIENTS:
         for gpus in GPUS:
             if gpus <= clients:
                 c = cluster_cost(clients, gpus, network)
-                rows.append((f"{clients:,}", f"{gpus:,}", number(c.round_s), number(c.train_s), number(c.server_s),
-                             number(c.weights_s), number(c.knowledge_s), number(meetings_s(gpus + 1, network)),
-                             f"{100 * c.exchange_share:.1f} %"))
-    notes = [f"{clients:,} clients: the exchange takes 5 % {where_it_matters(clients, 0.05, network)}, 50 % "
-             f"{where_it_matters(clients, 0.5, network)}" for clients in CLIENTS]
+                rows.append(
+                    (
+                        f"{clients:,}",
+                        f"{gpus:,}",
+                        number(c.round_s),
+                        number(c.train_s),
+                        number(c.server_s),
+                        number(c.weights_s),
+                        number(c.knowledge_s),
+                        number(meetings_s(gpus + 1, network)),
+                        f"{100 * c.exchange_share:.1f} %",
+                    )
+                )
+    notes = [
+        f"{clients:,} clients: the exchange takes 5 % {where_it_matters(clients, 0.05, network)}, 50 % "
+        f"{where_it_matters(clients, 0.5, network)}"
+        for clients in CLIENTS
+    ]
     return "\n".join([aligned(rows), *notes])
 
 
@@ -303,8 +372,14 @@ def report(sizes: Sizes, say: Callable[[str], None] = print) -> None:
     found = runs(sizes)
     strong, weak = [found[pair] for pair in sizes.strong], [found[pair] for pair in sizes.weak]
     rank = learn(*sorted([strong[0], weak[0]], key=lambda run: run.clients), network)
-    say(f"\n{runs_text('strong scaling', strong, rank, network)}\n\n{runs_text('weak scaling', weak, rank, network)}\n{rank_text(rank)}")
-    say(f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), "
+    say(
+        f"\n{runs_text('strong scaling', strong, rank, network)}\n\n"
+        f"{runs_text('weak scaling', weak, rank, network)}\n{rank_text(rank)}"
+    )
+    say(
+        f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), "
         f"{1e6 * REFERENCE_S / REFERENCE_IMAGES:.0f} us an image as on one H200 without graphs; {CLUSTER_TEXT};\n"
-        f"meetings and words as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint and test take {SAVE_S} s "
-        f"(assumed) beside the training\n{cluster_text(far)}")
+        "meetings and words as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint and test "
+        f"take {SAVE_S} s "
+        f"(assumed) beside the training\n{cluster_text(far)}"
+    )

@@ -3,6 +3,7 @@
 Each rank appends lines to the file $HKD_BENCH_STAMPS: "start PID SECONDS" when Python runs, "data PID INODE" for the
 shared data file it maps while it builds its part, "step PID SECONDS" when its first local training begins.
 """
+
 from __future__ import annotations
 
 import functools

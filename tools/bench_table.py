@@ -1,4 +1,5 @@
 """The table of tools.bench: medians with spread, verdicts, and the header that says where the numbers come from."""
+
 from __future__ import annotations
 
 import datetime
@@ -53,9 +54,11 @@ def table(lines: list[Line]) -> str:
 
 def header() -> str:
     """Machine, torch, date and commit."""
-    return (f"machine: {cpu_model()}, {len(os.sched_getaffinity(0))} cores; torch {installed('torch')}, "
-            f"Python {platform.python_version()}\n"
-            f"date: {datetime.datetime.now().astimezone().isoformat(' ', 'minutes')}; commit: {commit()}")
+    return (
+        f"machine: {cpu_model()}, {len(os.sched_getaffinity(0))} cores; torch {installed('torch')}, "
+        f"Python {platform.python_version()}\n"
+        f"date: {datetime.datetime.now().astimezone().isoformat(' ', 'minutes')}; commit: {commit()}"
+    )
 
 
 def cpu_model() -> str:
@@ -72,6 +75,7 @@ def installed(package: str) -> str:
 
 def commit() -> str:
     """The short hash, with "+ changes" when the tree differs from it; "unknown" outside a repository."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,10 +1,12 @@
 """Verify a run's folder: `python -m tools.check RUN [--repair OUT.h5]`.
 
-One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with it.
+One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with
+it.
 `--repair` writes a readable metrics file of the rows that can be saved, from metrics.h5, rows.hdf5 and the checkpoints;
 nothing in RUN is touched. The code of a run's own scheme is imported, if its settings name one.
 Exit code 0: good; 1: something is wrong; 2: there is no run, or wrong usage.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc import config as config_module, identity, versions
+from hkd_hpc import config as config_module
+from hkd_hpc import identity, versions
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.digest import weights_sha256
@@ -59,6 +62,7 @@ class Wrong(Exception):
 
 # ---- one look for each kind of file
 
+
 def check_run(folder: RunFolder) -> list[Found]:
     """All lines about a run."""
     config, settings = check_config(folder)
@@ -71,13 +75,19 @@ def check_cell(folder: RunFolder) -> Iterator[Found]:
     """In a study, whether this is the run of its cell."""
     place = folder.path.resolve()
     try:
-        other = [identity.other_run(folder, cell.config()) for cell in read_cells(place.parent) if cell.name == place.name]
+        other = [
+            identity.other_run(folder, cell.config()) for cell in read_cells(place.parent) if cell.name == place.name
+        ]
     except UsageError as error:
         yield Found("../study.json", str(error), True)
         return
     for text in filter(None, other):
-        yield Found("../study.json", f"this cell of the study has other settings: {text}", True,
-                    "move the folder away; launch then computes the cell")
+        yield Found(
+            "../study.json",
+            f"this cell of the study has other settings: {text}",
+            True,
+            "move the folder away; launch then computes the cell",
+        )
 
 
 def check_config(folder: RunFolder) -> tuple[Config | None, Found]:
@@ -109,12 +119,23 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
             settings = settings_of(file) or config
             told = completeness(file, rows, settings)
             if told == "complete" and config and config.fed.rounds == rows and identity.different(settings, config):
-                raise Wrong(f"it is that of another run ({identity.different(settings, config)})", "put back the one that belongs "
-                            "to config.json, or remove it to have it written anew from the last checkpoint")
+                raise Wrong(
+                    f"it is that of another run ({identity.different(settings, config)})",
+                    "put back the one that belongs "
+                    "to config.json, or remove it to have it written anew from the last checkpoint",
+                )
             return Found(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
-        return Found(name, reason_of(bad), True, getattr(bad, "advice", "") or (
-            "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be saved"))
+        return Found(
+            name,
+            reason_of(bad),
+            True,
+            getattr(bad, "advice", "")
+            or (
+                "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be "
+                "saved"
+            ),
+        )
 
 
 def check_earlier_rows(folder: RunFolder) -> Iterator[Found]:
@@ -159,6 +180,7 @@ def reason_of(bad: Exception) -> str:
 
 # ---- what must hold inside a file
 
+
 def check_rows(file: TreeFile) -> int:
     """The number of rows; Wrong unless they are whole, consecutive and hashed."""
     history = history_of(file)
@@ -173,13 +195,17 @@ def whole_rows(history: History) -> int:
     columns = [*history.rounds.values(), *history.clients.values()]
     whole = min(map(len, columns), default=0)
     rounds, hashes = history.rounds.get("round", []), history.rounds.get("weights_sha256", [])
-    good = [round == row and bool(SHA256.fullmatch(str(sha)))
-            for row, (round, sha) in enumerate(zip(rounds[:whole], hashes), start=1)]
+    good = [
+        round == row and bool(SHA256.fullmatch(str(sha)))
+        for row, (round, sha) in enumerate(zip(rounds[:whole], hashes), start=1)
+    ]
     return [*good, False].index(False)
 
 
 def history_of(file: TreeFile, complete: Callable[[dict], dict | None] = lambda tree: tree) -> History:
-    """The rows in a metrics file or a checkpoint; none in one that keeps the weights alone. `complete` may add to them."""
+    """The rows in a metrics file or a checkpoint; none in one that keeps the weights alone. `complete` may add to
+    them.
+    """
     names = file.names()
     tree = {part: file.load(part) for part in ("rounds", "clients", "events", "before") if part in names}
     try:
@@ -204,8 +230,9 @@ def check_partition(file: TreeFile) -> None:
         return
     part = file.load("partition")
     try:
-        train, val, test = (np.split(part[f"{kind}_index"], part[f"{kind}_offset"][1:-1])
-                            for kind in ("train", "val", "test"))
+        train, val, test = (
+            np.split(part[f"{kind}_index"], part[f"{kind}_offset"][1:-1]) for kind in ("train", "val", "test")
+        )
         found = partition_sha256(train, val, test, part["public_index"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Wrong(f"its partition cannot be read ({error})") from None
@@ -231,8 +258,10 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
         return ""
     fixed = [key for key in changes if key.startswith(config_module.FIXED)]
     if fixed:
-        raise Wrong(f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
-                    "put back config.json: config_json in this file is the text")
+        raise Wrong(
+            f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
+            "put back config.json: config_json in this file is the text",
+        )
     return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
 
 
@@ -251,8 +280,10 @@ def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
         other = ", ".join(sorted(set(names) ^ set(tensors)))[:200]
         raise Wrong(f"its global weights are not those that it names ({other})")
     found = weights_sha256({name: np.asarray(tensors[name]) for name in names})
-    rows = {"its own row": row_sha(history_of(file), round),
-            "metrics.h5": row_sha(history_in(folder.metrics_path), round)}
+    rows = {
+        "its own row": row_sha(history_of(file), round),
+        "metrics.h5": row_sha(history_in(folder.metrics_path), round),
+    }
     for where, sha in rows.items():
         if sha and sha != found:
             raise Wrong(f"its weights have hash {found[:16]}, {where} says {sha[:16]} for round {round}")
@@ -286,6 +317,7 @@ def value_in(path: Path, key: str) -> Any:
 
 # ---- what else lies there
 
+
 def check_versions(folder: RunFolder) -> Iterator[Found]:
     """A line where the run was written with other packages than are here; worth knowing, not wrong."""
     text = value_in(folder.metrics_path, "versions_json")
@@ -293,8 +325,11 @@ def check_versions(folder: RunFolder) -> Iterator[Found]:
         written = json.loads(text) if text else {}
     except (ValueError, TypeError):
         written = {}
-    other = [f"{name} {written[name]} (here {here})" for name, here in versions.found().items()
-             if written.get(name, here) != here]
+    other = [
+        f"{name} {written[name]} (here {here})"
+        for name, here in versions.found().items()
+        if written.get(name, here) != here
+    ]
     if other:
         yield Found("versions", f"written with {', '.join(other)}")
 
@@ -311,6 +346,7 @@ def check_leftovers(folder: RunFolder) -> Iterator[Found]:
 
 
 # ---- repair
+
 
 def repair(folder: RunFolder, out: Path) -> str:
     """Write the rows that can be saved to `out`; what was done, in words. UsageError, RunError if nothing can be."""
@@ -357,6 +393,7 @@ def extend(history: History, other: History) -> bool:
 
 # ---- the command
 
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors."""
 
@@ -365,11 +402,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m tools.check", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="python -m tools.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=path_argument, help="the run's folder")
-    parser.add_argument("--repair", type=path_argument, metavar="OUT.h5",
-                        help="write the rows that can be saved to this new file")
+    parser.add_argument(
+        "--repair", type=path_argument, metavar="OUT.h5", help="write the rows that can be saved to this new file"
+    )
     return parser.parse_args(arguments)
 
 

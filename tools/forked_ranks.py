@@ -1,4 +1,5 @@
 """A world of real processes, forked from this one so that torch is imported once: for the tests and tools.torture."""
+
 from __future__ import annotations
 
 import os
@@ -12,8 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOREIGN = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_", "RANK", "WORLD_SIZE", "LOCAL_",
-           "MASTER_")
+FOREIGN = (
+    "OMPI_",
+    "PMI",
+    "PRTE_",
+    "SLURM_",
+    "MPI_",
+    "TORCHELASTIC_",
+    "GROUP_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+)
 
 
 Watch = Callable[[dict[int, int]], None]
@@ -21,13 +33,15 @@ Watch = Callable[[dict[int, int]], None]
 
 class Result(NamedTuple):
     """How one rank ended: exit code (None if a signal ended it), signal (None if it exited), all that it printed."""
+
     exit_code: int | None
     signal: int | None
     output: str
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60,
-              env: dict[str, str] | None = None) -> list[Result]:
+def run_ranks(
+    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, env: dict[str, str] | None = None
+) -> list[Result]:
     """Run function(rank, *args) in `size` forked processes of an env:// world; returns how each ended, by rank.
 
     A rank exits with 0, with its SystemExit's code, or with 1 after a traceback. When time is up all are killed, and
@@ -39,9 +53,14 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: fl
     return results
 
 
-def watch_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60,
-                env: dict[str, str] | None = None,
-                watch: Watch = lambda running: None) -> tuple[list[int], list[Result]]:
+def watch_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60,
+    env: dict[str, str] | None = None,
+    watch: Watch = lambda running: None,
+) -> tuple[list[int], list[Result]]:
     """As run_ranks, but ranks that have to be killed when time is up are returned first instead of raised.
 
     `watch` gets {rank: pid} of those that still run, every 10 ms, and may send them signals.
@@ -50,8 +69,13 @@ def watch_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: 
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"rank{rank}.txt") for rank in range(size)]
-        world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "LOCAL_WORLD_SIZE": str(size), **(env or {})}
+        world = {
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "LOCAL_WORLD_SIZE": str(size),
+            **(env or {}),
+        }
         pids = [_fork(rank, paths[rank], world, function, args) for rank in range(size)]
         late, statuses = _wait(pids, timeout_s, watch)
         outputs = [path.read_text(errors="replace") for path in paths]

@@ -12,6 +12,7 @@ ours, or a traceback. A verdict on an attempt counts for all faults of that atte
 and talk without MPI. `--self-test` breaks the program on purpose, and must notice.
 Exit codes: 0 nothing hung, lost or wrong (or: every broken build was noticed), 1 something was, 2 wrong arguments.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,10 +34,38 @@ from hkd_hpc import schemes
 from hkd_hpc.tables import markdown
 from tools.bench_table import header
 from tools.forked_ranks import watch_ranks
-from tools.torture_check import (HUNG, LOST, UNTOLD, WRONG, Attempt, Expected, Known, Verdict, judge, judge_litter,
-                                 judge_nan, summary)
-from tools.torture_faults import (FILE_KINDS, FULL, KILL_ALL, KINDS, NAN, REMOVED, SECOND, SLEEP, STOP, Fault, Notes,
-                                  filler, hurt_files, install, install_nan, note_progress)
+from tools.torture_check import (
+    HUNG,
+    LOST,
+    UNTOLD,
+    WRONG,
+    Attempt,
+    Expected,
+    Known,
+    Verdict,
+    judge,
+    judge_litter,
+    judge_nan,
+    summary,
+)
+from tools.torture_faults import (
+    FILE_KINDS,
+    FULL,
+    KILL_ALL,
+    KINDS,
+    NAN,
+    REMOVED,
+    SECOND,
+    SLEEP,
+    STOP,
+    Fault,
+    Notes,
+    filler,
+    hurt_files,
+    install,
+    install_nan,
+    note_progress,
+)
 from tools.torture_jobs import SMALL, Job, Step, draw_job, save_data
 
 ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
@@ -69,8 +98,12 @@ class Tally:
 
     def count(self, what: str, kind: str | None = None) -> int:
         """Faults with such a verdict."""
-        return sum(any(verdict.what == what for verdict in found) for name, faults in self.verdicts.items()
-                   for found in faults if kind in (None, name))
+        return sum(
+            any(verdict.what == what for verdict in found)
+            for name, faults in self.verdicts.items()
+            for found in faults
+            if kind in (None, name)
+        )
 
     @property
     def faults(self) -> int:
@@ -83,8 +116,12 @@ class Tally:
     def row(self, name: str, kind: str | None) -> list[str]:
         faults = self.faults if kind is None else len(self.verdicts[kind])
         bad = [self.count(what, kind) for what in (HUNG, LOST, WRONG)]
-        survived = sum(not any(verdict.what != UNTOLD for verdict in found) for group, faults in self.verdicts.items()
-                       for found in faults if kind in (None, group))
+        survived = sum(
+            not any(verdict.what != UNTOLD for verdict in found)
+            for group, faults in self.verdicts.items()
+            for found in faults
+            if kind in (None, group)
+        )
         return [name, *map(str, (faults, survived, *bad, self.count(UNTOLD, kind)))]
 
     def table(self) -> str:
@@ -95,8 +132,16 @@ class Tally:
 
 # ---- one job ----
 
-def run_rank(rank: int, arguments: list[str], notes: Notes, job: Job, fault: Fault | None, folder: Path,
-             breakage: Breakage | None) -> None:
+
+def run_rank(
+    rank: int,
+    arguments: list[str],
+    notes: Notes,
+    job: Job,
+    fault: Fault | None,
+    folder: Path,
+    breakage: Breakage | None,
+) -> None:
     """In a forked rank: the program, with what befalls it."""
     from hkd_hpc import train
 
@@ -114,16 +159,35 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
     """--resume=auto with so many ranks, which starts afresh where there is nothing yet."""
     notes = Notes(Path(tempfile.mkdtemp(dir=site.data.parent)))
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
-    arguments = ["--resume=auto", "--out", str(folder), *SMALL, f"data.path={site.data}", *job.settings,
-                 f"comm.timeout_s={timeout_s:g}", "comm.start_timeout_s=30"]
+    arguments = [
+        "--resume=auto",
+        "--out",
+        str(folder),
+        *SMALL,
+        f"data.path={site.data}",
+        *job.settings,
+        f"comm.timeout_s={timeout_s:g}",
+        "comm.start_timeout_s=30",
+    ]
     hung: list[int] = []
-    late, results = watch_ranks(ranks, run_rank, arguments, notes, job, fault, folder, site.breakage, timeout_s=LONGEST_S,
-                                watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung))
+    late, results = watch_ranks(
+        ranks,
+        run_rank,
+        arguments,
+        notes,
+        job,
+        fault,
+        folder,
+        site.breakage,
+        timeout_s=LONGEST_S,
+        watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung),
+    )
     return Attempt(late or hung, results, notes)
 
 
-def watcher(fault: Fault | None, notes: Notes, arguments: list[str], limit_s: float,
-            hung: list[int]) -> Callable[[dict[int, int]], None]:
+def watcher(
+    fault: Fault | None, notes: Notes, arguments: list[str], limit_s: float, hung: list[int]
+) -> Callable[[dict[int, int]], None]:
     """What the batch system, or another user, does from outside; after limit_s what still runs is killed and `hung`."""
     struck_s = 0.0
 
@@ -211,11 +275,15 @@ def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: S
     for kind in kinds:
         tally.verdicts[kind].append(found)
     for verdict in found:
-        say(f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
-            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.torture --seed {job.seed} --only {job.number}")
+        say(
+            f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
+            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.torture --seed "
+            f"{job.seed} --only {job.number}"
+        )
 
 
 # ---- many jobs ----
+
 
 @contextlib.contextmanager
 def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None = None) -> Iterator[Site]:
@@ -256,11 +324,15 @@ def load_all() -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.torture", allow_abbrev=False,
-                                     description="Small jobs, broken at random, resumed, and compared with quiet runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.torture",
+        allow_abbrev=False,
+        description="Small jobs, broken at random, resumed, and compared with quiet runs.",
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="start no new job after so long (default 5)")
-    parser.add_argument("--faults", type=int, default=sys.maxsize, metavar="N",
-                        help="start no new job after so many faults")
+    parser.add_argument(
+        "--faults", type=int, default=sys.maxsize, metavar="N", help="start no new job after so many faults"
+    )
     parser.add_argument("--seed", type=int, default=0, help="what is drawn (default 0)")
     parser.add_argument("--only", type=int, metavar="N", help="job N of the seed alone")
     parser.add_argument("--self-test", action="store_true", help="break the program on purpose: is it noticed?")
@@ -272,19 +344,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    say = lambda text: print(text, flush=True)  # noqa: E731
+    say = lambda text: print(text, flush=True)
     load_all()
     if options.self_test:
         from tools.torture_builds import self_test
 
         return self_test(say)
     end_s = time.monotonic() + 60 * options.minutes
-    until = lambda tally: time.monotonic() > end_s or tally.faults >= options.faults  # noqa: E731
+    until = lambda tally: time.monotonic() > end_s or tally.faults >= options.faults
     numbers = itertools.count() if options.only is None else iter([options.only])
     with working_site() as site:
         tally = torture(site, options.seed, numbers, until, say)
-    say(f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
-        f"{len(tally.verdicts)} kinds\n\n{tally.table()}")
+    say(
+        f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
+        f"{len(tally.verdicts)} kinds\n\n{tally.table()}"
+    )
     return int(tally.failed)
 
 

@@ -1,4 +1,5 @@
 """The self-test of tools.torture: programs broken on purpose, each of which must be noticed, and a whole one."""
+
 from __future__ import annotations
 
 import itertools
@@ -48,7 +49,8 @@ BUILDS = (
     Build("checkpoints written in place, not verified", WRITES, write_in_place),
     Build("a random draw that depends on the rank", ("SIGKILL, all ranks",), draw_by_rank),
     Build("NaN let through the quarantine", ("SIGTERM", NAN), let_nan_through),
-    Build("nothing broken", (*WRITES, "SIGTERM", NAN), None))
+    Build("nothing broken", (*WRITES, "SIGTERM", NAN), None),
+)
 
 
 def self_test(say: Say) -> int:
@@ -61,7 +63,7 @@ def notices(build: Build, say: Say) -> bool:
     """Whether torture finds something wrong with it, within FEW_FAULTS faults."""
     found: list[str] = []
     with working_site(build.kinds, build.breakage) as site:
-        enough = lambda tally: tally.failed or tally.faults >= FEW_FAULTS  # noqa: E731
+        enough = lambda tally: tally.failed or tally.faults >= FEW_FAULTS
         tally = torture(site, 0, itertools.count(), enough, found.append)
     verdict = "noticed" if tally.failed else "not noticed"
     say(f"{build.name}: {verdict} ({tally.faults} faults)" + "".join(f"\n  {text.splitlines()[0]}" for text in found))

@@ -1,4 +1,5 @@
 """What must hold in the folder of a run after each attempt of tools.torture, against a quiet run."""
+
 from __future__ import annotations
 
 import hashlib
@@ -115,8 +116,10 @@ def same(one: object, other: object) -> bool:
 
 # ---- after an attempt ----
 
-def judge(job: Job, fault: Fault | None, attempt: Attempt, folder: Path, known: Known,
-          expected: Expected) -> list[Verdict]:
+
+def judge(
+    job: Job, fault: Fault | None, attempt: Attempt, folder: Path, known: Known, expected: Expected
+) -> list[Verdict]:
     """All that is wrong after an attempt; `known` is brought up to date."""
     if attempt.late:
         return [Verdict(HUNG, f"ranks {attempt.late} had to be killed")]
@@ -138,7 +141,7 @@ def judge_training(attempt: Attempt, known: Known) -> list[Verdict]:
 
 def saved_rounds(job: Job, struck: Fault | None, attempt: Attempt) -> list[int]:
     """Rounds whose checkpoint must be there: those that rank 0 has left behind, where one was due."""
-    past = [round for round, in attempt.notes.numbers("saved")]
+    past = [round for (round,) in attempt.notes.numbers("saved")]
     if struck and struck.kind == REMOVED:
         return []
     stopped = [past[-1]] if past and struck and struck.kind == USR1 and attempt.results[0].exit_code == STOPPED else []
@@ -167,10 +170,13 @@ def judge_rows(folder: Path, known: Known, expected: Expected, complete: bool) -
         return [Verdict(LOST, f"cannot be read: {bad}")]
     rounds = found["rounds/round"].tolist()
     wanted = expected.columns["rounds/round"].tolist()
-    if rounds != (wanted if complete else wanted[:len(rounds)]):
+    if rounds != (wanted if complete else wanted[: len(rounds)]):
         return [Verdict(LOST, f"rows of rounds {rounds}")]
-    different = [name for name in expected.columns
-                 if name not in found or not same(found[name], expected.columns[name][:len(rounds)])]
+    different = [
+        name
+        for name in expected.columns
+        if name not in found or not same(found[name], expected.columns[name][: len(rounds)])
+    ]
     if complete:
         now = summary(folder)
         different += [f"summary/{name}" for name, value in expected.summary.items() if not same(now.get(name), value)]
@@ -212,6 +218,7 @@ def judge_words(struck: Fault, attempt: Attempt) -> list[Verdict]:
 
 
 # ---- at the end of a job ----
+
 
 def judge_nan(job: Job, folder: Path) -> list[Verdict]:
     """The client counted with weight 0 in that round, and the row says so."""

@@ -3,6 +3,7 @@
 A fault of a run strikes once, when its victim says that it is in `phase` of `round` or of a later one, `delay_s` after
 that where a signal does it. It notes itself in the attempt's notes before it acts, so that the harness knows.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -40,44 +41,50 @@ class Kind:
     """One kind of fault of a run. `told`: the survivors, or the victim itself, can say what happened."""
 
     name: str
-    server: bool = False         # strikes rank 0
+    server: bool = False  # strikes rank 0
     fewest_ranks: int = 1
-    starting: bool = False       # strikes before round 1
-    writing: str = ""            # strikes while such a file is written
-    delayed: bool = False        # a signal, at a random moment after its place
+    starting: bool = False  # strikes before round 1
+    writing: str = ""  # strikes while such a file is written
+    delayed: bool = False  # a signal, at a random moment after its place
     phases: tuple[str, ...] = ()  # else all that the victim comes to
-    told_alone: bool = True      # a single process can still say it
-    ends: bool = True            # the job ends, non-zero
+    told_alone: bool = True  # a single process can still say it
+    ends: bool = True  # the job ends, non-zero
     weight: float = 1.0
 
 
 KILL_ALL, STOP, USR1, EXIT_0 = "SIGKILL, all ranks", "SIGSTOP", "SIGUSR1", "os._exit(0)"
 SLEEP, FULL, SECOND = "sleep beyond the time-out", "disk full", "a second job on the folder"
 REMOVED, NAN = "checkpoint folder removed", "NaN in a client's weights"
-KINDS = {kind.name: kind for kind in (
-    Kind("SIGKILL, one rank", delayed=True, told_alone=False, weight=2),
-    Kind(KILL_ALL, delayed=True, told_alone=False, weight=2),
-    Kind("SIGKILL in the start-up", starting=True, delayed=True, told_alone=False),
-    Kind("SIGKILL in an evaluation", server=True, phases=("evaluation",), told_alone=False),
-    Kind("SIGKILL in a checkpoint's write", server=True, writing=r"round_(\d+)", told_alone=False, weight=2),
-    Kind("SIGKILL before a checkpoint's rename", server=True, writing=r"rename round_(\d+)", told_alone=False),
-    Kind("SIGKILL in metrics.h5's write", server=True, writing=r"metrics", told_alone=False),
-    Kind(STOP, fewest_ranks=2),
-    Kind("SIGTERM", delayed=True),
-    Kind("SIGINT", delayed=True),
-    Kind(USR1, delayed=True),
-    Kind("exception in a client", phases=("training",), weight=1.5),
-    Kind("exception in the start-up", starting=True),
-    Kind("sys.exit(0)"),
-    Kind(EXIT_0, told_alone=False),
-    Kind(SLEEP, fewest_ranks=2, phases=("training", "evaluation")),
-    Kind(FULL, server=True, phases=("training", "reports", "message", "saving", "evaluation")),
-    Kind("quota", server=True, phases=("training", "reports", "message", "saving", "evaluation")),
-    Kind(REMOVED, server=True, phases=("message", "evaluation"), ends=False, weight=0.4),
-    Kind(SECOND, server=True, phases=("reports", "evaluation"), ends=False, weight=0.4),
-)}
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("SIGKILL, one rank", delayed=True, told_alone=False, weight=2),
+        Kind(KILL_ALL, delayed=True, told_alone=False, weight=2),
+        Kind("SIGKILL in the start-up", starting=True, delayed=True, told_alone=False),
+        Kind("SIGKILL in an evaluation", server=True, phases=("evaluation",), told_alone=False),
+        Kind("SIGKILL in a checkpoint's write", server=True, writing=r"round_(\d+)", told_alone=False, weight=2),
+        Kind("SIGKILL before a checkpoint's rename", server=True, writing=r"rename round_(\d+)", told_alone=False),
+        Kind("SIGKILL in metrics.h5's write", server=True, writing=r"metrics", told_alone=False),
+        Kind(STOP, fewest_ranks=2),
+        Kind("SIGTERM", delayed=True),
+        Kind("SIGINT", delayed=True),
+        Kind(USR1, delayed=True),
+        Kind("exception in a client", phases=("training",), weight=1.5),
+        Kind("exception in the start-up", starting=True),
+        Kind("sys.exit(0)"),
+        Kind(EXIT_0, told_alone=False),
+        Kind(SLEEP, fewest_ranks=2, phases=("training", "evaluation")),
+        Kind(FULL, server=True, phases=("training", "reports", "message", "saving", "evaluation")),
+        Kind("quota", server=True, phases=("training", "reports", "message", "saving", "evaluation")),
+        Kind(REMOVED, server=True, phases=("message", "evaluation"), ends=False, weight=0.4),
+        Kind(SECOND, server=True, phases=("reports", "evaluation"), ends=False, weight=0.4),
+    )
+}
 SIGNALS = {name: signal.SIGKILL for name in KINDS if name.startswith("SIGKILL") and name != KILL_ALL} | {
-    "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, USR1: signal.SIGUSR1}
+    "SIGTERM": signal.SIGTERM,
+    "SIGINT": signal.SIGINT,
+    USR1: signal.SIGUSR1,
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class Notes:
 
 # ---- in a forked rank ----
 
+
 def note_progress(rank: int, notes: Notes) -> None:
     """Every local training, and on rank 0 every round that is past its save."""
     from hkd_hpc.client import Workbench
@@ -148,7 +156,7 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
     if kind.writing:
         on_write(kind.writing, fault, strike)
     else:
-        due = lambda round: kind.starting or (round or 0) >= fault.round  # noqa: E731
+        due = lambda round: kind.starting or (round or 0) >= fault.round
         on_status(lambda round, phase: phase == fault.phase and due(round) and strike())
 
 
@@ -205,20 +213,30 @@ def on_write(pattern: str, fault: Fault, strike: Callable[[], None]) -> None:
         before(os, "replace", lambda source, path: due(f"rename {Path(path).name}") and strike())
         return
     writes = iter(range(1, sys.maxsize))
-    before(tree._PatientFile, "write",
-           lambda file, data: due(Path(file.name).name) and next(writes) >= fault.write and strike())
+    before(
+        tree._PatientFile,
+        "write",
+        lambda file, data: due(Path(file.name).name) and next(writes) >= fault.write and strike(),
+    )
 
 
 def action_of(fault: Fault, folder: Path, notes: Notes) -> Callable[[], None]:
     """What happens in the victim."""
     if fault.kind in SIGNALS:
         return lambda: os.kill(os.getpid(), SIGNALS[fault.kind])
-    return {KILL_ALL: lambda: None,  # the harness sees the note and kills them
-            STOP: lambda: os.kill(os.getpid(), signal.SIGSTOP),
-            "exception in a client": raise_user_error, "exception in the start-up": raise_user_error,
-            "sys.exit(0)": lambda: sys.exit(0), EXIT_0: lambda: os._exit(0), SLEEP: lambda: time.sleep(600),
-            FULL: lambda: fill(folder), "quota": limit_files, REMOVED: lambda: shutil.rmtree(folder / "checkpoints"),
-            SECOND: lambda: wait_for(notes, "second job ended")}[fault.kind]
+    return {
+        KILL_ALL: lambda: None,  # the harness sees the note and kills them
+        STOP: lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "exception in a client": raise_user_error,
+        "exception in the start-up": raise_user_error,
+        "sys.exit(0)": lambda: sys.exit(0),
+        EXIT_0: lambda: os._exit(0),
+        SLEEP: lambda: time.sleep(600),
+        FULL: lambda: fill(folder),
+        "quota": limit_files,
+        REMOVED: lambda: shutil.rmtree(folder / "checkpoints"),
+        SECOND: lambda: wait_for(notes, "second job ended"),
+    }[fault.kind]
 
 
 def raise_user_error() -> None:
@@ -247,6 +265,7 @@ def wait_for(notes: Notes, name: str) -> None:
 
 
 # ---- faults of files, between two attempts ----
+
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint, if an older one is good: with none a run is refused, and begins anew only by hand."""
@@ -279,9 +298,13 @@ def remove(path: Path, place: float) -> None:
 
 
 SPOILING = {  # name: (which file, what is done to it)
-    "newest checkpoint, a bit flipped": (newest, flip), "newest checkpoint cut to half": (newest, cut),
-    "newest checkpoint emptied": (newest, empty), "metrics.h5, a bit flipped": (metrics, flip),
-    "metrics.h5 cut to half": (metrics, cut), "metrics.h5 deleted": (metrics, remove)}
+    "newest checkpoint, a bit flipped": (newest, flip),
+    "newest checkpoint cut to half": (newest, cut),
+    "newest checkpoint emptied": (newest, empty),
+    "metrics.h5, a bit flipped": (metrics, flip),
+    "metrics.h5 cut to half": (metrics, cut),
+    "metrics.h5 deleted": (metrics, remove),
+}
 
 
 def dead_lock(folder: Path) -> None:
@@ -309,8 +332,11 @@ def stale_files(folder: Path) -> None:
         (folder / name).write_bytes(b"half a file")
 
 
-LITTER = {"lock of a dead process": dead_lock, "lock of a silent host": distant_lock,
-          "temporary files of a dead process": stale_files}
+LITTER = {
+    "lock of a dead process": dead_lock,
+    "lock of a silent host": distant_lock,
+    "temporary files of a dead process": stale_files,
+}
 FILE_KINDS = dict.fromkeys((*SPOILING, *LITTER), 1.0) | {"lock of a silent host": 0.3}  # name: weight
 
 

@@ -1,4 +1,5 @@
 """The jobs of tools.torture: what number N of a seed is, all of it drawn from (seed, N)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,8 +14,14 @@ from tools.torture_faults import CLIENT_PHASES, FILE_KINDS, KINDS, NAN, SERVER_P
 CLASSES, TRAIN_IMAGES, TEST_IMAGES, SIDE = 10, 160, 50, 32
 MOST_RANKS = 4
 LONGEST_DELAY_S = 0.3
-SMALL = ("data.name=file", "data.fraction=.7", "train.epochs=1", "train.batch_size=16", "model.latent=8",
-         "run.device=cpu")
+SMALL = (
+    "data.name=file",
+    "data.fraction=.7",
+    "train.epochs=1",
+    "train.batch_size=16",
+    "model.latent=8",
+    "run.device=cpu",
+)
 
 
 @dataclass(frozen=True)
@@ -47,23 +54,31 @@ class Job:
 def draw_job(seed: int, number: int, kinds: tuple[str, ...]) -> Job:
     """Job `number` of a seed, with faults of these kinds; nine jobs in a row have the nine schemes."""
     random = rng.stream(seed, "torture", number)
-    pick = lambda *choices: choices[random.integers(len(choices))]  # noqa: E731
+    pick = lambda *choices: choices[random.integers(len(choices))]
     scheme = list(schemes.REGISTRY)[(seed + number) % len(schemes.REGISTRY)]
     clients, rounds, every, participation = pick(3, 4, 5), pick(3, 4, 5), pick(1, 1, 2), pick(0.6, 0.8, 1.0)
     run_seed = int(random.integers(1000))
     nan = draw_nan(random, clients, participation, run_seed, rounds) if NAN in kinds and random.random() < 0.4 else None
-    settings = (f"scheme.name={scheme}", f"fed.clients={clients}", f"fed.rounds={rounds}",
-                f"fed.participation={participation}", f"run.seed={run_seed}",
-                f"run.checkpoint_every={every}", f"run.evaluate_every={pick(1, 1, 2)}",
-                f"train.batchnorm={pick('average', 'local', 'reestimate')}",
-                f"model.norm={pick('batch', 'batch', 'group')}",
-                f"fed.drop_rate={0 if nan else pick(0, 0, 0.2)}", f"fed.finetune_epochs={pick(0, 0, 1)}",
-                *(("scheme.nu=0.05",) if scheme.startswith("fedhkd") else ()))
+    settings = (
+        f"scheme.name={scheme}",
+        f"fed.clients={clients}",
+        f"fed.rounds={rounds}",
+        f"fed.participation={participation}",
+        f"run.seed={run_seed}",
+        f"run.checkpoint_every={every}",
+        f"run.evaluate_every={pick(1, 1, 2)}",
+        f"train.batchnorm={pick('average', 'local', 'reestimate')}",
+        f"model.norm={pick('batch', 'batch', 'group')}",
+        f"fed.drop_rate={0 if nan else pick(0, 0, 0.2)}",
+        f"fed.finetune_epochs={pick(0, 0, 1)}",
+        *(("scheme.nu=0.05",) if scheme.startswith("fedhkd") else ()),
+    )
     return Job(seed, number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
 
 
-def draw_nan(random: np.random.Generator, clients: int, participation: float, run_seed: int,
-             rounds: int) -> tuple[int, int]:
+def draw_nan(
+    random: np.random.Generator, clients: int, participation: float, run_seed: int, rounds: int
+) -> tuple[int, int]:
     """A client of the cohort of a round; every cohort has two at least, so that no more than half are bad."""
     round = int(random.integers(1, rounds + 1))
     return int(random.choice(draw_cohort(clients, participation, run_seed, round))), round
@@ -118,5 +133,5 @@ def images(label_N: np.ndarray, seed: int) -> np.ndarray:
     pixels = np.random.default_rng(seed).normal(90, 20, (len(label_N), 3, SIDE, SIDE))
     for c in range(CLASSES):
         top, left = c // 5 * 14, c % 5 * 5
-        pixels[label_N == c, c % 3, top:top + 12, left:left + 12] += 130
+        pixels[label_N == c, c % 3, top : top + 12, left : left + 12] += 130
     return np.clip(pixels, 0, 255).astype(np.uint8)

@@ -9,6 +9,7 @@ time-out strikes. Only then the bytes travel, at full speed.
 the n - 1 client ranks, a gather or a broadcast (n - 1) b, a relay b, the meetings themselves under "control". One rank
 alone moves nothing: all zero.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,15 +39,22 @@ class Comm:
     `most_bytes` (a class attribute): what one call of the transport moves at most; all that is longer goes in several.
 
     Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
-    (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines` (for people), `wire_bytes` (by kind), `wait_s`
-    and `transfer_s` (sums over the calls).
+    (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines`
+    (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over the calls).
     """
 
     piece = 1 << 18
     most_bytes = 1 << 28  # MPI counts in 31 bits, and what lies on a device passes through a host buffer of this size
 
-    def __init__(self, control: Control | Alone, rank: int, hosts: list[str], local: tuple[int, int],
-                 device: torch.device, plan_line: str) -> None:
+    def __init__(
+        self,
+        control: Control | Alone,
+        rank: int,
+        hosts: list[str],
+        local: tuple[int, int],
+        device: torch.device,
+        plan_line: str,
+    ) -> None:
         self.rank, self.size, self.hosts = rank, len(hosts), hosts
         self.local_rank, self.local_size = local
         self.device, self.sharers, self.plan_line = device, 1, plan_line
@@ -60,21 +68,26 @@ class Comm:
         self._control.set_status(round, phase, client)
 
     def watch_steps(self, count: Callable[[], int]) -> None:
-        """`count` tells how many steps this rank has taken: while it grows the rank is not late, however long it trains."""
+        """`count` tells how many steps this rank has taken: while it grows the rank is not late, however long it
+        trains.
+        """
         self._control.watch_steps(count)
 
     def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """The one all-reduce, piece by piece: each piece is yielded again, in place the sum over the client ranks.
 
         pieces: float64, 1-D, contiguous, on the CPU or this rank's device, `numbers` in all, of the same lengths in all
-        client ranks. Rank 0 of several has no clients: it only meets, its pieces are not asked for and nothing is yielded.
-        A piece is asked for when the one before has been summed and used, so that it can stay in cache all the way.
+        client ranks. Rank 0 of several has no clients: it only meets, its pieces are not asked for and nothing is
+        yielded. A piece is asked for when the one before has been summed and used, so that it can stay in cache all the
+        way.
         """
         nbytes = numbers * 8
         with self._collective("sum", kind, nbytes, (self.size - 1) * nbytes):
             for piece in pieces if self.rank or self.size == 1 else ():
-                _require(str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
-                         f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}")
+                _require(
+                    str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
+                    f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}",
+                )
                 for place in self._places(len(piece), piece.element_size()):
                     self._sum(piece[place])
                 yield piece
@@ -157,7 +170,9 @@ class Comm:
         key = [self._calls, operation, kind, place.round, place.phase, nbytes]
         values = self._control.meet(key, value)
         self.wait_s += time.perf_counter() - began_s
-        self.wire_bytes["control"] += (self.size - 1) * (len(json.dumps(key)) + len(json.dumps([value for value in values if value is not None])))
+        self.wire_bytes["control"] += (self.size - 1) * (
+            len(json.dumps(key)) + len(json.dumps([value for value in values if value is not None]))
+        )
         return values
 
     @contextmanager
@@ -197,7 +212,7 @@ class HostStaging:
         if held is None or held.numel() < tensor.numel():
             held = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._buffers[tensor.dtype] = held
-        return held[:tensor.numel()]
+        return held[: tensor.numel()]
 
     @contextmanager
     def host(self, tensor: torch.Tensor, back: bool = True) -> Iterator[torch.Tensor]:
@@ -213,8 +228,10 @@ class HostStaging:
 
 def _flat(block: np.ndarray) -> np.ndarray:
     """The block as bytes, the same memory."""
-    _require(block.ndim == 1 and block.flags.c_contiguous and not block.dtype.hasobject,
-             f"a block must be contiguous, 1-D and of a fixed dtype, not {block.dtype} of shape {block.shape}")
+    _require(
+        block.ndim == 1 and block.flags.c_contiguous and not block.dtype.hasobject,
+        f"a block must be contiguous, 1-D and of a fixed dtype, not {block.dtype} of shape {block.shape}",
+    )
     return block.view(np.uint8)
 
 

@@ -1,4 +1,5 @@
 """The second half of opening the world: torch, devices, and the communicator that fits them."""
+
 from __future__ import annotations
 
 import os
@@ -6,8 +7,16 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.base import Comm
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
-from hkd_hpc.comm.devices import (Plan, choose_backend, cuda_identity, describe, device_offset, pick_device, sharers,
-                                  visible_devices)
+from hkd_hpc.comm.devices import (
+    Plan,
+    choose_backend,
+    cuda_identity,
+    describe,
+    device_offset,
+    pick_device,
+    sharers,
+    visible_devices,
+)
 from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.rendezvous import Member
 from hkd_hpc.comm.watch import speak
@@ -22,8 +31,9 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str,
-            backend: str) -> Comm:
+def connect(
+    world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str, backend: str
+) -> Comm:
     """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
@@ -44,8 +54,9 @@ def connect(world: World, members: list[Member], address: str, mpi: MpiWorld | N
     return comm
 
 
-def agree_on_plan(world: World, members: list[Member], index: int | None, has_mpi: bool,
-                  backend: str) -> tuple[Plan, list[str]]:
+def agree_on_plan(
+    world: World, members: list[Member], index: int | None, has_mpi: bool, backend: str
+) -> tuple[Plan, list[str]]:
     """Exchange (machine, device, cores) of every rank over the control plane; every rank comes to the same plan."""
     import torch
 
@@ -91,5 +102,7 @@ def _say_what_is_absent(plan: Plan) -> None:
     without = [rank for rank, (_, device) in enumerate(plan.device_by_rank) if device is None]
     if without:
         ranks = "every rank" if len(without) == len(plan.device_by_rank) else f"ranks {', '.join(map(str, without))}"
-        speak(f"hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for {ranks} "
-              f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}): the CPU is used there")
+        speak(
+            f"hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for {ranks} "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}): the CPU is used there"
+        )

@@ -7,6 +7,7 @@ To rank 0:    at (round, phase, client), steps (taken so far), enter (a meeting)
 From rank 0:  at (its own place; also the heartbeat), go / stop (the answer to enter), ask (for the stack), abort (code)
 A connection that closes before the last meeting means that its rank is dead.
 """
+
 from __future__ import annotations
 
 import os
@@ -31,8 +32,10 @@ from hkd_hpc.errors import RunError
 POLL_S = 0.25
 LONGEST_TURN_S = 5.0
 LAUNCHER_POLL_S = 0.5
-EXIT_S = 20.0      # a failing main thread waits so long for the control thread to end the process
-SIGTERM_S = 0.1    # mpirun ends the survivors of a dead rank by SIGTERM, and kills them .5 s later: name the dead one first
+EXIT_S = 20.0  # a failing main thread waits so long for the control thread to end the process
+SIGTERM_S = (
+    0.1  # mpirun ends the survivors of a dead rank by SIGTERM, and kills them .5 s later: name the dead one first
+)
 CONTINUED_S = 2.0
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
@@ -42,6 +45,7 @@ RESUME_ADVICE = "The whole job ends here; finished checkpoints are kept, --resum
 
 class Place(NamedTuple):
     """Where a rank is."""
+
     round: int | None = None
     phase: str = "start-up"
     client: int | None = None
@@ -53,6 +57,7 @@ class Place(NamedTuple):
 
 class Failure(NamedTuple):
     """What is said once for the whole job, and the exit code of every rank."""
+
     text: str
     code: int
     is_echo: bool = False  # probably the consequence of another rank's death
@@ -60,7 +65,9 @@ class Failure(NamedTuple):
 
 
 class Terminated(BaseException):
-    """SIGTERM came: raised in the main thread of a single process, so that it can say so and let go of what it holds."""
+    """SIGTERM came: raised in the main thread of a single process, so that it can say so and let go of what it
+    holds.
+    """
 
 
 class Alone:
@@ -107,8 +114,14 @@ class Alone:
 class Control:
     """What both ends of the star share: the thread, its posts from the main thread, signals and watches."""
 
-    def __init__(self, rank: int, members: Sequence[Member], links: dict[int, socket.socket],
-                 chain: tuple[tuple[int, int], ...], timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        members: Sequence[Member],
+        links: dict[int, socket.socket],
+        chain: tuple[tuple[int, int], ...],
+        timeout_s: float,
+    ) -> None:
         self.rank, self.members, self.timeout_s, self.place = rank, tuple(members), timeout_s, Place()
         self._chain, self._chain_seen_s = chain, 0.0
         self._clock_s, self._turned_s = 0.0, time.monotonic()
@@ -156,7 +169,9 @@ class Control:
 
     @contextmanager
     def transfer(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
-        """While bytes travel: the control thread ends the job if that takes longer than timeout_s, and than at_least_s."""
+        """While bytes travel: the control thread ends the job if that takes longer than timeout_s, and than
+        at_least_s.
+        """
         self._transfer = (what, self._clock_s, max(self.timeout_s, at_least_s))
         try:
             yield
@@ -242,8 +257,7 @@ class Control:
         transfer = self._transfer
         if transfer and now_s - transfer[1] > transfer[2]:
             self._transfer = None
-            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {transfer[2]:g} s", 1,
-                               is_hang=True))
+            self._fail(Failure(f"{self._here()}: {transfer[0]} did not end within {transfer[2]:g} s", 1, is_hang=True))
         self._tick(now_s)
 
     def _is_ended_by_launcher(self) -> bool:

@@ -1,4 +1,5 @@
 """Which cores a rank may use, and near which memory (NUMA): for the plan that people read."""
+
 from __future__ import annotations
 
 import glob
@@ -64,5 +65,7 @@ def describe_cores(texts: Sequence[str]) -> str:
 
 def describe_ranks(plan: Plan, texts: Sequence[str]) -> list[str]:
     """A line for each rank: `rank 3 on nid001: cores 14-20 (NUMA 1), GPU-8a`."""
-    return [f"rank {rank} on {host}: cores {text}, {device or 'cpu'}"
-            for rank, ((host, device), text) in enumerate(zip(plan.device_by_rank, texts))]
+    return [
+        f"rank {rank} on {host}: cores {text}, {device or 'cpu'}"
+        for rank, ((host, device), text) in enumerate(zip(plan.device_by_rank, texts))
+    ]

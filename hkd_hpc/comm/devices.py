@@ -1,4 +1,5 @@
 """Which device each rank computes on, and what carries the sum of the weights. Pure functions, but for two."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -7,13 +8,16 @@ from dataclasses import dataclass
 from hkd_hpc.errors import UsageError
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
-DEVICE_OFFSET = "HKD_DEVICE_OFFSET"  # variable: processes that are worlds of their own, but share a machine's GPUs, count on
+DEVICE_OFFSET = (
+    "HKD_DEVICE_OFFSET"  # variable: processes that are worlds of their own, but share a machine's GPUs, count on
+)
 Place = tuple[str, "str | None"]  # (host, identity of the device; None for the CPU)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What carries the weights: "local", "mpi", "gloo" or "nccl" (`nccl_ranks` are the members of the device group)."""
+
     backend: str
     device_by_rank: tuple[Place, ...]
     nccl_ranks: tuple[int, ...] = ()
@@ -54,8 +58,10 @@ def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: boo
     if len(places) == 1:
         return Plan("local", places, reason="one process")
     if requested == "mpi" and not has_mpi:
-        raise UsageError("comm.backend=mpi needs a job that was started by MPI (mpirun, or srun with --mpi=pmix); "
-                         "use comm.backend=auto or gloo here")
+        raise UsageError(
+            "comm.backend=mpi needs a job that was started by MPI (mpirun, or srun with --mpi=pmix); "
+            "use comm.backend=auto or gloo here"
+        )
     ranks = nccl_members(places) if nccl_available else ()
     if requested == "nccl" and not ranks:
         raise UsageError(_why_no_nccl(places, nccl_available))
@@ -76,11 +82,15 @@ def describe(plan: Plan) -> str:
     """One line for people: ranks, hosts, what carries the weights and why, and the device of each rank, compacted."""
     hosts = len({host for host, _ in plan.device_by_rank})
     size = len(plan.device_by_rank)
-    groups = "; ".join(f"{rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
-                       for (host, device), ranks in _by_device(plan.device_by_rank).items())
+    groups = "; ".join(
+        f"{rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
+        for (host, device), ranks in _by_device(plan.device_by_rank).items()
+    )
     carrier = plan.backend + (f" among {rank_list(plan.nccl_ranks)}" if plan.nccl_ranks else "")
-    return (f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)}, weights by {carrier} "
-            f"({plan.reason}); devices: {groups}")
+    return (
+        f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)}, weights by {carrier} "
+        f"({plan.reason}); devices: {groups}"
+    )
 
 
 def cuda_identity(index: int) -> str:
@@ -140,8 +150,11 @@ def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
     if not nccl_available:
         return f"comm.backend=nccl: this torch has no NCCL; {advice}"
     clients = {place: [rank for rank in ranks if rank] for place, ranks in _by_device(places).items()}
-    reasons = [f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
-               for (host, device), ranks in clients.items() if device and len(ranks) > 1]
+    reasons = [
+        f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
+        for (host, device), ranks in clients.items()
+        if device and len(ranks) > 1
+    ]
     absent = [rank for (_, device), ranks in clients.items() if device is None for rank in ranks]
     if absent:
         reasons.append(f"{rank_list(absent)} ha{'ve' if len(absent) > 1 else 's'} no GPU")

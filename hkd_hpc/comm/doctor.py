@@ -1,4 +1,5 @@
 """When a job hangs or loses a rank: where everybody is, what the stuck ranks do, and what may be done about it."""
+
 from __future__ import annotations
 
 import sys
@@ -10,12 +11,20 @@ from dataclasses import dataclass
 from hkd_hpc.comm.devices import rank_list
 
 FRAMES, STACKS, SINGLE = 15, 3, 12  # innermost frames of a stack; stacks shown; more ranks than this are grouped
-STATES = {"T": "it is stopped (SIGSTOP, or a debugger)", "D": "it waits for a disk or a network file system",
-          "Z": "it has ended, and its parent has not noticed"}
-ADVICE_HANG = ("What to do: a rank that only needs longer wants a larger comm.timeout_s; a stopped one wants kill -CONT, or another "
-               "node; for a stack in user code see there. The job ends here; --resume goes on from the last checkpoint.")
-ADVICE_DEAD = ("What to do: if nobody ended it, look for 'Out of memory' in dmesg or the batch system's log, and for a failed "
-               "node. The job ends here; --resume goes on from the last checkpoint.")
+STATES = {
+    "T": "it is stopped (SIGSTOP, or a debugger)",
+    "D": "it waits for a disk or a network file system",
+    "Z": "it has ended, and its parent has not noticed",
+}
+ADVICE_HANG = (
+    "What to do: a rank that only needs longer wants a larger comm.timeout_s; a stopped one wants kill -CONT, or "
+    "another "
+    "node; for a stack in user code see there. The job ends here; --resume goes on from the last checkpoint."
+)
+ADVICE_DEAD = (
+    "What to do: if nobody ended it, look for 'Out of memory' in dmesg or the batch system's log, and for a failed "
+    "node. The job ends here; --resume goes on from the last checkpoint."
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,10 @@ def where_lines(patients: Sequence[Patient]) -> list[str]:
     groups: dict[tuple, list[Patient]] = {}
     for patient in patients:
         groups.setdefault((patient.place, patient.waits, patient.condition), []).append(patient)
-    return [f"{rank_list([patient.rank for patient in group])}: {_state(max(group, key=lambda patient: patient.since_s))}"
-            for group in groups.values()]
+    return [
+        f"{rank_list([patient.rank for patient in group])}: {_state(max(group, key=lambda patient: patient.since_s))}"
+        for group in groups.values()
+    ]
 
 
 def _state(patient: Patient) -> str:
@@ -78,5 +89,8 @@ def condition_of(pid: int) -> str:
     except (OSError, ValueError):
         return "its process is gone"
     swapped_mb = int(fields.get("VmSwap", "0").split()[0]) / 1024
-    found = [STATES.get(fields.get("State", "?").strip()[:1], ""), f"{swapped_mb:.0f} MB of it are swapped out" * (swapped_mb > 50)]
+    found = [
+        STATES.get(fields.get("State", "?").strip()[:1], ""),
+        f"{swapped_mb:.0f} MB of it are swapped out" * (swapped_mb > 50),
+    ]
     return ", ".join(filter(None, found))

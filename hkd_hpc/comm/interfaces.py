@@ -1,4 +1,5 @@
 """The network interfaces that the environment names for gloo and NCCL: are there such ones on this host?"""
+
 from __future__ import annotations
 
 import socket
@@ -31,5 +32,7 @@ def nccl_choice(text: str, present: list[str]) -> list[str]:
 
 
 def _problem(env: Mapping[str, str], variable: str, present: list[str], syntax: str) -> str:
-    return (f"{variable}={env[variable]}: does not name network interfaces of host {socket.gethostname()}, which has "
-            f"{', '.join(present)}; name one (it {syntax}), or unset it")
+    return (
+        f"{variable}={env[variable]}: does not name network interfaces of host {socket.gethostname()}, which has "
+        f"{', '.join(present)}; name one (it {syntax}), or unset it"
+    )

@@ -4,6 +4,7 @@
 From then on any failure of any rank ends the whole job with one message. `connect` imports torch, and picks devices and
 transport.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,8 +17,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hkd_hpc.comm.control import RESUME_ADVICE, Alone, Control, Failure, Terminated
 from hkd_hpc.comm.devices import device_offset
-from hkd_hpc.comm.rendezvous import (LOCALHOST, Address, AlreadyTold, Member, accept_all, derived_address, join, listen,
-                                     machine_name, own_address, random_address)
+from hkd_hpc.comm.rendezvous import (
+    LOCALHOST,
+    Address,
+    AlreadyTold,
+    Member,
+    accept_all,
+    derived_address,
+    join,
+    listen,
+    machine_name,
+    own_address,
+    random_address,
+)
 from hkd_hpc.comm.star import Hub, Spoke
 from hkd_hpc.comm.watch import ForkedGuard, StartGuard, launcher_chain, speak
 from hkd_hpc.comm.world import Hint, check_world, guess_rank, read_hint, without_mpi
@@ -29,20 +41,21 @@ if TYPE_CHECKING:
     from hkd_hpc.comm.mpi import MpiWorld
 
 START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
-LONGEST_ERROR = 2000     # characters before the traceback
-OTHERS_WAIT_S = 3.0      # before the world stands, rank 0 speaks first
+LONGEST_ERROR = 2000  # characters before the traceback
+OTHERS_WAIT_S = 3.0  # before the world stands, rank 0 speaks first
 
 
 class World:
     """All processes of the job. Use as a context manager: what leaves the block decides how the job ends.
 
     UsageError: exit code 2, one line. RunError: 1, one line. KeyboardInterrupt: 130, one line. Other exceptions, and
-    SystemExit while others work on: 1, with the line of a user's own code that failed, and the traceback. One message for
-    the whole job, then every rank ends.
+    SystemExit while others work on: 1, with the line of a user's own code that failed, and the traceback. One message
+    for the whole job, then every rank ends.
     """
 
-    def __init__(self, hint: Hint, members: list[Member], control: Control | Alone, address: str,
-                 mpi: MpiWorld | None = None) -> None:
+    def __init__(
+        self, hint: Hint, members: list[Member], control: Control | Alone, address: str, mpi: MpiWorld | None = None
+    ) -> None:
         self.hint, self.rank, self.size = hint, hint.rank, len(members)
         self.hosts = [member.host for member in members]
         self.control, self._members, self._address, self._mpi = control, members, address, mpi
@@ -51,8 +64,13 @@ class World:
         self.local_rank, self.local_size = mates.index(self.rank), len(mates)
 
     @classmethod
-    def open(cls, backend: str = "auto", timeout_s: float = 1800.0, start_timeout_s: float = START_TIMEOUT_S,
-             env: Mapping[str, str] = os.environ) -> World:
+    def open(
+        cls,
+        backend: str = "auto",
+        timeout_s: float = 1800.0,
+        start_timeout_s: float = START_TIMEOUT_S,
+        env: Mapping[str, str] = os.environ,
+    ) -> World:
         """Find the other ranks and bring up the control plane. Imports no torch.
 
         backend: "gloo" goes without MPI under srun; the others use MPI where MPI started us.
@@ -93,8 +111,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             error = self._finish()
         if error is None:
@@ -128,7 +147,9 @@ class World:
         if isinstance(error, Terminated):
             return Failure(f"{where}: ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 128 + signal.SIGTERM)
         if isinstance(error, SystemExit):
-            code = error.code % 256 or 1 if isinstance(error.code, int) else 1  # the system keeps 8 bits: 256 would be success
+            code = (
+                error.code % 256 or 1 if isinstance(error.code, int) else 1
+            )  # the system keeps 8 bits: 256 would be success
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
         headline = f"{where}: {place_of(error)}failed with {type(error).__name__}: {text_of(error)}"
         return Failure(f"{headline}\n{trace_of(error)}", 1)
@@ -203,8 +224,9 @@ def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str
     return _star(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
 
 
-def _star(hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float,
-          mpi: MpiWorld | None) -> World:
+def _star(
+    hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float, mpi: MpiWorld | None
+) -> World:
     """Connect the star and start the control thread."""
     me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)
     if listener is not None:

@@ -1,4 +1,5 @@
 """One connection of the control plane: non-blocking, and quick to notice that the other host is gone."""
+
 from __future__ import annotations
 
 import selectors
@@ -22,7 +23,9 @@ class Link:
         selector.register(link, selectors.EVENT_READ, peer)
 
     def send(self, message: dict[str, Any] | bytes) -> None:
-        """Send now or later, never block; what a closed connection does not take is lost. bytes: a message that is packed."""
+        """Send now or later, never block; what a closed connection does not take is lost. bytes: a message that is
+        packed.
+        """
         data = message if isinstance(message, bytes) else pack(message)
         with self._lock:
             self._unsent += data
@@ -57,7 +60,7 @@ class Link:
             return
         try:
             while self._unsent:
-                del self._unsent[:self._socket.send(self._unsent)]
+                del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
         except OSError:

@@ -1,4 +1,5 @@
 """The communicator of one process that hosts the server and all clients: nothing travels."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,5 @@
 """MPI: starting it, passing the rendezvous on, and the communicator. Only buffer calls; nothing is pickled."""
+
 from __future__ import annotations
 
 import os
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 
-SPLIT_S = 60.0    # of a loaded machine, as gloo's groups have
-FINALIZE_S = 60.0 # nothing is lost by then
+SPLIT_S = 60.0  # of a loaded machine, as gloo's groups have
+FINALIZE_S = 60.0  # nothing is lost by then
 CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 
 
@@ -41,9 +42,11 @@ class MpiWorld:
                 if not MPI.Is_initialized():
                     MPI.Init_thread(MPI.THREAD_SERIALIZED)
         except (ImportError, RuntimeError) as error:
-            raise UsageError(f"the job was started by an MPI launcher, but MPI cannot be loaded here "
-                             f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
-                             f"'.[mpi]'), or start with torchrun, or under srun set comm.backend=gloo") from error
+            raise UsageError(
+                f"the job was started by an MPI launcher, but MPI cannot be loaded here "
+                f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
+                f"'.[mpi]'), or start with torchrun, or under srun set comm.backend=gloo"
+            ) from error
         self.MPI = MPI
         self.comm = MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)

@@ -1,4 +1,5 @@
 """How the ranks find each other: rank 0 listens on one address, the others say hello with the job's token."""
+
 from __future__ import annotations
 
 import fcntl
@@ -30,6 +31,7 @@ LOCALHOST = "127.0.0.1"
 @dataclass(frozen=True)
 class Address:
     """Where rank 0 listens. Several ports: rank 0 takes the first free one, and the others try them in turn."""
+
     host: str
     ports: tuple[int, ...]
     token: str
@@ -38,6 +40,7 @@ class Address:
 @dataclass(frozen=True)
 class Member:
     """One process of the job. `host` names the machine for people, `machine` tells apart two machines of one name."""
+
     rank: int
     host: str
     machine: str
@@ -79,7 +82,9 @@ def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
         names += ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"]
     key = "/".join([str(os.getuid()), str(hint.size)] + [f"{name}={env.get(name, '')}" for name in names])
     digest = hashlib.sha256(os.fsencode(key)).digest()
-    ports = tuple(LOWEST_PORT + int.from_bytes(digest[i:i + 4], "big") % PORTS for i in range(len(digest) - 3))[:TRIES]
+    ports = tuple(LOWEST_PORT + int.from_bytes(digest[i : i + 4], "big") % PORTS for i in range(len(digest) - 3))[
+        :TRIES
+    ]
     if env.get("MASTER_PORT") and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         ports = (_port(env),)
     return Address(_master_host(hint, env), ports, digest.hex())
@@ -94,8 +99,10 @@ def listen(address: Address) -> socket.socket:
         except OSError as error:
             reason = error.strerror
     ports = f"port {address.ports[0]}" if len(address.ports) == 1 else f"any of {len(address.ports)} ports"
-    raise UsageError(f"rank 0 cannot listen on {ports} of {address.host} ({reason}): "
-                     f"set MASTER_PORT to a free port, or unset it (and MASTER_ADDR to an address of rank 0's host)")
+    raise UsageError(
+        f"rank 0 cannot listen on {ports} of {address.host} ({reason}): "
+        f"set MASTER_PORT to a free port, or unset it (and MASTER_ADDR to an address of rank 0's host)"
+    )
 
 
 class AlreadyTold(Exception):
@@ -106,8 +113,9 @@ class AlreadyTold(Exception):
         self.code = code
 
 
-def accept_all(listener: socket.socket, token: str, me: Member, size: int,
-               problem: Problem) -> tuple[dict[int, socket.socket], list[Member]]:
+def accept_all(
+    listener: socket.socket, token: str, me: Member, size: int, problem: Problem
+) -> tuple[dict[int, socket.socket], list[Member]]:
     """Rank 0: take in every other rank, then tell all who is there. Returns connections and members, both by rank.
 
     Raises UsageError for two processes of one rank or of another size, RunError if the guard sees a problem.
@@ -197,8 +205,10 @@ def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
             return own_address([])
         return address
     except (OSError, ValueError):  # ValueError: no name of a host at all
-        raise UsageError(f"the host of rank 0, {name!r}, has no address here: set MASTER_ADDR to an address "
-                         f"of it that every rank can reach") from None
+        raise UsageError(
+            f"the host of rank 0, {name!r}, has no address here: set MASTER_ADDR to an address "
+            f"of it that every rank can reach"
+        ) from None
 
 
 def _port(env: Mapping[str, str]) -> int:
@@ -230,8 +240,9 @@ def _greet(address: Address, port: int, me: Member, size: int) -> socket.socket 
         return None
 
 
-def _admit(listener: socket.socket, token: str, size: int, members: dict[int, Member],
-           links: dict[int, socket.socket]) -> None:
+def _admit(
+    listener: socket.socket, token: str, size: int, members: dict[int, Member], links: dict[int, socket.socket]
+) -> None:
     """Take in the next newcomer, if there is one and it is one of ours."""
     try:
         link = listener.accept()[0]
@@ -261,8 +272,10 @@ def _checked(hello: dict[str, Any], members: dict[int, Member], size: int) -> Me
     """The newcomer, if its rank and size fit the job."""
     member = Member(**hello["member"])
     if hello["size"] != size or not 0 < member.rank < size:
-        raise UsageError(f"{member} says it is one of {hello['size']} ranks, rank 0 knows of {size}: "
-                         f"start all ranks with the same WORLD_SIZE")
+        raise UsageError(
+            f"{member} says it is one of {hello['size']} ranks, rank 0 knows of {size}: "
+            f"start all ranks with the same WORLD_SIZE"
+        )
     if member.rank in members:
         raise UsageError(f"a doubled world: {member} and {members[member.rank]} both say they are rank {member.rank}")
     return member

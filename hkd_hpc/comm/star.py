@@ -1,9 +1,11 @@
 """The two ends of the control plane's star: rank 0 in the middle (Hub), and every other rank (Spoke)."""
+
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from hkd_hpc.comm import doctor
@@ -24,7 +26,7 @@ class Hub(Control):
         self._waiting: dict[int, Entry] = {}
         self._broken: str | None = None
         self._beat_s = 0.0
-        rank, members, *_ = args
+        _rank, members, *_ = args
         self._seen = {member.rank: (Place(), 0.0) for member in members}
         self._steps: dict[int, int] = {}
         self._stacks: dict[int, str] = {}
@@ -86,8 +88,10 @@ class Hub(Control):
         if not others or self._waiting[others[0]].key == entry.key:
             return None
         rank = min(rank for rank in self._waiting if rank != peer)
-        return (f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
-                f"rank {rank} at {name_of(self._waiting[rank].key)}")
+        return (
+            f"ranks are out of step: rank {peer} is at {name_of(entry.key)}, "
+            f"rank {rank} at {name_of(self._waiting[rank].key)}"
+        )
 
     def _tick(self, now_s: float) -> None:
         if now_s - self._beat_s > HEARTBEAT_S:
@@ -101,9 +105,11 @@ class Hub(Control):
         for entry in list(self._waiting.values())[:1]:  # the one that waits longest
             late = [m.rank for m in self.members if m.rank not in self._waiting and self._is_late(m.rank, entry, now_s)]
             if late:
-                text = (f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
-                        f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}")
-                self._inquire(lambda: self._end_wait(text, late))
+                text = (
+                    f"{self.members[late[0]]} did not come to {name_of(entry.key)} within "
+                    f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}"
+                )
+                self._inquire(partial(self._end_wait, text, late))
 
     def _inquire(self, then: Callable[[], None]) -> None:
         """Ask all for their stacks, and go on when they have answered, or not in time."""
@@ -124,13 +130,23 @@ class Hub(Control):
         patients = []
         for member in self.members:
             place, seen_s = self._seen[member.rank]
-            step = f", step {self._steps[member.rank]}" if place.phase == "training" and member.rank in self._steps else ""
+            step = (
+                f", step {self._steps[member.rank]}" if place.phase == "training" and member.rank in self._steps else ""
+            )
             is_stuck, here = member.rank in stuck, member.machine == self.members[0].machine
             silent = "it does not answer" if is_stuck and member.rank not in stacks else ""
             found = [doctor.condition_of(member.pid) if is_stuck and here else "", silent]
-            patients.append(doctor.Patient(member.rank, str(member), f"{place}{step}", self._clock_s - seen_s,
-                                           member.rank in self._waiting, ", ".join(filter(None, found)),
-                                           stacks.get(member.rank, "") if is_stuck else ""))
+            patients.append(
+                doctor.Patient(
+                    member.rank,
+                    str(member),
+                    f"{place}{step}",
+                    self._clock_s - seen_s,
+                    member.rank in self._waiting,
+                    ", ".join(filter(None, found)),
+                    stacks.get(member.rank, "") if is_stuck else "",
+                )
+            )
         return doctor.report(patients, advice)
 
     def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
@@ -141,8 +157,13 @@ class Hub(Control):
         return f"{place}, {self._clock_s - seen_s:.1f} s ago"
 
     def _lost(self, peer: int) -> None:
-        self._fail(Failure(f"{self.members[peer]} ended without a word; last seen in {self._last_seen(peer)}.\n"
-                           f"{self._report([], doctor.ADVICE_DEAD)}", 1))
+        self._fail(
+            Failure(
+                f"{self.members[peer]} ended without a word; last seen in {self._last_seen(peer)}.\n"
+                f"{self._report([], doctor.ADVICE_DEAD)}",
+                1,
+            )
+        )
 
     def _fail(self, failure: Failure) -> None:
         if failure.is_hang:
@@ -207,8 +228,10 @@ class Spoke(Control):
 
     def _lost(self, peer: int) -> None:
         if self.rank == 1:
-            speak(f"hkd_hpc: {self.members[0]} ended without a word; last seen in {self._hub_place}, "
-                  f"{self._clock_s - self._heard_s:.1f} s ago. {RESUME_ADVICE}")
+            speak(
+                f"hkd_hpc: {self.members[0]} ended without a word; last seen in {self._hub_place}, "
+                f"{self._clock_s - self._heard_s:.1f} s ago. {RESUME_ADVICE}"
+            )
         elif self._failure:
             speak(f"hkd_hpc: {self._failure[0].text}")
         leave(1)
@@ -234,7 +257,7 @@ class Spoke(Control):
     def _is_told(self) -> bool:
         """Whether a lower rank of this machine, which speaks first, has ended: all of them fail for one reason."""
         here = self.members[self.rank].machine
-        return any(doctor.is_gone(member.pid) for member in self.members[1:self.rank] if member.machine == here)
+        return any(doctor.is_gone(member.pid) for member in self.members[1 : self.rank] if member.machine == here)
 
     def _check_hub(self, now_s: float) -> None:
         waits_since_s = self._waits_since_s
@@ -242,13 +265,16 @@ class Spoke(Control):
             self._waits_since_s = None
             hub = self.members[0]
             found = doctor.condition_of(hub.pid) if hub.machine == self.members[self.rank].machine else ""
-            text = (f"{hub} has not been heard of for {self.timeout_s:g} s (comm.timeout_s); last seen in {self._hub_place}"
-                    f"{found and f'; {found}'}. {doctor.ADVICE_HANG}")
+            text = (
+                f"{hub} has not been heard of for {self.timeout_s:g} s (comm.timeout_s); last seen in {self._hub_place}"
+                f"{found and f'; {found}'}. {doctor.ADVICE_HANG}"
+            )
             self._answers.put({"kind": "stop", "text": text})
 
 
 class Entry(NamedTuple):
     """A rank that waits at a meeting."""
+
     key: list[Any]
     value: Any
     since_s: float

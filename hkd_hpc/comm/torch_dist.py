@@ -1,9 +1,10 @@
 """torch.distributed: gloo for everything on host memory, NCCL/RCCL for the weights where ranks have GPUs of their own.
 
-All ranks form the gloo group, and the client ranks a group that sums: NCCL, else gloo. Rank 0, which hosts no clients, is
-outside it and gets the result by a relay over host memory. Knowledge (gather, broadcast) always takes the gloo group of
-all, since NCCL groups know no gather.
+All ranks form the gloo group, and the client ranks a group that sums: NCCL, else gloo. Rank 0, which hosts no clients,
+is outside it and gets the result by a relay over host memory. Knowledge (gather, broadcast) always takes the gloo group
+of all, since NCCL groups know no gather.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -85,8 +86,14 @@ def _open_store(control: Control | Alone, rank: int, address: str, timeout: date
     listener = socket.create_server((address, 0)) if rank == 0 else None
     port = control.meet(["store"], listener.getsockname()[1] if listener else None)[0]
     options = {"listen": {"master_listen_fd": listener.detach(), "is_master": True}} if listener else {}
-    return dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False, use_libuv=False,
-                         **options.get("listen", {"is_master": False}))
+    return dist.TCPStore(
+        address,
+        port,
+        timeout=timeout,
+        wait_for_workers=False,
+        use_libuv=False,
+        **options.get("listen", {"is_master": False}),
+    )
 
 
 def _choose_interface(address: str) -> None:

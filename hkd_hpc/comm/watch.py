@@ -1,4 +1,5 @@
 """Watching the launcher: is it still alive, and did all the ranks that it started here arrive?"""
+
 from __future__ import annotations
 
 import os
@@ -13,7 +14,7 @@ from hkd_hpc.comm.doctor import condition_of
 from hkd_hpc.comm.world import Hint
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
-TURN_S = 0.5   # the lowest rank speaks first; then it ends, and the launcher ends the others
+TURN_S = 0.5  # the lowest rank speaks first; then it ends, and the launcher ends the others
 POLL_S = 0.25
 MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
 SETTLE_S = 1.5  # once a rank has spoken and ended, the launcher ends the others; they need not speak of its end
@@ -60,6 +61,7 @@ def children_of(pid: int) -> list[int] | None:
 @dataclass(frozen=True)
 class StartGuard:
     """Tells why the world will not become complete: a rank of this host has ended, or time is up."""
+
     hint: Hint
     launcher: int
     timeout_s: float
@@ -97,7 +99,10 @@ class StartGuard:
 
 @dataclass(frozen=True)
 class EndGuard:
-    """Tells that MPI_Finalize waits in vain: for a rank that was stopped, or a host that is gone, after the last meeting."""
+    """Tells that MPI_Finalize waits in vain: for a rank that was stopped, or a host that is gone, after the last
+    meeting.
+    """
+
     rank: int
     timeout_s: float
     began_s: float
@@ -111,12 +116,17 @@ class EndGuard:
         """One line when the wait is hopeless, else None."""
         if time.monotonic() - self.began_s - TURN_S * min(self.rank, 10) < self.timeout_s:
             return None
-        return (f"rank {self.rank}: the work is done and its files are whole, but MPI_Finalize did not end within {self.timeout_s:g} s: "
-                "a rank was stopped, or a node was lost; the job ends here")
+        return (
+            f"rank {self.rank}: the work is done and its files are whole, but MPI_Finalize did not end within "
+            f"{self.timeout_s:g} s: "
+            "a rank was stopped, or a node was lost; the job ends here"
+        )
 
 
 class ForkedGuard:
-    """The guard in a process of its own: MPI_Init and MPI_Finalize hold Python's lock, so that no thread could speak."""
+    """The guard in a process of its own: MPI_Init and MPI_Finalize hold Python's lock, so that no thread could
+    speak.
+    """
 
     def __init__(self, guard: StartGuard | EndGuard) -> None:
         reader, self._writer = os.pipe()
@@ -143,7 +153,7 @@ def speak(text: str, descriptor: int = 2) -> None:
     data = (text.rstrip("\n") + "\n").encode(errors="replace")
     try:
         while data:
-            data = data[os.write(descriptor, data):]
+            data = data[os.write(descriptor, data) :]
     except OSError:
         pass
 
@@ -180,7 +190,7 @@ def _closed(reader: int, wait_s: float) -> bool:
 def _rank_in(environment: list[bytes], rank_name: str) -> int | None:
     """The rank that a process was started with, None if it is no rank."""
     prefix = f"{rank_name}=".encode()
-    text = next((entry[len(prefix):] for entry in environment if entry.startswith(prefix)), b"")
+    text = next((entry[len(prefix) :] for entry in environment if entry.startswith(prefix)), b"")
     return int(text) if text.isdigit() else None
 
 

@@ -1,4 +1,5 @@
 """Messages of the control plane: a length of four bytes, then a JSON object. Never pickle; the length is bounded."""
+
 from __future__ import annotations
 
 import json

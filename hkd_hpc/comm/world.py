@@ -10,6 +10,7 @@ Documented order, the first that speaks wins:
    (PMIX_RANK, PMI_RANK, PMI_FD) and mpi4py installed it is an MPI world, otherwise a plain SLURM one.
 5. nothing: one process. The shell of a batch script is such a process, whatever SLURM_NTASKS says.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -20,8 +21,18 @@ from hkd_hpc.errors import UsageError
 
 FIRST_SPECIAL_STEP = 4294967280  # step ids from here on are the batch script, the interactive shell and the like
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_")  # prefixes of variables
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-         "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+RANKS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+)
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
 LONGEST_NUMBER = 18  # digits
 MOST_RANKS = 1_000_000
@@ -31,6 +42,7 @@ RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PR
 @dataclass(frozen=True)
 class Hint:
     """What the launcher says about this process; local_* are None where it does not say."""
+
     launcher: str  # "none", "mpi", "slurm" or "torchrun"
     rank: int
     size: int
@@ -56,7 +68,8 @@ def check_world(mpi_size: int, hint: Hint) -> None:
         f"the launcher started {hint.size} ranks ({hint.rank_name or 'its variables'} says rank {hint.rank}), but MPI "
         f"sees a world of {mpi_size}: this MPI library and this launcher do not speak the same PMI. Use the mpirun "
         f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "
-        f"--mpi=pmix), or set comm.backend=gloo to go without MPI.")
+        f"--mpi=pmix), or set comm.backend=gloo to go without MPI."
+    )
 
 
 def guess_rank(env: Mapping[str, str]) -> int:
@@ -66,8 +79,11 @@ def guess_rank(env: Mapping[str, str]) -> int:
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
     """The variables without those of launchers: for what is started from within a job and is a job of its own."""
-    return {name: value for name, value in env.items()
-            if name in ADDRESSES or not (name.startswith(LAUNCHERS) or name in RANKS)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name in ADDRESSES or not (name.startswith(LAUNCHERS) or name in RANKS)
+    }
 
 
 def without_mpi(hint: Hint, env: Mapping[str, str]) -> Hint:
@@ -84,14 +100,21 @@ def slurm_step(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     rank, size = _pair(env, "SLURM_PROCID", size_name)
     speaks_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
-    return Hint("mpi" if speaks_pmi and has_mpi4py else "slurm", rank, size,
-                _number(env, "SLURM_LOCALID"), _slurm_local_size(env, size), "SLURM_PROCID")
+    return Hint(
+        "mpi" if speaks_pmi and has_mpi4py else "slurm",
+        rank,
+        size,
+        _number(env, "SLURM_LOCALID"),
+        _slurm_local_size(env, size),
+        "SLURM_PROCID",
+    )
 
 
 def _outer(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
     """The world of mpirun or srun, without a torchrun inside it."""
-    open_mpi = _mpi(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    open_mpi = _mpi(
+        env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    )
     step = slurm_step(env, has_mpi4py)
     if step and "PMI_SIZE" not in env:
         return open_mpi or step
@@ -110,8 +133,9 @@ def _torch(env: Mapping[str, str], outer: Hint | None) -> Hint | None:
     rank, size = _pair(env, "RANK", "WORLD_SIZE")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if missing:
-        raise UsageError(f"RANK={rank} and WORLD_SIZE={size} are set, but {' and '.join(missing)} not: "
-                         f"set all four, or none of them")
+        raise UsageError(
+            f"RANK={rank} and WORLD_SIZE={size} are set, but {' and '.join(missing)} not: set all four, or none of them"
+        )
     inner = Hint("torchrun", rank, size, _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE"), "RANK")
     _refuse_doubled(env, outer, inner)
     return inner
@@ -134,7 +158,8 @@ def _refuse_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> 
     raise UsageError(
         f"a doubled world: {outer.size} tasks of the outer launcher ({outer.rank_name}) each start a torchrun of "
         f"{env['GROUP_WORLD_SIZE']} node(s) (GROUP_WORLD_SIZE). Start torchrun without mpirun or srun, or start one "
-        f"torchrun per node with --nnodes={outer.size}, or leave torchrun out.")
+        f"torchrun per node with --nnodes={outer.size}, or leave torchrun out."
+    )
 
 
 def _mpi(env: Mapping[str, str], rank_name: str, size_name: str, local_rank: str, local_size: str) -> Hint | None:
@@ -150,8 +175,9 @@ def _pair(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, 
     rank, size = _number(env, rank_name), _number(env, size_name)
     if rank is None or size is None:
         there, absent = (size_name, rank_name) if rank is None else (rank_name, size_name)
-        raise UsageError(f"{there} is set, but {absent} not: the launcher's variables are incomplete; "
-                         f"set both, or neither")
+        raise UsageError(
+            f"{there} is set, but {absent} not: the launcher's variables are incomplete; set both, or neither"
+        )
     if size > MOST_RANKS:  # garbage: a list of those that are missing would fill the memory
         raise UsageError(f"{size_name}={size} is more ranks than can be; allowed: up to {MOST_RANKS}")
     if rank >= size:
@@ -197,5 +223,7 @@ def _place(hint: Hint) -> tuple[int, int]:
 
 def _contradiction(one: Hint, other: Hint) -> str:
     """The line for two launchers that do not agree."""
-    return (f"contradictory launchers: {one.rank_name} says rank {one.rank} of {one.size}, {other.rank_name} says rank "
-            f"{other.rank} of {other.size}. Start the job with one launcher, or unset the left-over variables.")
+    return (
+        f"contradictory launchers: {one.rank_name} says rank {one.rank} of {one.size}, {other.rank_name} says rank "
+        f"{other.rank} of {other.size}. Start the job with one launcher, or unset the left-over variables."
+    )

@@ -1,4 +1,5 @@
 """`python -m hkd_hpc.data prepare NAME --dir DIR`: get an official data set, for training never downloads."""
+
 from __future__ import annotations
 
 import argparse
@@ -20,8 +21,12 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
     parser.add_argument("command", choices=["prepare"])
-    parser.add_argument("name", metavar="NAME", choices=["fmnist", *OFFICIAL],
-                        help=f"one of {', '.join(OFFICIAL)} (fmnist ships with the package)")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        choices=["fmnist", *OFFICIAL],
+        help=f"one of {', '.join(OFFICIAL)} (fmnist ships with the package)",
+    )
     parser.add_argument("--dir", metavar="DIR", help="where the files go: the data.dir of the training")
     parser.add_argument("--url", metavar="BASE", help="a mirror of the official files (http://, https:// or file://)")
     return parser
@@ -38,7 +43,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
         return _say("fmnist ships with the package: there is nothing to prepare")
     if not arguments.dir:
         raise UsageError(f"--dir is missing: python -m hkd_hpc.data prepare {arguments.name} --dir DIR")
-    prepare(arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), expanded(arguments.dir, "--dir "), _say)
+    prepare(
+        arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), expanded(arguments.dir, "--dir "), _say
+    )
 
 
 def main(words: list[str]) -> int:

@@ -1,4 +1,5 @@
 """From raw arrays to what models take: images (N,3,H,W) uint8 of at least 32 x 32, labels 0..C-1; else UsageError."""
+
 from __future__ import annotations
 
 import os
@@ -22,16 +23,21 @@ def memory_bytes() -> int:
 
 
 def check_room(where: object, needed_bytes: int) -> None:
-    """UsageError if arrays of this size do not fit into memory: a small file can unpack to, or only promise, any size."""
+    """UsageError if arrays of this size do not fit into memory: a small file can unpack to, or only promise, any
+    size.
+    """
     if needed_bytes > memory_bytes():
-        raise UsageError(f"{where}: its arrays need {needed_bytes / 1e9:,.1f} GB, and this machine has "
-                         f"{memory_bytes() / 1e9:,.1f} GB of memory; store fewer or smaller images")
+        raise UsageError(
+            f"{where}: its arrays need {needed_bytes / 1e9:,.1f} GB, and this machine has "
+            f"{memory_bytes() / 1e9:,.1f} GB of memory; store fewer or smaller images"
+        )
 
 
 def check_pixels(arrays: dict[str, np.ndarray]) -> None:
     """UsageError for the first array of images (by its place) that is empty or not uint8, with what makes it so.
 
-    Those of one dtype are to be scaled alike, so that training and test images stay comparable; one that is uint8 stays.
+    Those of one dtype are to be scaled alike, so that training and test images stay comparable; one that is uint8
+    stays.
     """
     for where, raw in arrays.items():
         if 0 in raw.shape:
@@ -52,17 +58,19 @@ def _scaling(alike: list[np.ndarray], which: str) -> str:
         odd = "NaN" if any(np.isnan(raw).any() for raw in alike) else "infinity"
         return f" with {odd}, allowed is uint8 (0..255); mend the images that hold it, or leave them out"
     low, high = min(raw.min().item() for raw in alike), max(raw.max().item() for raw in alike)
-    return (f" with values {low}..{high}, allowed is uint8 (0..255); "
-            f"convert {which} as x, with {_to_uint8(kind, low, high)}")
+    return (
+        f" with values {low}..{high}, allowed is uint8 (0..255); "
+        f"convert {which} as x, with {_to_uint8(kind, low, high)}"
+    )
 
 
 def _to_uint8(kind: str, low: float, high: float) -> str:
     """The expression in x that maps low..high to 0..255 with 0 as black; what lies in 0..255 already stays as it is."""
     if kind == "b":
         return "x.astype('uint8') * 255"
-    if 0 <= low and high <= 1:
+    if low >= 0 and high <= 1:
         return "(x * 255).round().astype('uint8')"
-    if 0 <= low and high <= 255:
+    if low >= 0 and high <= 255:
         return "x.astype('uint8')" if kind in "iu" else "x.round().astype('uint8')"
     black = min(low, 0)
     shifted = f"(x.astype('float64') - ({black}))" if black else "x"
@@ -101,16 +109,18 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     top, left = (full_height - height) // 2, (full_width - width) // 2
     check_room(where, count * 3 * full_height * full_width)
     images = np.zeros((count, 3, full_height, full_width), np.uint8)
-    images[:, :, top:top + height, left:left + width] = pixels
+    images[:, :, top : top + height, left : left + width] = pixels
     return images
 
 
 def dull_images(raw: np.ndarray, where: str) -> tuple[int, int]:
-    """(images that are constant, images that have two values only) in each channel, of raw images that `to_images` takes."""
+    """(images that are constant, images that have two values only) in each channel, of raw images that `to_images`
+    takes.
+    """
     constant = two_valued = 0
     pixels = _channels_first(raw, where)
     for start in range(0, len(pixels), 1000):  # in pieces that need little memory
-        part = pixels[start:start + 1000].reshape(*pixels[start:start + 1000].shape[:2], -1)
+        part = pixels[start : start + 1000].reshape(*pixels[start : start + 1000].shape[:2], -1)
         low, high = part.min(2, keepdims=True), part.max(2, keepdims=True)
         is_constant = (low == high).all((1, 2))
         constant += int(is_constant.sum())
@@ -121,8 +131,10 @@ def dull_images(raw: np.ndarray, where: str) -> tuple[int, int]:
 def to_integers(raw: np.ndarray, count: int, where: str) -> np.ndarray:
     """Labels or client ids as (N,) int64; UsageError unless they are `count` integers >= 0."""
     if raw.shape != (count,):
-        raise UsageError(f"{where}: found shape {raw.shape}, allowed is ({count},): one integer for each image"
-                         + _one_for_each(raw, count))
+        raise UsageError(
+            f"{where}: found shape {raw.shape}, allowed is ({count},): one integer for each image"
+            + _one_for_each(raw, count)
+        )
     if raw.dtype.kind not in "iu":
         raise UsageError(f"{where}: found dtype {raw.dtype}{_whole_numbers(raw)}")
     if raw.min() < 0 or int(raw.max()) > np.iinfo(np.int64).max:
@@ -134,8 +146,13 @@ def _one_for_each(raw: np.ndarray, count: int) -> str:
     """The conversion of labels that stand in a column, or are one-hot."""
     if raw.shape == (count, 1):
         return "; convert with y.reshape(-1)"
-    is_one_hot = (raw.ndim == 2 and len(raw) == count and raw.dtype.kind in "biuf" and np.isin(raw, (0, 1)).all()
-                  and (raw.sum(1) == 1).all())
+    is_one_hot = (
+        raw.ndim == 2
+        and len(raw) == count
+        and raw.dtype.kind in "biuf"
+        and np.isin(raw, (0, 1)).all()
+        and (raw.sum(1) == 1).all()
+    )
     return "; they are one-hot: convert with y.argmax(1)" if is_one_hot else ""
 
 
@@ -150,23 +167,28 @@ def _whole_numbers(raw: np.ndarray) -> str:
 
 
 def numbered(train: np.ndarray, test: np.ndarray | None, where: str, key: str) -> tuple:
-    """(train, test, names): names (text or UTF-8 bytes) as their places in the sorted names of `train`; others as they are.
+    """(train, test, names): names (text or UTF-8 bytes) as their places in the sorted names of `train`; others as they
+    are.
 
-    `names` is empty where these are no texts. UsageError for text in one split alone, bytes that are no UTF-8, and a name
-    that only `test` has. `key`: "y" or "client".
+    `names` is empty where these are no texts. UsageError for text in one split alone, bytes that are no UTF-8, and a
+    name that only `test` has. `key`: "y" or "client".
     """
     splits = {f"{key}_train": train} | ({} if test is None else {f"{key}_test": test})
     kinds = {name: values.dtype.kind in "US" for name, values in splits.items()}
     if not any(kinds.values()):
         return train, test, ()
     if not all(kinds.values()):
-        raise UsageError(f"{where}: key {key}_train holds {train.dtype} and {key}_test {test.dtype}; allowed are names in both, "
-                         "or integers in both")
+        raise UsageError(
+            f"{where}: key {key}_train holds {train.dtype} and {key}_test {test.dtype}; allowed are names in both, "
+            "or integers in both"
+        )
     texts = {name: _as_text(values, f"{where}: key {name}") for name, values in splits.items()}
     for name, text in texts.items():
         if (np.char.strip(text) == "").any():
-            raise UsageError(f"{where}: key {name}: {int((np.char.strip(text) == '').sum())} of {len(text)} images have an empty "
-                             "name; name them, or leave these images out")
+            raise UsageError(
+                f"{where}: key {name}: {int((np.char.strip(text) == '').sum())} of {len(text)} images have an empty "
+                "name; name them, or leave these images out"
+            )
     names = np.unique(texts[f"{key}_train"])
     unknown = np.setdiff1d(texts.get(f"{key}_test", names), names)
     if len(unknown):
@@ -206,8 +228,9 @@ def count_classes(y_train: np.ndarray, y_test: np.ndarray, where: str) -> int:
     gap = _first_gap(np.union1d(present, unknown))
     if gap is not None:
         last = max(y_train.max(), y_test.max())
-        raise UsageError(f"{where}: key y_train: found labels up to {last} but none is {gap}; "
-                         "allowed are 0..C-1 without a gap")
+        raise UsageError(
+            f"{where}: key y_train: found labels up to {last} but none is {gap}; allowed are 0..C-1 without a gap"
+        )
     if len(unknown):
         raise UsageError(f"{where}: key y_test: label {_some(unknown)} never occurs in y_train; allowed are its labels")
     if len(present) < 2:

@@ -1,8 +1,9 @@
 """The data set of a run with the hash of its content: whatever files it came from, equal images have equal hashes.
 
-To hash 200 MB takes a quarter of a second. What was found is kept on the node's own disk, and holds while the system says
-the same of the files (names, sizes, times) and the code that makes images of them is the same.
+To hash 200 MB takes a quarter of a second. What was found is kept on the node's own disk, and holds while the system
+says the same of the files (names, sizes, times) and the code that makes images of them is the same.
 """
+
 from __future__ import annotations
 
 import contextlib

@@ -1,9 +1,10 @@
 """Images in one folder per class, DIR/train/<class>/ and DIR/test/<class>/, as torchvision's ImageFolder has them.
 
-Read with Pillow, upright as a viewer shows them. Classes are numbered by their sorted names; images of a class, those of
-its inner folders too, are in the order of their names. What is left out (names that begin with a dot, other endings,
+Read with Pillow, upright as a viewer shows them. Classes are numbered by their sorted names; images of a class, those
+of its inner folders too, are in the order of their names. What is left out (names that begin with a dot, other endings,
 linked inner folders, other splits) and what is changed on the way is counted and told.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -21,14 +22,42 @@ from hkd_hpc.data.readers import Arrays, Found, broken
 from hkd_hpc.errors import UsageError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pbm", ".pnm")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # a file of another kind under such a name is refused, not tried
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "WEBP",
+    "BMP",
+    "TIFF",
+    "GIF",
+    "PPM",
+)  # a file of another kind under such a name is refused, not tried
 MOST_IMAGES = 2_000_000
 _SPLITS = ("train", "test")
 _ORIENTATION = 0x0112  # EXIF's tag
-_TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
-          8: "ROTATE_90"}  # what makes each orientation upright
-_CHANGED = {"RGB": "", "L": "", "1": "one bit made 0 and 255", "P": "palette looked up", "CMYK": "CMYK made RGB",
-            "YCbCr": "YCbCr made RGB", "HSV": "HSV made RGB", "RGBX": "", "RGBA": "", "LA": "", "PA": "", "La": "", "RGBa": ""}
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # what makes each orientation upright
+_CHANGED = {
+    "RGB": "",
+    "L": "",
+    "1": "one bit made 0 and 255",
+    "P": "palette looked up",
+    "CMYK": "CMYK made RGB",
+    "YCbCr": "YCbCr made RGB",
+    "HSV": "HSV made RGB",
+    "RGBX": "",
+    "RGBA": "",
+    "LA": "",
+    "PA": "",
+    "La": "",
+    "RGBa": "",
+}
 
 
 def check_folder(folder: Path) -> list[str]:
@@ -39,15 +68,18 @@ def check_folder(folder: Path) -> list[str]:
         raise UsageError(f"data.path={folder}: {'is not a folder' if folder.exists() else 'there is no such folder'}")
     for split in _SPLITS:
         if not (folder / split).is_dir():
-            raise UsageError(f"{folder / split} is missing; "
-                             "data.name=folder needs DIR/train/<class>/ and DIR/test/<class>/")
+            raise UsageError(
+                f"{folder / split} is missing; data.name=folder needs DIR/train/<class>/ and DIR/test/<class>/"
+            )
     train, test = (_class_names(folder / split) for split in _SPLITS)
     if len(train) < 2:
         raise UsageError(f"{folder / 'train'}: found {len(train)} class folder(s), at least 2 are needed")
     alone = sorted({*train} ^ {*test})
     if alone:
-        raise UsageError(f"{folder}: class {alone[0]} is in {'train' if alone[0] in train else 'test'} alone; "
-                         "train and test must have the same class folders")
+        raise UsageError(
+            f"{folder}: class {alone[0]} is in {'train' if alone[0] in train else 'test'} alone; "
+            "train and test must have the same class folders"
+        )
     for place in (folder / split / name for split in _SPLITS for name in train):
         if not any(not why for _, why in _below(place)):
             raise UsageError(f"{place}: holds no image; allowed are files {', '.join(ENDINGS)}")
@@ -91,8 +123,9 @@ def _why_left_out(entry: os.DirEntry) -> str:
 
 def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray, Counter[str]]:
     """(images, their labels (N,) int64, how many others are left out and why) of a split, class by class."""
-    left_out = Counter("in no class folder" for entry in _entries(folder)
-                       if not entry.is_dir() and not entry.name.startswith("."))
+    left_out = Counter(
+        "in no class folder" for entry in _entries(folder) if not entry.is_dir() and not entry.name.startswith(".")
+    )
     files: list[Path] = []
     counts = []
     for name in classes:
@@ -109,8 +142,10 @@ def _other_splits(folder: Path) -> Iterator[str]:
     for name in _class_names(folder):
         if name not in _SPLITS:
             count = sum(1 for _ in _below(folder / name))
-            yield (f"not read: {printable(name)}/ with {count:,} file{'s' * (count != 1)} "
-                   "(data.val_fraction holds validation images out of train/)")
+            yield (
+                f"not read: {printable(name)}/ with {count:,} file{'s' * (count != 1)} "
+                "(data.val_fraction holds validation images out of train/)"
+            )
 
 
 def counted(counts: Counter[str]) -> str:
@@ -145,20 +180,25 @@ def read_folder(folder: Path, side_px: int | None) -> Found:
     return Found(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder)))
 
 
-def _pixels(files: list[Path], shape: tuple[int, ...], first: Path, side_px: int | None,
-            changed: Counter[str]) -> np.ndarray:
+def _pixels(
+    files: list[Path], shape: tuple[int, ...], first: Path, side_px: int | None, changed: Counter[str]
+) -> np.ndarray:
     """(N,3,H,W) uint8 of images that all have `shape` (3,H,W), the one of the file `first`; counts what was changed."""
     _, height, width = shape
     try:
         images = np.empty((len(files), *shape), np.uint8)
     except MemoryError as error:
-        raise UsageError(f"{first.parents[2]}: {len(files)} images of {width} x {height} px do not fit into memory; "
-                         "data.image_size=N resizes all images to N x N") from error
+        raise UsageError(
+            f"{first.parents[2]}: {len(files)} images of {width} x {height} px do not fit into memory; "
+            "data.image_size=N resizes all images to N x N"
+        ) from error
     for i, file in enumerate(files):
         image, changes = read_image(file, side_px)
         if image.shape != shape:
-            raise UsageError(f"{file}: {image.shape[2]} x {image.shape[1]} px, but {first} has {width} x {height}; "
-                             "all need one size: data.image_size=N resizes all images to N x N")
+            raise UsageError(
+                f"{file}: {image.shape[2]} x {image.shape[1]} px, but {first} has {width} x {height}; "
+                "all need one size: data.image_size=N resizes all images to N x N"
+            )
         images[i] = image
         changed.update(changes)
     return images
@@ -198,11 +238,15 @@ def _check_mode(file: Path, mode: str) -> None:
 def _changes(image) -> list[str]:
     """What turning an opened image into upright RGB of 8 bits changes or drops. May load it."""
     several = getattr(image, "n_frames", 1) > 1
-    many_bits = ";16" in repr(image.tile) or image.format == "PPM" and image.tile[0][0] != "raw"
+    many_bits = ";16" in repr(image.tile) or (image.format == "PPM" and image.tile[0][0] != "raw")
     clear = image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-    told = {"first of several frames taken": several, "more than 8 bits a channel cut to 8": many_bits,
-            "transparency dropped": clear, "turned upright as EXIF says": _orientation(image) in _TURNS,
-            _CHANGED[image.mode]: bool(_CHANGED[image.mode])}
+    told = {
+        "first of several frames taken": several,
+        "more than 8 bits a channel cut to 8": many_bits,
+        "transparency dropped": clear,
+        "turned upright as EXIF says": _orientation(image) in _TURNS,
+        _CHANGED[image.mode]: bool(_CHANGED[image.mode]),
+    }
     return [what for what, is_so in told.items() if is_so]
 
 

@@ -1,4 +1,5 @@
 """Where the official data sets come from and which files they leave in the data folder, as torchvision has them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

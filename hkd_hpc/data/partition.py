@@ -4,6 +4,7 @@ A partition is a pure function of (labels, settings, seed). Index arrays count i
 image is used twice, by two clients or by a client and the public set. "heuristic" alone repeats images within a client,
 as the code it is compared with does, never across clients or parts. Axes: M clients, C classes.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -47,10 +48,21 @@ def count_MC(indices: tuple[np.ndarray, ...] | list[np.ndarray], labels: np.ndar
 
 
 def make_partition(
-    labels: np.ndarray, classes: int, *, clients: int, kind: str, beta: float | None, fraction: float,
-    public_fraction: float, test_share: float = 0.25, val_fraction: float = 0.0, seed: int,
-    client_train: np.ndarray | None = None, client_test: np.ndarray | None = None,
-    classes_per_client: int = 2, test_labels: np.ndarray | None = None,
+    labels: np.ndarray,
+    classes: int,
+    *,
+    clients: int,
+    kind: str,
+    beta: float | None,
+    fraction: float,
+    public_fraction: float,
+    test_share: float = 0.25,
+    val_fraction: float = 0.0,
+    seed: int,
+    client_train: np.ndarray | None = None,
+    client_test: np.ndarray | None = None,
+    classes_per_client: int = 2,
+    test_labels: np.ndarray | None = None,
 ) -> Partition:
     """Set the public set aside and deal the training images, of `labels` (N,) in 0..classes-1, to `clients` clients.
 
@@ -79,9 +91,13 @@ def make_partition(
         train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     else:
         size = _equal_size(len(labels), len(public), clients, fraction)
-        owned = (_iid(pool, clients, size, seed) if kind == "iid"
-                 else _shards(labels, classes, pool, clients, classes_per_client, fraction, seed) if kind == "shards"
-                 else _dirichlet(labels, classes, pool, clients, size, beta, seed))
+        owned = (
+            _iid(pool, clients, size, seed)
+            if kind == "iid"
+            else _shards(labels, classes, pool, clients, classes_per_client, fraction, seed)
+            if kind == "shards"
+            else _dirichlet(labels, classes, pool, clients, size, beta, seed)
+        )
         train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     train, val = _hold_out_each(train, labels, val_fraction, seed, "partition/val")
     return _partition(train, val, test, test_split, public, classes)
@@ -138,12 +154,16 @@ def _check_settings(clients, kind, beta, fraction, public_fraction, test_share, 
 def _equal_size(images: int, public: int, clients: int, fraction: float) -> int:
     size = floor(fraction * images / clients)
     if clients * size + public > images:
-        raise UsageError(f"data.public_fraction={public / images:g} does not fit beside data.fraction={fraction}: "
-                         f"the largest that fits is {round(1 - fraction, 9):g}")
+        raise UsageError(
+            f"data.public_fraction={public / images:g} does not fit beside data.fraction={fraction}: "
+            f"the largest that fits is {round(1 - fraction, 9):g}"
+        )
     if size < 1:
-        raise UsageError(f"fed.clients={clients}: data.fraction={fraction} of {images} training images is "
-                         f"{floor(fraction * images)}, fewer than one for each client; "
-                         "lower fed.clients or raise data.fraction")
+        raise UsageError(
+            f"fed.clients={clients}: data.fraction={fraction} of {images} training images is "
+            f"{floor(fraction * images)}, fewer than one for each client; "
+            "lower fed.clients or raise data.fraction"
+        )
     return size
 
 
@@ -159,11 +179,12 @@ def _set_aside(images: int, public_fraction: float, seed: int) -> tuple[np.ndarr
 
 def _iid(pool: np.ndarray, clients: int, size: int, seed: int) -> list[np.ndarray]:
     order = stream(seed, "partition/iid").permutation(pool)
-    return list(order[:clients * size].reshape(clients, size))
+    return list(order[: clients * size].reshape(clients, size))
 
 
-def _shards(labels, classes: int, pool: np.ndarray, clients: int, per_client: int, fraction: float,
-            seed: int) -> list[np.ndarray]:
+def _shards(
+    labels, classes: int, pool: np.ndarray, clients: int, per_client: int, fraction: float, seed: int
+) -> list[np.ndarray]:
     """Shards of images sorted by class (McMahan et al. 2017, section 3), `per_client` of them to each client.
 
     S = clients * per_client shards of z = floor(fraction * N / S) images: the pool is sorted by label, at random within
@@ -172,14 +193,17 @@ def _shards(labels, classes: int, pool: np.ndarray, clients: int, per_client: in
     shard across the border of two classes has both, and two shards of a client may be of one class.
     """
     if per_client > classes:
-        raise UsageError(f"data.classes_per_client={per_client}: the data have {classes} classes; "
-                         f"allowed is 1 to {classes}")
+        raise UsageError(
+            f"data.classes_per_client={per_client}: the data have {classes} classes; allowed is 1 to {classes}"
+        )
     shards = clients * per_client
     size = floor(fraction * len(labels) / shards)
     if size < 1:
-        raise UsageError(f"data.classes_per_client={per_client}: data.fraction={fraction} of {len(labels)} training "
-                         f"images is {floor(fraction * len(labels))}, fewer than one for each of {shards} shards; "
-                         "lower it or fed.clients, or raise data.fraction")
+        raise UsageError(
+            f"data.classes_per_client={per_client}: data.fraction={fraction} of {len(labels)} training "
+            f"images is {floor(fraction * len(labels))}, fewer than one for each of {shards} shards; "
+            "lower it or fed.clients, or raise data.fraction"
+        )
     rng = stream(seed, "partition/shards")
     shuffled = rng.permutation(pool)
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -198,15 +222,16 @@ def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed
     for client, (number, count) in enumerate(zip(ids, image_count)):
         own = pool[client_train[pool] == number]
         order = stream(seed, "partition/natural", client=client).permutation(own)
-        owned.append(order[:max(1, floor(fraction * count))])
+        owned.append(order[: max(1, floor(fraction * count))])
     return owned
 
 
 def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float, seed: int) -> list[np.ndarray]:
     prior_C = np.bincount(labels, minlength=classes) / len(labels)
     room_C = np.bincount(labels[pool], minlength=classes)
-    log_mix_MC = np.array([_log_mix(beta * classes * prior_C, stream(seed, "partition/mix", client=client))
-                           for client in range(clients)])
+    log_mix_MC = np.array(
+        [_log_mix(beta * classes * prior_C, stream(seed, "partition/mix", client=client)) for client in range(clients)]
+    )
     rng = stream(seed, "partition/round")
     count_MC = _round_rows(_share_out(log_mix_MC, size, room_C), size, rng)
     _return_excess(count_MC, log_mix_MC, room_C, rng)
@@ -215,8 +240,10 @@ def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float,
 
 def _cut_classes(labels, pool, count_MC: np.ndarray, seed: int) -> list[np.ndarray]:
     """Each client's images: of each class, shuffled, as many as it is to have."""
-    pieces = [_cut(pool[labels[pool] == label], count_M, stream(seed, "partition/class", client=label))
-              for label, count_M in enumerate(count_MC.T)]
+    pieces = [
+        _cut(pool[labels[pool] == label], count_M, stream(seed, "partition/class", client=label))
+        for label, count_M in enumerate(count_MC.T)
+    ]
     return [np.concatenate(own) for own in zip(*pieces)]
 
 
@@ -295,8 +322,9 @@ def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndar
 # ---------------------------------------------------------------------------------------------- as released code deals
 
 
-def _heuristic(labels, test_labels, classes: int, pool, clients: int, beta: float, fraction: float,
-               seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _heuristic(
+    labels, test_labels, classes: int, pool, clients: int, beta: float, fraction: float, seed: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(train, test) as the code released with FedHKD deals them, for comparison with it and nothing else.
 
     The heuristic of FedMA and MOON: for each class the clients' shares are drawn from Dir(beta, ..., beta); a client
@@ -307,16 +335,22 @@ def _heuristic(labels, test_labels, classes: int, pool, clients: int, beta: floa
     N is the whole training split less the public set. UsageError when 1000 draws do not give each client 10 images.
     """
     if len(pool) < HEURISTIC_FEWEST * clients:
-        raise UsageError(f"fed.clients={clients}: data.partition=heuristic deals {len(pool)} training images, fewer "
-                         f"than {HEURISTIC_FEWEST} for each client; lower fed.clients")
+        raise UsageError(
+            f"fed.clients={clients}: data.partition=heuristic deals {len(pool)} training images, fewer "
+            f"than {HEURISTIC_FEWEST} for each client; lower fed.clients"
+        )
     room_C, test_room_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
     count_MC, test_count_MC = heuristic_counts(room_C, test_room_C, clients, beta, stream(seed, "partition/heuristic"))
     train = _cut_classes(labels, pool, count_MC, seed)
-    by_class = [np.split(np.flatnonzero(test_labels == label), np.cumsum(count_M))[:-1]
-                for label, count_M in enumerate(test_count_MC.T)]
+    by_class = [
+        np.split(np.flatnonzero(test_labels == label), np.cumsum(count_M))[:-1]
+        for label, count_M in enumerate(test_count_MC.T)
+    ]
     test = [np.concatenate(own) for own in zip(*by_class)]
-    return (_draw_again(train, fraction, seed, "partition/heuristic train"),
-            _draw_again(test, 2 * fraction, seed, "partition/heuristic test"))
+    return (
+        _draw_again(train, fraction, seed, "partition/heuristic train"),
+        _draw_again(test, 2 * fraction, seed, "partition/heuristic test"),
+    )
 
 
 def heuristic_counts(room_C, test_room_C, clients: int, beta: float, rng) -> tuple[np.ndarray, np.ndarray]:
@@ -326,8 +360,10 @@ def heuristic_counts(room_C, test_room_C, clients: int, beta: float, rng) -> tup
         count_MC, test_count_MC = capped_counts(share_CM, room_C), capped_counts(share_CM, test_room_C)
         if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= HEURISTIC_FEWEST:
             return count_MC, test_count_MC
-    raise UsageError(f"data.partition=heuristic: none of {HEURISTIC_DRAWS} draws with data.beta={beta:g} gave each of "
-                     f"{clients} clients {HEURISTIC_FEWEST} training images; raise data.beta or lower fed.clients")
+    raise UsageError(
+        f"data.partition=heuristic: none of {HEURISTIC_DRAWS} draws with data.beta={beta:g} gave each of "
+        f"{clients} clients {HEURISTIC_FEWEST} training images; raise data.beta or lower fed.clients"
+    )
 
 
 def capped_counts(share_CM: np.ndarray, room_C: np.ndarray) -> np.ndarray | None:
@@ -356,8 +392,14 @@ def _draw_again(owned: list[np.ndarray], share: float, seed: int, purpose: str) 
 
 def _hold_out_each(owned, labels: np.ndarray, share: float, seed: int, purpose: str) -> tuple[tuple, tuple]:
     """(rest, held out) of every client, each client from its own stream of `purpose`."""
-    return tuple(zip(*(_hold_out(index, labels, share, stream(seed, purpose, client=client))
-                       for client, index in enumerate(owned))))
+    return tuple(
+        zip(
+            *(
+                _hold_out(index, labels, share, stream(seed, purpose, client=client))
+                for client, index in enumerate(owned)
+            )
+        )
+    )
 
 
 def _hold_out(index: np.ndarray, labels: np.ndarray, share: float, rng) -> tuple[np.ndarray, np.ndarray]:
@@ -393,5 +435,5 @@ def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Gene
 
 def pooled(partition: Partition) -> Partition:
     """The same images with one client, who has those of all."""
-    join = lambda parts: (_sorted(np.concatenate(parts)),)  # noqa: E731
+    join = lambda parts: (_sorted(np.concatenate(parts)),)
     return replace(partition, train=join(partition.train), test=join(partition.test), val=join(partition.val))

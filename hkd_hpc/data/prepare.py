@@ -3,6 +3,7 @@
 Nothing appears under its final name before it is complete and its md5 is right. Several prepares of one folder at once
 are safe: one works, the others wait for it and find everything done.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -15,8 +16,8 @@ import shutil
 import tarfile
 import tempfile
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 from hkd_hpc.data.official import Download
 from hkd_hpc.errors import RunError, UsageError

@@ -1,4 +1,5 @@
 """The public set: how many training images are put aside for it, and whether a scheme that needs it gets any."""
+
 from __future__ import annotations
 
 import math
@@ -17,8 +18,10 @@ def fraction(config: Config, images: int) -> float:
 def check(config: Config, images: int) -> None:
     """UsageError, with the number that would fit, where the set is empty."""
     if floor(fraction(config, images) * images) < 1:
-        raise UsageError(f"scheme.name={config.scheme.name}: needs public images, but there are none; "
-                         + how_to_get_public_images(config, images))
+        raise UsageError(
+            f"scheme.name={config.scheme.name}: needs public images, but there are none; "
+            + how_to_get_public_images(config, images)
+        )
 
 
 def fitting_public_images(config: Config, images: int) -> int:
@@ -43,14 +46,19 @@ def how_to_get_public_images(config: Config, images: int) -> str:
     room = int(1e4 * (1 - data.fraction) + 1e-6) / 1e4  # rounded down, so that it fits
     most = most_with_public_images(clients, images)
     if data.public_fraction is None and data.partition != "natural" and most:
-        return (f"data.fraction={data.fraction:g} leaves too few images over, data.fraction of at most {most:g} leaves enough")
+        return (
+            f"data.fraction={data.fraction:g} leaves too few images over, "
+            f"data.fraction of at most {most:g} leaves enough"
+        )
     if room * images >= 2:
         return f"data.public_fraction must be above 0, at most {room:g} fits beside data.fraction"
     return f"data.fraction={data.fraction:g} leaves none over; both fit as data.fraction=0.9 data.public_fraction=0.1"
 
 
 def most_with_public_images(clients: int, images: int) -> float:
-    """The largest data.fraction, to four digits, beside which the default public set has its images; 0: there is none."""
+    """The largest data.fraction, to four digits, beside which the default public set has its images; 0: there is
+    none.
+    """
     dealt = int(images / (clients + 0.75))
     while dealt and clients * dealt + trained_of(dealt) > images:
         dealt -= 1

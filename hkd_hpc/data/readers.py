@@ -1,4 +1,5 @@
 """Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own .npz and .h5; see also `checks`."""
+
 from __future__ import annotations
 
 import contextlib
@@ -132,8 +133,10 @@ def check_keys(path: Path, found: list[str]) -> None:
     """UsageError if a key that every data file needs is not among `found`."""
     missing = [key for key in REQUIRED_KEYS if key not in found]
     if missing:
-        raise UsageError(f"{path}: key {', '.join(missing)} is missing (found: {', '.join(sorted(found)) or 'none'}); "
-                         f"needed: {', '.join(REQUIRED_KEYS)}; optional: {', '.join(OPTIONAL_KEYS)}")
+        raise UsageError(
+            f"{path}: key {', '.join(missing)} is missing (found: {', '.join(sorted(found)) or 'none'}); "
+            f"needed: {', '.join(REQUIRED_KEYS)}; optional: {', '.join(OPTIONAL_KEYS)}"
+        )
 
 
 def npz_keys(path: Path) -> list[str]:
@@ -175,7 +178,9 @@ def _known(keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes: int) -> None:
-    """UsageError unless the array that a member announces has the size of what is stored: NumPy makes room for it first."""
+    """UsageError unless the array that a member announces has the size of what is stored: NumPy makes room for it
+    first.
+    """
     with archive.open(f"{key}.npy") as member:
         if np.lib.format.read_magic(member) != (1, 0):
             raise UsageError(f"{path}: key {key}: is no plain array; save it with numpy.savez")

@@ -2,6 +2,7 @@
 
 The file: 8 bytes magic, 8 bytes little-endian header length, JSON header, then the arrays at multiples of 64 bytes.
 """
+
 from __future__ import annotations
 
 import json
@@ -21,7 +22,9 @@ _MAGIC = b"HKDDATA1"
 _ALIGN_BYTES = 64
 _SPARE_BYTES = 64 * 2**20
 _NAME = "hkd_hpc-data-"
-_OLD_S = 3600.0  # ranks attach within the time in which a job starts; what is older was left by a job that was killed then
+_OLD_S = (
+    3600.0  # ranks attach within the time in which a job starts; what is older was left by a job that was killed then
+)
 
 
 def publish(dataset: DataSet) -> str:
@@ -40,8 +43,10 @@ def publish(dataset: DataSet) -> str:
             return _write(folder, head, arrays)
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")
-    raise RunError(f"no room for the {payload_bytes / 1e6:.0f} MB of {dataset.name} that a node's ranks share "
-                   f"({'; '.join(problems)}); free some or set TMPDIR to a folder with room")
+    raise RunError(
+        f"no room for the {payload_bytes / 1e6:.0f} MB of {dataset.name} that a node's ranks share "
+        f"({'; '.join(problems)}); free some or set TMPDIR to a folder with room"
+    )
 
 
 def _remove_leftovers(folder: str) -> None:
@@ -106,7 +111,7 @@ def attach(path: str | os.PathLike) -> DataSet:
             raise ValueError("wrong first bytes")
         end = 16 + int.from_bytes(buffer[8:16].tobytes(), "little")
         header = json.loads(buffer[16:end].tobytes())
-        data = buffer[_aligned(end):]
+        data = buffer[_aligned(end) :]
         arrays = {key: _view(data, **entry) for key, entry in header["arrays"].items()}
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header["plain"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -116,4 +121,4 @@ def attach(path: str | os.PathLike) -> DataSet:
 
 def _view(data: np.ndarray, dtype: str, shape: list[int], offset: int) -> np.ndarray:
     length_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return data[offset:offset + length_bytes].view(dtype).reshape(shape)
+    return data[offset : offset + length_bytes].view(dtype).reshape(shape)

@@ -1,4 +1,5 @@
 """The data sets by name: is everything there (`check_present`, quick), and the checked arrays (`load`)."""
+
 from __future__ import annotations
 
 import os
@@ -43,7 +44,10 @@ class DataSet:
     def shapes(self) -> dict[str, str]:
         """Classes, and of each array its shape and dtype, as text."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return {"classes": str(self.classes), **{name: f"{array.shape} {array.dtype}" for name, array in arrays.items()}}
+        return {
+            "classes": str(self.classes),
+            **{name: f"{array.shape} {array.dtype}" for name, array in arrays.items()},
+        }
 
 
 def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -57,12 +61,20 @@ def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) ->
     try:
         _check_present(name, dir, path)
     except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
-        raise UsageError(f"{place_of(name, dir, path)}: cannot be looked at ({getattr(error, 'strerror', None) or error})") from error
+        raise UsageError(
+            f"{place_of(name, dir, path)}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
+        ) from error
 
 
 def place_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> str:
     """The setting that says where the data are, for messages."""
-    return f"data.path={path}" if name in ("file", "folder") else f"data.dir={dir}" if name != "fmnist" else f"data.name={name}"
+    return (
+        f"data.path={path}"
+        if name in ("file", "folder")
+        else f"data.dir={dir}"
+        if name != "fmnist"
+        else f"data.name={name}"
+    )
 
 
 def _check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -84,8 +96,10 @@ def _check_bundled() -> None:
 def _check_official(name: str, place: Path) -> None:
     missing = [file for file in (place / path for path in needed_files(name)) if not _has_content(file)]
     if missing:
-        raise UsageError(f"data.name={name}: {missing[0]} is missing; get it on a machine with internet: "
-                         f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(place))}")
+        raise UsageError(
+            f"data.name={name}: {missing[0]} is missing; get it on a machine with internet: "
+            f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(place))}"
+        )
 
 
 def _has_content(file: Path) -> bool:
@@ -148,7 +162,9 @@ def natural_clients(path: str | os.PathLike) -> int:
     check_present("file", "", path)
     ids = readers.read_clients(Path(path))
     if ids is None or not ids.size:
-        raise UsageError(f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it")
+        raise UsageError(
+            f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it"
+        )
     return len(np.unique(ids))
 
 
@@ -170,7 +186,8 @@ def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
     client_names: tuple[str, ...] = ()
     if "client_train" in raw:
         raw["client_train"], raw["client_test"], client_names = checks.numbered(
-            raw["client_train"], raw.get("client_test"), str(where), "client")
+            raw["client_train"], raw.get("client_test"), str(where), "client"
+        )
     remarks: list[str] = []
     arrays: dict[str, np.ndarray | None] = {}
     stored_shape = {split: raw[f"x_{split}"].shape for split in ("train", "test")}
@@ -184,16 +201,25 @@ def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
         arrays[f"y_{split}"] = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
         ids = raw.pop(f"client_{split}", None)
         arrays[f"client_{split}"] = (
-            None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}"))
-    train_shape, test_shape = (checks.image_shape(stored_shape[split]) for split in ("train", "test"))  # before any padding
+            None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}")
+        )
+    train_shape, test_shape = (
+        checks.image_shape(stored_shape[split]) for split in ("train", "test")
+    )  # before any padding
     if train_shape != test_shape:
         raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
     if name in ("file", "folder"):
         remarks = form_remarks(train_shape) + remarks
     checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))
     classes = checks.count_classes(arrays["y_train"], arrays["y_test"], str(where))
-    return DataSet(name, classes, **arrays, class_names=found.class_names or label_names, client_names=client_names,
-                   remarks=(*found.remarks, *remarks))
+    return DataSet(
+        name,
+        classes,
+        **arrays,
+        class_names=found.class_names or label_names,
+        client_names=client_names,
+        remarks=(*found.remarks, *remarks),
+    )
 
 
 def form_remarks(shape: tuple[int, int, int]) -> list[str]:
@@ -201,12 +227,17 @@ def form_remarks(shape: tuple[int, int, int]) -> list[str]:
     channels, height, width = shape
     full_height, full_width = (max(side, checks.SMALLEST_SIDE_PX) for side in (height, width))
     small = (full_height, full_width) != (height, width)
-    return (["grey images repeated as RGB"] * (channels == 1)
-            + [f"images of {width} x {height} px with zeros around them to {full_width} x {full_height}"] * small)
+    return ["grey images repeated as RGB"] * (channels == 1) + [
+        f"images of {width} x {height} px with zeros around them to {full_width} x {full_height}"
+    ] * small
 
 
 def dull_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
-    """A remark where raw images are constant or have two values only: they hold little, or were cut when they were stored."""
+    """A remark where raw images are constant or have two values only: they hold little, or were cut when they were
+    stored.
+    """
     counts = zip(checks.dull_images(images, where), ("are constant", "have two values only"))
     told = [f"{count:,} {what}" for count, what in counts if count]
-    return [f"of {len(images):,} {split} images {' and '.join(told)} (all values: {images.min()}..{images.max()})"] * bool(told)
+    return [
+        f"of {len(images):,} {split} images {' and '.join(told)} (all values: {images.min()}..{images.max()})"
+    ] * bool(told)

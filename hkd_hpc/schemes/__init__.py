@@ -1,4 +1,5 @@
 """The schemes: one file each, one line each here. `get` also finds a user's own as module:Class."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -44,8 +45,10 @@ def settings_of(name: str) -> type:
         raise UsageError(f"scheme.name={name}: is no scheme; it must be a subclass of hkd_hpc.schemes.base.Scheme")
     odd = [field for field in dataclasses.fields(found) if not is_setting(field)]
     if odd:
-        raise UsageError(f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "
-                         f"made with hkd_hpc.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None too")
+        raise UsageError(
+            f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "
+            f"made with hkd_hpc.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None too"
+        )
     return found
 
 
@@ -55,11 +58,15 @@ def load_class(address: str, what: str):
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?") from None
+        raise UsageError(
+            f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?"
+        ) from None
     except Exception as error:
         if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
             raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
-        raise UsageError(f"{what}: importing {module_name} failed: {type(error).__name__}: {error}{_line_of(error)}") from None
+        raise UsageError(
+            f"{what}: importing {module_name} failed: {type(error).__name__}: {error}{_line_of(error)}"
+        ) from None
     if not hasattr(module, class_name):
         raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")
     return getattr(module, class_name)

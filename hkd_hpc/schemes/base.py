@@ -6,12 +6,14 @@ A scheme sees tensors and client ids, never a rank, a communicator, a file or an
     the server:                  combine(reports) -> message, which the clients see in the next round
 
 The weights travel and are averaged by themselves. What else travels is declared once as named float32 tensors
-(`report_shapes`, `message_shapes`); an absent class is a row of zeros with count 0. State that must survive a round, and
-a checkpoint, is declared too (`client_state_shapes`) or kept in `server.state`; anything else is forgotten on purpose.
+(`report_shapes`, `message_shapes`); an absent class is a row of zeros with count 0. State that must survive a round,
+and a checkpoint, is declared too (`client_state_shapes`) or kept in `server.state`; anything else is forgotten on
+purpose.
 
 Shape letters: B batch, N local training images, C classes, D latent size, M clients that report, P trainable floats,
 V all floats of the model, A public images.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -63,7 +65,9 @@ class Scheme:
     # a promise, not inherited either: `loss` writes every live number of `client.flat.grad_P`, so nobody need zero it
     sets_gradient = False
     remark = ""  # what people must know about its results; printed with them
-    tunes: dict[str, tuple] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes
+    tunes: dict[
+        str, tuple
+    ] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes
     # seconds of a round / those of the reference: what tools.bench asks for, and the FedHKD paper's on CIFAR10
     slowdown: tuple[float | None, float | None] = (None, None)
 
@@ -85,8 +89,8 @@ class Scheme:
         return {}
 
     def parameters_held(self, model: int) -> int:
-        """Parameters in memory while a client trains, as the paper's Table 1 counts them: `model`, those of the model, for
-        each frozen model that the scheme needs beside it once more, and those of networks of its own."""
+        """Parameters in memory while a client trains, as the paper's Table 1 counts them: `model`, those of the model,
+        for each frozen model that the scheme needs beside it once more, and those of networks of its own."""
         return model
 
     # --- on the clients
@@ -97,8 +101,8 @@ class Scheme:
     def loss(self, client: Client, batch: Batch) -> Tensors:
         """One scalar per name in `terms`, weights included; their sum is minimised.
 
-        `client.flat.grad_P` is zero here (in its live spans: the rest is never looked at; with `sets_gradient` it is what the
-        last step left); the backward pass adds to it.
+        `client.flat.grad_P` is zero here (in its live spans: the rest is never looked at; with `sets_gradient` it is
+        what the last step left); the backward pass adds to it.
         """
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}

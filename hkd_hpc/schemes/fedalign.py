@@ -4,11 +4,12 @@ L = CE + mu * stopgrad(CE / A) * A: the correction's value is always mu * CE; on
 
     A = mean_B (s_student - s_teacher)^2
 
-s is the largest singular value of the transmitting matrix F_in F_out^T / (H W) of the last stage (power iterations). The teacher
-is the full stage; the student is the same stage at `width`: its first channels, fed with the first channels of the
-teacher's input, BatchNorm on batch statistics. All teacher maps are constants, so only that slice of the last stage gets
-this gradient. At 32 x 32 images and the ImageNet stem the last maps are 1 x 1 and s is |f_in| |f_out|.
+s is the largest singular value of the transmitting matrix F_in F_out^T / (H W) of the last stage (power iterations).
+The teacher is the full stage; the student is the same stage at `width`: its first channels, fed with the first channels
+of the teacher's input, BatchNorm on batch statistics. All teacher maps are constants, so only that slice of the last
+stage gets this gradient. At 32 x 32 images and the ImageNet stem the last maps are 1 x 1 and s is |f_in| |f_out|.
 """
+
 from __future__ import annotations
 
 import math
@@ -52,14 +53,17 @@ class FedAlign(Scheme):
             _, logits_BC = client.net(batch.x_BCHW)
         entropy = F.cross_entropy(logits_BC, batch.y_B)
         nothing = torch.zeros((), device=logits_BC.device)
-        return {"cross_entropy": entropy,
-                "alignment": self._alignment(client, maps, entropy.detach()) if self.settings.mu else nothing}
+        return {
+            "cross_entropy": entropy,
+            "alignment": self._alignment(client, maps, entropy.detach()) if self.settings.mu else nothing,
+        }
 
     def _alignment(self, client, maps, entropy):
         input_BCHW, output_BCHW = (real(each.detach()) for each in maps)  # train.precision=bf16
-        slim_BCHW = input_BCHW[:, :share(input_BCHW.shape[1], self.settings.width)]
-        student_B = largest_singular_value(slim_BCHW, slim(client.net.last_stage, slim_BCHW, self.settings.width),
-                                           self.settings.iterations)
+        slim_BCHW = input_BCHW[:, : share(input_BCHW.shape[1], self.settings.width)]
+        student_B = largest_singular_value(
+            slim_BCHW, slim(client.net.last_stage, slim_BCHW, self.settings.width), self.settings.iterations
+        )
         teacher_B = largest_singular_value(input_BCHW, output_BCHW, self.settings.iterations)
         gap = (student_B - teacher_B).square().mean()
         return self.settings.mu * (entropy / gap.detach().clamp(min=EPS)) * gap
@@ -77,7 +81,9 @@ def captured(module):
 
 
 def largest_singular_value(input_BCHW, output_BCHW, iterations):
-    """(B,): of F_in F_out^T / (H W), F_in pooled to the size of F_out; power iterations on G G^T from the all-ones vector."""
+    """(B,): of F_in F_out^T / (H W), F_in pooled to the size of F_out; power iterations on G G^T from the all-ones
+    vector.
+    """
     size = output_BCHW.shape[2:]
     in_BIX = F.adaptive_avg_pool2d(input_BCHW, size).flatten(2)
     out_BOX = output_BCHW.flatten(2) / (size[0] * size[1])
@@ -108,13 +114,15 @@ def slim(module, x_BCHW, width):
 
 
 def slim_convolution(conv, x_BCHW, width):
-    weight = conv.weight[:share(conv.out_channels, width), :x_BCHW.shape[1]]
-    bias = None if conv.bias is None else conv.bias[:len(weight)]
+    weight = conv.weight[: share(conv.out_channels, width), : x_BCHW.shape[1]]
+    bias = None if conv.bias is None else conv.bias[: len(weight)]
     return F.conv2d(x_BCHW, weight, bias, conv.stride, conv.padding, conv.dilation)
 
 
 def slim_norm(norm, x_BCHW):
-    """BatchNorm on the statistics of this batch, running ones untouched; GroupNorm with groups that divide the channels."""
+    """BatchNorm on the statistics of this batch, running ones untouched; GroupNorm with groups that divide the
+    channels.
+    """
     channels = x_BCHW.shape[1]
     weight, bias = norm.weight[:channels], norm.bias[:channels]
     if isinstance(norm, torch.nn.GroupNorm):

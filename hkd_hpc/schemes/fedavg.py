@@ -2,6 +2,7 @@
 
 Cross-entropy on the client, weights averaged by |D_i| / M: the defaults of the protocol, nothing else.
 """
+
 from __future__ import annotations
 
 from hkd_hpc.schemes.base import Scheme

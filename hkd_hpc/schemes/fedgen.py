@@ -13,9 +13,10 @@ y' drawn evenly from the labels that the federation holds, y the batch's own lab
 
 This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does
 so: noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the
-cross-entropy of the heads' mean logits; a client draws as many vectors as its batch has images. Its client has no second
-term and takes the first with weight 1, which are beta = 0, alpha = 1 and decay = 1 (preset fedgen-paper).
+cross-entropy of the heads' mean logits; a client draws as many vectors as its batch has images. Its client has no
+second term and takes the first with weight 1, which are beta = 0, alpha = 1 and decay = 1 (preset fedgen-paper).
 """
+
 from __future__ import annotations
 
 import math
@@ -32,19 +33,24 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class FedGenSettings(SchemeSettings):
-    """Defaults: the FedHKD paper's appendix; the generator's optimiser as in FedGen's code. alpha = beta = 0 is FedAvg."""
+    """Defaults: the FedHKD paper's appendix; the generator's optimiser as in FedGen's code. alpha = beta = 0 is
+    FedAvg.
+    """
 
     name: str = setting("fedgen", "the scheme")
     alpha: float = setting(10.0, "weight of the cross-entropy on generated latent vectors", low=0, high=1e6)
     beta: float = setting(10.0, "weight of the divergence from the prediction on generated vectors", low=0, high=1e6)
     decay: float = setting(0.98, "factor of alpha, beta and the generator's learning rate a round", above=0, high=1)
-    form: str = setting("code", "FedGen's code or FedGen's paper, for noise, labels and the generator's loss",
-                        choices=("code", "paper"))
+    form: str = setting(
+        "code", "FedGen's code or FedGen's paper, for noise, labels and the generator's loss", choices=("code", "paper")
+    )
     noise_size: int = setting(64, "size of the generator's noise", low=1, high=100_000)
     hidden: int = setting(512, "hidden units of the generator", low=1, high=100_000)
     generator_epochs: int = setting(5, "epochs of the generator a round", low=1, high=10_000)
     generator_steps: int = setting(10, "batches in an epoch of the generator", low=1, high=10_000)
-    generator_batch: int = setting(32, "generated vectors a batch, on the server and on the clients", low=2, high=100_000)
+    generator_batch: int = setting(
+        32, "generated vectors a batch, on the server and on the clients", low=2, high=100_000
+    )
     generator_lr: float = setting(3e-4, "Adam's learning rate for the generator", above=0, high=10)
     weight_decay: float = setting(0.01, "L2 weight decay of the generator", low=0, high=10)
 
@@ -63,8 +69,14 @@ class FedGen(Scheme):
 
     def generator_shapes(self):
         s, f = self.settings, self.facts
-        return {"weight1": (s.hidden, s.noise_size + f.classes), "bias1": (s.hidden,), "scale": (s.hidden,),
-                "shift": (s.hidden,), "weight2": (f.latent, s.hidden), "bias2": (f.latent,)}
+        return {
+            "weight1": (s.hidden, s.noise_size + f.classes),
+            "bias1": (s.hidden,),
+            "scale": (s.hidden,),
+            "shift": (s.hidden,),
+            "weight2": (f.latent, s.hidden),
+            "bias2": (f.latent,),
+        }
 
     def report_shapes(self):
         f = self.facts
@@ -145,7 +157,7 @@ class FedGen(Scheme):
         shapes, state = self.generator_shapes(), {}
         for name, shape in shapes.items():
             inputs = shapes["weight1" if name == "bias1" else "weight2" if name == "bias2" else name][-1]
-            state[name] = real(torch.from_numpy(random.uniform(-1, 1, shape))) / inputs ** 0.5
+            state[name] = real(torch.from_numpy(random.uniform(-1, 1, shape))) / inputs**0.5
         state["scale"], state["shift"] = torch.ones(shapes["scale"]), torch.zeros(shapes["shift"])
         state["mean"], state["variance"] = torch.zeros(shapes["scale"]), torch.ones(shapes["scale"])
         for name, shape in shapes.items():
@@ -171,8 +183,14 @@ def generate(parameters, noise_BN, y_B, classes, training):
     """Latent vectors (B, D): [noise, one-hot y] -> Linear, BatchNorm, ReLU -> Linear."""
     x_BX = torch.cat([noise_BN, real(F.one_hot(y_B, classes))], dim=1)
     hidden_BH = F.linear(x_BX, parameters["weight1"], parameters["bias1"])
-    hidden_BH = F.batch_norm(hidden_BH, parameters["mean"], parameters["variance"], parameters["scale"],
-                             parameters["shift"], training=training)
+    hidden_BH = F.batch_norm(
+        hidden_BH,
+        parameters["mean"],
+        parameters["variance"],
+        parameters["scale"],
+        parameters["shift"],
+        training=training,
+    )
     return F.linear(F.relu(hidden_BH), parameters["weight2"], parameters["bias2"])
 
 
@@ -198,7 +216,9 @@ def label_law(form, count_C):
 
 
 def diversity_loss(noise_BN, latent_BD):
-    """exp(-mean over pairs of (mean squared noise distance * mean absolute latent distance)): 1 when G ignores the noise."""
+    """exp(-mean over pairs of (mean squared noise distance * mean absolute latent distance)): 1 when G ignores the
+    noise.
+    """
     noise_BB = (noise_BN[:, None] - noise_BN[None]).square().mean(2)
     latent_BB = (latent_BD[:, None] - latent_BD[None]).abs().mean(2)
     return torch.exp(-(noise_BB * latent_BB).mean())

@@ -7,14 +7,15 @@ averages them with the counts of the clients that share the class: (H^j, Q^j), u
 
     L = cross-entropy + lam * mean_j || softmax(G(H^j) / T) - Q^j ||_2 + gamma * (1 / B) sum_k || R(x_k) - H^{y_k} ||_2
 
-with G the classifier and R the extractor; norms not squared; classes nobody shares are left out of both sums. Round 1 is
-unassisted. FedHKD*: gamma = 0.
+with G the classifier and R the extractor; norms not squared; classes nobody shares are left out of both sums. Round 1
+is unassisted. FedHKD*: gamma = 0.
 
 That is the paper. The authors' published code does otherwise, and the settings below reproduce it, one by one or
 together (presets code-S and code-H): distances, aggregation and noise are defined in knowledge.py and aggregate.py. The
 paper's nu leaves nothing to share on 100 classes or nearly equal class mixes; nu_rule=relative is the repair (preset
 repaired).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -35,19 +36,31 @@ class FedHKDStarSettings(SchemeSettings):
     lam: float = setting(0.05, "weight of the soft-prediction term (lambda)", low=0, high=1e6)
     temperature: float = setting(0.5, "T of softmax(z / T)", above=0, high=1e6)
     nu: float = setting(0.25, "smallest share of a client's images for a class to be shared", low=0, high=1)
-    nu_rule: str = setting("absolute", "absolute: nu is a share of all images; relative: a share of images / classes",
-                           choices=knowledge.NU_RULES)
+    nu_rule: str = setting(
+        "absolute",
+        "absolute: nu is a share of all images; relative: a share of images / classes",
+        choices=knowledge.NU_RULES,
+    )
     min_count: int = setting(1, "fewest images for a class to be shared, beside nu", low=1)
     zeta: float = setting(3.0, "bound of a feature's coordinates (clip=l2: norm); for noise, clip", above=0, high=1e6)
     sigma: float = setting(7.0, "noise multiplier: std 2 zeta sigma / N_j; 0: no noise", low=0, high=1e6)
-    noise: str = setting("paper", "paper; off; code: one draw of std 2 for all classes of a client",
-                         choices=knowledge.NOISES)
-    clip: str = setting("off", "every feature before averaging: box: coordinates to +-zeta; l2: norm to zeta",
-                        choices=knowledge.CLIPS)
-    aggregation: str = setting("count", "mean over the clients that share a class; count: weighted by images; uniform; "
-                                        "last: the highest client alone, old entries stay (code)", choices=AGGREGATIONS)
-    soft_loss: str = setting("paper", "soft term; paper: L2 norm; squared; mse; kl: code H; kl_wrong_sign: S's bug",
-                             choices=knowledge.SOFT_DISTANCES)
+    noise: str = setting(
+        "paper", "paper; off; code: one draw of std 2 for all classes of a client", choices=knowledge.NOISES
+    )
+    clip: str = setting(
+        "off", "every feature before averaging: box: coordinates to +-zeta; l2: norm to zeta", choices=knowledge.CLIPS
+    )
+    aggregation: str = setting(
+        "count",
+        "mean over the clients that share a class; count: weighted by images; uniform; "
+        "last: the highest client alone, old entries stay (code)",
+        choices=AGGREGATIONS,
+    )
+    soft_loss: str = setting(
+        "paper",
+        "soft term; paper: L2 norm; squared; mse; kl: code H; kl_wrong_sign: S's bug",
+        choices=knowledge.SOFT_DISTANCES,
+    )
 
 
 @dataclass(frozen=True)
@@ -56,8 +69,9 @@ class FedHKDSettings(FedHKDStarSettings):
 
     name: str = setting("fedhkd", "the scheme")
     gamma: float = setting(0.05, "weight of the feature term", low=0, high=1e6)
-    feature_loss: str = setting("paper", "feature term; paper: L2 norm; squared; mse: code",
-                                choices=knowledge.DISTANCES)
+    feature_loss: str = setting(
+        "paper", "feature term; paper: L2 norm; squared; mse: code", choices=knowledge.DISTANCES
+    )
 
 
 class FedHKD(Scheme):
@@ -84,16 +98,22 @@ class FedHKD(Scheme):
         """Keep only the classes that somebody shared; decided once a round, so that no batch waits for the device."""
         count_C = client.message["count_C"]
         known = count_C > 0
-        client.cache.update(known_C=known, any_known=bool(known.any()), feature_KD=client.message["feature_CD"][known],
-                            soft_KC=client.message["soft_CC"][known])
+        client.cache.update(
+            known_C=known,
+            any_known=bool(known.any()),
+            feature_KD=client.message["feature_CD"][known],
+            soft_KC=client.message["soft_CC"][known],
+        )
 
     def loss(self, client, batch):
         feature_BD, logits_BC = client.net(batch.x_BCHW)
         nothing = torch.zeros((), device=logits_BC.device)
         known = client.cache["any_known"]
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
-                "soft": self._soft_term(client) if known and self.settings.lam else nothing,
-                "feature": self._feature_term(client, feature_BD, batch.y_B) if known and self.gamma else nothing}
+        return {
+            "cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
+            "soft": self._soft_term(client) if known and self.settings.lam else nothing,
+            "feature": self._feature_term(client, feature_BD, batch.y_B) if known and self.gamma else nothing,
+        }
 
     def _soft_term(self, client):
         """Reaches only the classifier: H and Q are constants."""
@@ -114,7 +134,11 @@ class FedHKD(Scheme):
         noise = client.random("noise")
         feature_CD += knowledge.feature_noise(s.noise, count_C, self.facts.latent, s.zeta, s.sigma, noise)
         shared_C1 = real(knowledge.shared_classes(count_C, s.nu, s.nu_rule, s.min_count))[:, None]
-        return {"count_C": count_C * shared_C1[:, 0], "feature_CD": feature_CD * shared_C1, "soft_CC": soft_CC * shared_C1}
+        return {
+            "count_C": count_C * shared_C1[:, 0],
+            "feature_CD": feature_CD * shared_C1,
+            "soft_CC": soft_CC * shared_C1,
+        }
 
     def combine(self, server, reports):
         return combine_by_class(self.settings.aggregation, reports, server.state)
@@ -123,8 +147,10 @@ class FedHKD(Scheme):
         if message["count_C"].any():
             return ""
         s = self.settings
-        return (f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so "
-                "the hyper-knowledge is empty, and training with it is FedAvg's")
+        return (
+            f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so "
+            "the hyper-knowledge is empty, and training with it is FedAvg's"
+        )
 
     def report_floats(self, report):
         return int((report["count_C"] > 0).sum()) * (self.facts.latent + self.facts.classes + 1)

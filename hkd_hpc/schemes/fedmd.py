@@ -1,14 +1,16 @@
-"""FedMD: Li and Wang, Heterogeneous Federated Learning via Model Distillation, 2019, with weights averaged too, as the FedHKD
-paper compares it.
+"""FedMD: Li and Wang, Heterogeneous Federated Learning via Model Distillation, 2019, with weights averaged too, as the
+FedHKD paper compares it.
 
 L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels
 
-The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of all
-of them after training; the teacher is the plain mean over the clients. A client uses every public image once before any
-twice, in an order of its own. BatchNorm normalises public batches with their own mean and variance, as it does private
-ones; they enter the running statistics only with `public_batchnorm=train`, as in the FedHKD authors' code. (In eval mode
+The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of
+all of them after training; the teacher is the plain mean over the clients. A client uses every public image once before
+any twice, in an order of its own. BatchNorm normalises public batches with their own mean and variance, as it does
+private ones; they enter the running statistics only with `public_batchnorm=train`, as in the FedHKD authors' code. (In
+eval mode
 they would be normalised by running statistics that lag behind the weights: accuracy falls to a third in one round.)
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -29,8 +31,9 @@ class FedMDSettings(SchemeSettings):
     name: str = setting("fedmd", "the scheme")
     lam: float = setting(0.05, "weight of the distillation term", low=0, high=1e6)
     temperature: float = setting(0.5, "T of softmax(z / T)", above=0, high=1e6)
-    public_batchnorm: str = setting("keep", "keep: public images do not enter BatchNorm's running statistics; train: do",
-                                    choices=("keep", "train"))
+    public_batchnorm: str = setting(
+        "keep", "keep: public images do not enter BatchNorm's running statistics; train: do", choices=("keep", "train")
+    )
 
 
 class FedMD(Scheme):
@@ -55,14 +58,18 @@ class FedMD(Scheme):
 
     def begin(self, client):
         nothing_left = torch.empty(0, dtype=torch.int64, device=client.y_train.device)
-        client.cache.update(random=client.random("public batches"), order_A=nothing_left,
-                            teach=client.round > 1 and self.settings.lam > 0)
+        client.cache.update(
+            random=client.random("public batches"),
+            order_A=nothing_left,
+            teach=client.round > 1 and self.settings.lam > 0,
+        )
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
         terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
-        terms["distillation"] = (self._distil(client, len(batch.y_B)) if client.cache["teach"]
-                                 else torch.zeros((), device=logits_BC.device))
+        terms["distillation"] = (
+            self._distil(client, len(batch.y_B)) if client.cache["teach"] else torch.zeros((), device=logits_BC.device)
+        )
         return terms
 
     def _distil(self, client, size):

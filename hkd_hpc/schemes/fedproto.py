@@ -4,9 +4,10 @@
 L = cross-entropy + lam * (1 / (B D)) sum_k ||R(x_k) - P^{y_k}||^2
 
 A client reports its mean feature of every class it holds, computed in eval mode over all its training images after
-training; the server averages them weighted by counts (Eq. 6 without its extra 1 / holders). A class that nobody holds adds 0.
-Round 1 is unassisted.
+training; the server averages them weighted by counts (Eq. 6 without its extra 1 / holders). A class that nobody holds
+adds 0. Round 1 is unassisted.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ class FedProtoSettings(SchemeSettings):
 
     name: str = setting("fedproto", "the scheme")
     lam: float = setting(0.05, "weight of the distance to the global prototypes", low=0, high=1e6)
-    weights: str = setting("average", "average: as FedAvg; none: every client goes on from its own model (its paper)",
-                           choices=("average", "none"))
-    aggregation: str = setting("count", "mean over the clients that hold a class; count: weighted by images; uniform: its "
-                                        "code; last: the highest client alone, old entries stay (FedHKD's code)",
-                               choices=AGGREGATIONS)
+    weights: str = setting(
+        "average",
+        "average: as FedAvg; none: every client goes on from its own model (its paper)",
+        choices=("average", "none"),
+    )
+    aggregation: str = setting(
+        "count",
+        "mean over the clients that hold a class; count: weighted by images; uniform: its "
+        "code; last: the highest client alone, old entries stay (FedHKD's code)",
+        choices=AGGREGATIONS,
+    )
 
 
 class FedProto(Scheme):
@@ -58,8 +65,9 @@ class FedProto(Scheme):
         feature_BD, logits_BC = client.net(batch.x_BCHW)
         terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
         use = client.cache["any_known"] and self.settings.lam
-        terms["prototype"] = (self._distance(client, feature_BD, batch.y_B) if use
-                              else torch.zeros((), device=logits_BC.device))
+        terms["prototype"] = (
+            self._distance(client, feature_BD, batch.y_B) if use else torch.zeros((), device=logits_BC.device)
+        )
         return terms
 
     def _distance(self, client, feature_BD, y_B):

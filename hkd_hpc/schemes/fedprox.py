@@ -1,8 +1,10 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-L = cross-entropy + (mu / 2) ||w - w_received||^2 over the trainable parameters, once (the FedHKD authors' code multiplies
+L = cross-entropy + (mu / 2) ||w - w_received||^2 over the trainable parameters, once (the FedHKD authors' code
+multiplies
 by its weight twice: an effective mu of .01). Adam rescales the proximal gradient like any other.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -39,7 +41,9 @@ class FedProx(Scheme):
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}
 
     def _pull(self, client):
-        """The term's value. Its gradient mu (w - w_received) takes the place of the zeros to which the backward pass adds."""
+        """The term's value. Its gradient mu (w - w_received) takes the place of the zeros to which the backward pass
+        adds.
+        """
         flat, mu, square = client.flat, self.settings.mu, 0.0
         size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
         live = map(flat.live, (flat.grad_P, flat.parameters_P.detach(), client.received_P))

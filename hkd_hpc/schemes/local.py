@@ -1,8 +1,9 @@
 """Control: no federation. Each client trains its own model on its own images, from the common initial weights on.
 
-Optimiser, learning rate, epochs and rounds are those of every scheme; a "round" exchanges nothing. A scheme whose personal
-models are not better than these is not worth its federation.
+Optimiser, learning rate, epochs and rounds are those of every scheme; a "round" exchanges nothing. A scheme whose
+personal models are not better than these is not worth its federation.
 """
+
 from __future__ import annotations
 
 from hkd_hpc.schemes.base import Scheme

@@ -1,11 +1,13 @@
-"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021, as the FedHKD paper compares it: no projection head.
+"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021, as the FedHKD paper compares it: no projection
+head.
 
 L = cross-entropy + mu * mean_B -log( e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_prev) / tau}) )
 
-z is the latent vector; z_glob comes from the received model, z_prev from the client's own model after its previous local
-training, both frozen and in eval mode. There is no augmentation, so both are computed once a round. A client that has no
-previous model yet (round 1, or its first) trains with cross-entropy alone.
+z is the latent vector; z_glob comes from the received model, z_prev from the client's own model after its previous
+local training, both frozen and in eval mode. There is no augmentation, so both are computed once a round. A client that
+has no previous model yet (round 1, or its first) trains with cross-entropy alone.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -51,8 +53,11 @@ class Moon(Scheme):
     def loss(self, client, batch):
         feature_BD, logits_BC = client.net(batch.x_BCHW)
         terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
-        terms["contrastive"] = (self._contrast(client, batch, feature_BD) if client.cache["contrast"]
-                                else torch.zeros((), device=logits_BC.device))
+        terms["contrastive"] = (
+            self._contrast(client, batch, feature_BD)
+            if client.cache["contrast"]
+            else torch.zeros((), device=logits_BC.device)
+        )
         return terms
 
     def _contrast(self, client, batch, feature_BD):

@@ -1,4 +1,5 @@
 """What the methods of a scheme owe: a mistake in one's own scheme is one line that names scheme and method."""
+
 from __future__ import annotations
 
 import math
@@ -15,34 +16,46 @@ DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
 
 
 def check_declarations(scheme, kept: tuple[str, ...]) -> None:
-    """RunError unless `terms` are names, `remark` is text and each declaration a dict from names to shapes: all of it goes
-    into files. `kept`: the program's own names in a client's state."""
+    """RunError unless `terms` are names, `remark` is text and each declaration a dict from names to shapes: all of it
+    goes into files. `kept`: the program's own names in a client's state."""
     name = scheme.settings.name
     terms = scheme.terms
     if not isinstance(terms, (tuple, list)) or not terms or not all(map(is_name, terms)):
-        raise RunError(f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), "
-                       f"not {terms!r}")
+        raise RunError(
+            f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), not {terms!r}"
+        )
     check_text(scheme, "remark", scheme.remark)
     for method in DECLARATIONS:
         shapes = getattr(scheme, method)()
         if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
-            raise RunError(f"scheme {name}: {method}() must return a dict from names to shapes, such as "
-                           f"{{'count_C': (10,)}}, not {str(shapes)[:200]}")
+            raise RunError(
+                f"scheme {name}: {method}() must return a dict from names to shapes, such as "
+                f"{{'count_C': (10,)}}, not {str(shapes)[:200]}"
+            )
         needed_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
         if needed_bytes > memory_bytes():
-            raise RunError(f"scheme {name}: {method}() declares {str(shapes)[:200]}, {needed_bytes / 1e9:,.0f} GB; this "
-                           f"machine has {memory_bytes() / 1e9:,.0f} GB of memory")
+            raise RunError(
+                f"scheme {name}: {method}() declares {str(shapes)[:200]}, {needed_bytes / 1e9:,.0f} GB; this "
+                f"machine has {memory_bytes() / 1e9:,.0f} GB of memory"
+            )
     taken = [key for key in kept if key in scheme.client_state_shapes()]
     if taken:
-        raise RunError(f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take "
-                       "another name")
+        raise RunError(
+            f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take "
+            "another name"
+        )
 
 
 def declared_shapes(scheme) -> dict[str, str]:
     """The loss terms, and each declared tensor by method and name, as text."""
-    return {"terms": ", ".join(scheme.terms),
-            **{f"{method} {name}": str(tuple(shape)) for method in DECLARATIONS
-               for name, shape in getattr(scheme, method)().items()}}
+    return {
+        "terms": ", ".join(scheme.terms),
+        **{
+            f"{method} {name}": str(tuple(shape))
+            for method in DECLARATIONS
+            for name, shape in getattr(scheme, method)().items()
+        },
+    }
 
 
 def check_text(scheme, what: str, text: Any) -> None:
@@ -57,8 +70,10 @@ def _is_shape(shape: Any) -> bool:
 
 def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
     """The values of what loss() returned, in the order of `scheme.terms`. RunError unless each is one number."""
-    owed = (f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms "
-            f"({', '.join(scheme.terms)})")
+    owed = (
+        f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms "
+        f"({', '.join(scheme.terms)})"
+    )
     if not isinstance(terms, dict) or terms.keys() != set(scheme.terms):
         raise RunError(f"{owed}, not {', '.join(map(str, terms)) if isinstance(terms, dict) else _kind(terms)}")
     for term, value in terms.items():
@@ -72,8 +87,10 @@ def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
 
 def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """RunError unless report() or combine() returned the tensors that the scheme declares, each of its shape."""
-    owed = (f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors "
-            f"({', '.join(shapes) or 'none'})")
+    owed = (
+        f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors "
+        f"({', '.join(shapes) or 'none'})"
+    )
     if not isinstance(tensors, dict):
         raise RunError(f"{owed}, not {_kind(tensors)}")
     if tensors.keys() != set(shapes):
@@ -93,12 +110,16 @@ def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> 
     name, shapes = scheme.settings.name, scheme.client_state_shapes()
     unknown = set(state) - set(shapes) - set(kept)
     if unknown:
-        raise RunError(f"scheme {name} keeps {', '.join(sorted(map(str, unknown)))} in client.state, which its "
-                       "client_state_shapes() does not declare")
+        raise RunError(
+            f"scheme {name} keeps {', '.join(sorted(map(str, unknown)))} in client.state, which its "
+            "client_state_shapes() does not declare"
+        )
     for key, shape in shapes.items():
         if key in state and not (isinstance(state[key], torch.Tensor) and tuple(state[key].shape) == tuple(shape)):
-            raise RunError(f"scheme {name}: client.state[{key!r}] is {_kind(state[key])}; client_state_shapes() "
-                           f"declares {tuple(shape)}")
+            raise RunError(
+                f"scheme {name}: client.state[{key!r}] is {_kind(state[key])}; client_state_shapes() "
+                f"declares {tuple(shape)}"
+            )
 
 
 def check_server_state(scheme, state: Any) -> None:
@@ -116,5 +137,7 @@ def check_server_state(scheme, state: Any) -> None:
 def _kind(value: Any) -> str:
     """'None', 'a list', 'a torch.float32 tensor of shape (16,)'"""
     if isinstance(value, torch.Tensor):
-        return f"a {'' if value.layout == torch.strided else 'sparse '}{value.dtype} tensor of shape {tuple(value.shape)}"
+        return (
+            f"a {'' if value.layout == torch.strided else 'sparse '}{value.dtype} tensor of shape {tuple(value.shape)}"
+        )
     return "None" if value is None else f"a {type(value).__name__}"

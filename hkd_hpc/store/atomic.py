@@ -1,4 +1,5 @@
 """A file is either the older one or the complete new one, whatever kills the writer in between."""
+
 from __future__ import annotations
 
 import contextlib
@@ -16,8 +17,9 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def replace_file(path: str | Path, write: Callable[[Path], None],
-                 verify: Callable[[Path], None] = lambda temporary: None) -> None:
+def replace_file(
+    path: str | Path, write: Callable[[Path], None], verify: Callable[[Path], None] = lambda temporary: None
+) -> None:
     """Make `path` anew: write under a temporary name, flush to the disk, verify, rename.
 
     `write` and `verify` get the temporary path. Raises RunError where the system refuses (no space, quota, read-only);

@@ -1,8 +1,10 @@
-"""The folder of one run: config.json, metrics.h5, checkpoints/round_NNNN.h5 and, until it is complete, checkpoints/rows.hdf5.
+"""The folder of one run: config.json, metrics.h5, checkpoints/round_NNNN.h5 and, until it is complete,
+checkpoints/rows.hdf5.
 
-Only rank 0 uses it. A checkpoint has the row of its own round. The rows before it are in rows.hdf5, and in metrics.h5 too: one
-of the two has to be good. Checkpoints of the last round, and those that earlier versions wrote, have all rows.
+Only rank 0 uses it. A checkpoint has the row of its own round. The rows before it are in rows.hdf5, and in metrics.h5
+too: one of the two has to be good. Checkpoints of the last round, and those that earlier versions wrote, have all rows.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -20,9 +22,19 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.atomic import replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
-TEMPORARY_NAME = re.compile(r"\.(config\.json|metrics\.h5|round_\d+\.h5|rows\.hdf5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}")
+TEMPORARY_NAME = re.compile(
+    r"\.(config\.json|metrics\.h5|round_\d+\.h5|rows\.hdf5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}"
+)
 RECORD = ("config_json", "changes_json", "versions_json", "identity_json")  # what the rows come from
-FINAL_PARTS = ("config_json", "global", "global_names", "identity_json", "image_shape", "round", "versions_json")  # of a checkpoint
+FINAL_PARTS = (
+    "config_json",
+    "global",
+    "global_names",
+    "identity_json",
+    "image_shape",
+    "round",
+    "versions_json",
+)  # of a checkpoint
 TABLES = ("rounds", "clients", "events")
 NO_ROWS = "the rows before its own are in no file: neither rows.hdf5 nor metrics.h5 is good"
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
@@ -36,6 +48,7 @@ def to_standard_error(text: str) -> None:
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run below `path`. `warn` gets one line for each checkpoint that had to be passed over."""
+
     path: Path
     warn: Callable[[str], None] = to_standard_error
 
@@ -59,7 +72,9 @@ class RunFolder:
 
     @property
     def rows_path(self) -> Path:
-        """The rows before the newest checkpoint's, while the run is not complete; the same kind of file as metrics.h5."""
+        """The rows before the newest checkpoint's, while the run is not complete; the same kind of file as
+        metrics.h5.
+        """
         return self.checkpoint_folder / "rows.hdf5"
 
     def create(self) -> None:
@@ -71,10 +86,13 @@ class RunFolder:
         except (FileExistsError, NotADirectoryError):
             paths = (self.checkpoint_folder, *self.checkpoint_folder.parents)
             file = next((path for path in paths if os.path.lexists(path) and not path.is_dir()), self.path)
-            raise UsageError(f"--out {self.path}: a file is in the way ({file}); name a folder, or one that is new") from None
+            raise UsageError(
+                f"--out {self.path}: a file is in the way ({file}); name a folder, or one that is new"
+            ) from None
         except OSError as error:
-            raise UsageError(f"--out {self.path}: {error.strerror} ({error.filename}); "
-                             "name a folder that can be made and written to") from None
+            raise UsageError(
+                f"--out {self.path}: {error.strerror} ({error.filename}); name a folder that can be made and written to"
+            ) from None
 
     def holds_run(self) -> bool:
         """Whether a run has begun here."""
@@ -141,8 +159,8 @@ class RunFolder:
         return next(((round, path) for round, path in self.checkpoints() if self._is_good(path, round)), None)
 
     def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """(round, tree) of the newest checkpoint that is whole, with all rows up to its round; others are passed over with a
-        warning."""
+        """(round, tree) of the newest checkpoint that is whole, with all rows up to its round; others are passed over
+        with a warning."""
         for round, path in self.checkpoints():
             if self._is_good(path, round):
                 tree = self.with_all_rows(load_tree(path))
@@ -202,7 +220,9 @@ class RunFolder:
         return True
 
     def clean(self) -> None:
-        """Remove what dead processes left: temporary files, and a complete run's rows.hdf5. Only for the holder of the lock."""
+        """Remove what dead processes left: temporary files, and a complete run's rows.hdf5. Only for the holder of the
+        lock.
+        """
         for folder in (self.path, self.checkpoint_folder):
             for path in temporary_files(folder):
                 with contextlib.suppress(OSError):
@@ -227,7 +247,9 @@ class RunFolder:
             self.warn(f"cannot remove the old checkpoint {path}: {error.strerror}")
 
     def _is_good(self, path: Path, round: int) -> bool:
-        """Whether it is whole, and of the round that its name says: one under another name would lose or repeat rounds."""
+        """Whether it is whole, and of the round that its name says: one under another name would lose or repeat
+        rounds.
+        """
         try:
             with open_tree(path) as file:
                 found = file.load("round") if "round" in file.names() else round
@@ -259,7 +281,9 @@ def joined(earlier: dict[str, Any], later: dict[str, Any], count: int) -> dict[s
         if isinstance(rows, dict):
             columns[name] = joined(earlier.get(name, {}), rows if later else {}, count)
         elif later and len(rows):
-            before = earlier.get(name, np.full((count, *rows.shape[1:]), np.nan))  # a column that an earlier version had not
+            before = earlier.get(
+                name, np.full((count, *rows.shape[1:]), np.nan)
+            )  # a column that an earlier version had not
             columns[name] = np.concatenate([before[:count], rows]) if count else rows
         else:
             columns[name] = earlier[name][:count]

@@ -10,11 +10,12 @@ and whoever reads meanwhile. The file is
 - room for rows: each column in one piece, with room for as many rows again;
 - room for heads: a head (store/head.py) is the root and all below it that changes with the number of rows.
 
-An addition writes its rows behind the others, a new head behind the older ones, and then, at once, the first block: from
-that moment on it counts. Nothing that an older head speaks of is ever written again, so that whoever has the file open
-goes on reading what was there. When the room is used up the file is made anew, by rename, with room for twice the rows:
-over a run this too is a constant price for each row.
+An addition writes its rows behind the others, a new head behind the older ones, and then, at once, the first block:
+from that moment on it counts. Nothing that an older head speaks of is ever written again, so that whoever has the file
+open goes on reading what was there. When the room is used up the file is made anew, by rename, with room for twice the
+rows: over a run this too is a constant price for each row.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -41,7 +42,9 @@ END_AT, ROOT_AT = SEAL_BYTES + 40, SEAL_BYTES + 64  # where the superblock names
 
 @dataclass
 class State:
-    """The file as it was left. `counts` and `digests`: of the rows of each table; `next_head`: where the next head goes."""
+    """The file as it was left. `counts` and `digests`: of the rows of each table; `next_head`: where the next head
+    goes.
+    """
 
     columns: dict[str, Column]
     counts: dict[str, int]
@@ -56,17 +59,25 @@ class State:
     def first_block(self, head: bytes, digests: dict[str, Any]) -> bytes:
         """What makes this head, at `next_head`, the one that counts."""
         root = struct.pack("<Q", address_of(self.next_head) + self.head.root)
-        superblock = self.first[SEAL_BYTES:ROOT_AT] + root + self.first[ROOT_AT + 8:]
-        return GrowingSeal(end_of(self.first) - SEAL_BYTES, self.base_bytes, self.next_head, len(head),
-                           fixed_sha256(superblock, self.base, head),
-                           rows_sha256(digests[table] for table in sorted(digests))).block() + superblock
+        superblock = self.first[SEAL_BYTES:ROOT_AT] + root + self.first[ROOT_AT + 8 :]
+        return (
+            GrowingSeal(
+                end_of(self.first) - SEAL_BYTES,
+                self.base_bytes,
+                self.next_head,
+                len(head),
+                fixed_sha256(superblock, self.base, head),
+                rows_sha256(digests[table] for table in sorted(digests)),
+            ).block()
+            + superblock
+        )
 
 
 class GrowingTree:
     """The file at `path`, whose one writer this is.
 
-    `sync_every_s`: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a writer that
-    is killed needs no flush.
+    `sync_every_s`: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a writer
+    that is killed needs no flush.
     """
 
     def __init__(self, path: Path, sync_every_s: float = 1.0):
@@ -77,8 +88,8 @@ class GrowingTree:
         """Bring the file up to date. `rest`: what does not grow; it is written where the file is made anew.
 
         `rows_from(counts)`: the tables, a group each of columns (arrays or Leafs of them, first axis rows), from row
-        counts[table] on, or all rows of a table that is not named; a table comes with its first row. Rows once saved must stay
-        what they are.
+        counts[table] on, or all rows of a table that is not named; a table comes with its first row. Rows once saved
+        must stay what they are.
         Raises RunError where the system refuses: what was there before is then untouched.
         """
         with interrupts_held():
@@ -89,7 +100,8 @@ class GrowingTree:
         """Append these rows; False where the file has to be made anew for them."""
         state = self._state
         if state.columns.keys() != new.keys() or not all(
-                column.takes(new[path], state.counts[column.table]) for path, column in state.columns.items()):
+            column.takes(new[path], state.counts[column.table]) for path, column in state.columns.items()
+        ):
             return False
         try:
             disk = trees._PatientFile(str(self.path), "r+")
@@ -100,13 +112,19 @@ class GrowingTree:
             with disk:
                 added = self._add_to(disk, state, new)
         except OSError as error:
-            raise RunError(f"cannot write {self.path}: {error.strerror or error}; the rows before are untouched") from error
+            raise RunError(
+                f"cannot write {self.path}: {error.strerror or error}; the rows before are untouched"
+            ) from error
         self._state = state if added else None
         return added
 
     def _add_to(self, disk: Any, state: State, new: dict[str, np.ndarray]) -> bool:
         status = os.fstat(disk.fileno())
-        if status.st_ino != state.inode or status.st_size != end_of(state.first) or disk.read(FIRST_BYTES) != state.first:
+        if (
+            status.st_ino != state.inode
+            or status.st_size != end_of(state.first)
+            or disk.read(FIRST_BYTES) != state.first
+        ):
             return False
         new = {path: rows.astype(state.columns[path].dtype, copy=False) for path, rows in new.items()}
         tables = by_table(new)
@@ -138,16 +156,22 @@ class GrowingTree:
 
 # ---- a new file
 
+
 def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State:
     """Write the tree to `path`, its tables with room to grow."""
     new = columns_of(tables)
-    columns = {name: Column(table_of(name), roomy(rows.dtype), rows.shape[1:], max(FEWEST_ROWS, 2 * len(rows)))
-               for name, rows in new.items()}
+    columns = {
+        name: Column(table_of(name), roomy(rows.dtype), rows.shape[1:], max(FEWEST_ROWS, 2 * len(rows)))
+        for name, rows in new.items()
+    }
     new = {name: rows.astype(columns[name].dtype, copy=False) for name, rows in new.items()}
     skeleton = merged(rest, emptied(tables, columns))
     trees._check_tree(skeleton, "")
-    state = State(columns, {table: len(parts[0]) for table, parts in by_table(new).items()},
-                  {table: rows_added(hashlib.sha256(), parts) for table, parts in by_table(new).items()})
+    state = State(
+        columns,
+        {table: len(parts[0]) for table, parts in by_table(new).items()},
+        {table: rows_added(hashlib.sha256(), parts) for table, parts in by_table(new).items()},
+    )
     with trees._PatientFile(str(path), "w+") as disk:
         trees._write_hdf5(disk, skeleton, {}, trees.OPEN_VERSIONS)
         state.inode = os.fstat(disk.fileno()).st_ino
@@ -158,7 +182,8 @@ def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State
 
 
 def lay_out(disk: Any, state: State) -> dict[str, Any]:
-    """Complete the base that h5py wrote with what the columns are, and say where columns and the first head go, behind it.
+    """Complete the base that h5py wrote with what the columns are, and say where columns and the first head go, behind
+    it.
 
     Returns the members of the root, for make_head.
     """
@@ -187,7 +212,7 @@ def write_rows_and_head(disk: Any, state: State, new: dict[str, np.ndarray]) -> 
     for path, column in state.columns.items():
         write_at(disk, column.place, new[path].tobytes())
     write_at(disk, state.next_head, head)
-    state.first = state.first[:END_AT] + struct.pack("<Q", end) + state.first[END_AT + 8:ROOT_AT] + bytes(32)
+    state.first = state.first[:END_AT] + struct.pack("<Q", end) + state.first[END_AT + 8 : ROOT_AT] + bytes(32)
     state.first = state.first_block(head, state.digests)
     state.next_head += len(head)
     write_at(disk, 0, state.first)
@@ -211,6 +236,7 @@ def end_of(first: bytes) -> int:
 
 
 # ---- tables and their columns
+
 
 def columns_of(tables: dict[str, Any], where: str = "") -> dict[str, np.ndarray]:
     """Path to rows as they are stored, in the order of the paths."""
@@ -239,8 +265,13 @@ def emptied(tables: dict[str, Any], columns: dict[str, Column], where: str = "")
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Both trees; where both have a group, the members of both."""
-    return {**one, **{name: merged(one[name], value) if isinstance(one.get(name), dict) else value
-                      for name, value in other.items()}}
+    return {
+        **one,
+        **{
+            name: merged(one[name], value) if isinstance(one.get(name), dict) else value
+            for name, value in other.items()
+        },
+    }
 
 
 def by_table(columns: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:

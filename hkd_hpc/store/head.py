@@ -1,9 +1,10 @@
 """The head of a growing file (store/growing.py): what tells HDF5 how many rows each column has.
 
-It is made of object headers of version 1 (HDF5 File Format Specification 3.0, IV.A), which carry no checksum: those of the
-columns, of the groups that hold them, and of the root. From one head to the next only numbers of rows and addresses within
-the head change, so it is put together once for a file and then filled in.
+It is made of object headers of version 1 (HDF5 File Format Specification 3.0, IV.A), which carry no checksum: those of
+the columns, of the groups that hold them, and of the root. From one head to the next only numbers of rows and addresses
+within the head change, so it is put together once for a file and then filled in.
 """
+
 from __future__ import annotations
 
 import io
@@ -17,17 +18,27 @@ import numpy as np
 from hkd_hpc.store.seal import SEAL_BYTES
 
 NOWHERE = 2**64 - 1
-NIL, DATASPACE, LINK_INFO, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION = 0x00, 0x01, 0x02, 0x06, 0x08, 0x0A, 0x0C, 0x10
+NIL, DATASPACE, LINK_INFO, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION = (
+    0x00,
+    0x01,
+    0x02,
+    0x06,
+    0x08,
+    0x0A,
+    0x0C,
+    0x10,
+)
 MADE_HERE = (NIL, DATASPACE, LAYOUT, CONTINUATION)  # of a column's messages; all others are as h5py wrote them
 PREFIX_BYTES, MESSAGE_BYTES = 16, 8  # before the messages of an object header, before the body of a message
 
 
 @dataclass
 class Column:
-    """One column of a table: its type, the shape of one row, for how many rows there is room, and where its first row is in the file.
+    """One column of a table: its type, the shape of one row, for how many rows there is room, and where its first row
+    is in the file.
 
-    `described`: type, attributes and all else that h5py says of it, as messages of an object header (`messages` of them), to be
-    put at `described_at` in the file.
+    `described`: type, attributes and all else that h5py says of it, as messages of an object header (`messages` of
+    them), to be put at `described_at` in the file.
     """
 
     table: str
@@ -50,8 +61,8 @@ class Column:
 
 @dataclass
 class Head:
-    """`content`: its bytes, addresses counted from its start. `addresses`: where those are; `sizes`: (where, table) of the
-    numbers of rows; `root`: the address of the root's header. It is as long whatever is filled in."""
+    """`content`: its bytes, addresses counted from its start. `addresses`: where those are; `sizes`: (where, table) of
+    the numbers of rows; `root`: the address of the root's header. It is as long whatever is filled in."""
 
     content: bytearray = field(default_factory=bytearray)
     addresses: list[int] = field(default_factory=list)
@@ -71,20 +82,31 @@ class Head:
         """The address of a column's header: its size, its place, and where it is described."""
         self.sizes.append((len(self.content) + PREFIX_BYTES + MESSAGE_BYTES + 8, column.table))
         rank = 1 + len(column.shape)
-        messages = (message(DATASPACE, struct.pack(f"<BBB5x{rank}Q", 1, rank, 0, 0, *column.shape))
-                    + message(LAYOUT, struct.pack("<BBQQ", 3, 1, address_of(column.place), column.room * column.row_bytes))
-                    + message(CONTINUATION, struct.pack("<QQ", address_of(column.described_at), len(column.described))))
+        messages = (
+            message(DATASPACE, struct.pack(f"<BBB5x{rank}Q", 1, rank, 0, 0, *column.shape))
+            + message(LAYOUT, struct.pack("<BBQQ", 3, 1, address_of(column.place), column.room * column.row_bytes))
+            + message(CONTINUATION, struct.pack("<QQ", address_of(column.described_at), len(column.described)))
+        )
         return self._put(messages, 3 + column.messages)
 
     def put_group(self, members: dict[str, int], inner: set[str], attributes: dict[str, int]) -> int:
-        """The address of the header of a group. `members`: addresses by name; of those named in `inner`, within this head."""
-        parts = [message(LINK_INFO, struct.pack("<BBQQ", 0, 0, NOWHERE, NOWHERE)), message(GROUP_INFO, bytes(2)),
-                 *(attribute(name, value) for name, value in attributes.items())]
+        """The address of the header of a group. `members`: addresses by name; of those named in `inner`, within this
+        head.
+        """
+        parts = [
+            message(LINK_INFO, struct.pack("<BBQQ", 0, 0, NOWHERE, NOWHERE)),
+            message(GROUP_INFO, bytes(2)),
+            *(attribute(name, value) for name, value in attributes.items()),
+        ]
         for name, address in sorted(members.items()):
             text = name.encode()
             if name in inner:
-                self.addresses.append(len(self.content) + PREFIX_BYTES + sum(map(len, parts)) + MESSAGE_BYTES + 5 + len(text))
-            parts.append(message(LINK, struct.pack("<BBBH", 1, 0b10001, 1, len(text)) + text + struct.pack("<Q", address)))
+                self.addresses.append(
+                    len(self.content) + PREFIX_BYTES + sum(map(len, parts)) + MESSAGE_BYTES + 5 + len(text)
+                )
+            parts.append(
+                message(LINK, struct.pack("<BBBH", 1, 0b10001, 1, len(text)) + text + struct.pack("<Q", address))
+            )
         return self._put(b"".join(parts), len(parts))
 
     def _put(self, messages: bytes, count: int) -> int:
@@ -94,8 +116,8 @@ class Head:
 
 
 def make_head(members: dict[str, Any], columns: dict[str, Column], attributes: dict[str, int]) -> Head:
-    """`members`: name to an address (what does not grow), to the path of a column, or to the same of a group; `attributes`
-    of the root."""
+    """`members`: name to an address (what does not grow), to the path of a column, or to the same of a group;
+    `attributes` of the root."""
     head = Head()
 
     def put(members: dict[str, Any], attributes: dict[str, int]) -> int:
@@ -120,6 +142,7 @@ def message(kind: int, body: bytes) -> bytes:
 def attribute(name: str, value: int) -> bytes:
     """The message of an attribute that is one 64-bit number."""
     import h5py
+
     kind, text, space = h5py.h5t.STD_I64LE.encode()[2:], name.encode() + b"\0", struct.pack("<B7x", 1)
     parts = b"".join(part.ljust(aligned(len(part)), b"\0") for part in (text, kind, space))
     return message(ATTRIBUTE, struct.pack("<BxHHH", 1, len(text), len(kind), 8) + parts + struct.pack("<q", value))
@@ -127,13 +150,15 @@ def attribute(name: str, value: int) -> bytes:
 
 # ---- what h5py wrote
 
+
 def describe(content: bytes, columns: dict[str, Column]) -> dict[str, Any]:
     """The members of the root of a file, for make_head; what h5py says of each column goes into `columns`."""
     import h5py
+
     with h5py.File(io.BytesIO(content), "r") as root:
         for name, column in columns.items():
             start = SEAL_BYTES + _address(root[name])
-            size, = struct.unpack_from("<I", content, start + 8)
+            (size,) = struct.unpack_from("<I", content, start + 8)
             messages = [raw for kind, raw in messages_in(content, start + PREFIX_BYTES, size) if kind not in MADE_HERE]
             column.described, column.messages = b"".join(messages), len(messages)
         return _members(root, "", columns)
@@ -154,6 +179,7 @@ def _members(group: Any, where: str, columns: dict[str, Column]) -> dict[str, An
 
 def _address(node: Any) -> int:
     import h5py
+
     return h5py.h5o.get_info(node.id).addr
 
 
@@ -162,7 +188,7 @@ def messages_in(content: bytes, start: int, size: int) -> Iterator[tuple[int, by
     place = start
     while place + MESSAGE_BYTES <= start + size:
         kind, length = struct.unpack_from("<HH", content, place)
-        yield kind, content[place:place + MESSAGE_BYTES + length]
+        yield kind, content[place : place + MESSAGE_BYTES + length]
         if kind == CONTINUATION:
             address, more = struct.unpack_from("<QQ", content, place + MESSAGE_BYTES)
             yield from messages_in(content, SEAL_BYTES + address, more)

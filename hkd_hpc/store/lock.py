@@ -7,6 +7,7 @@ the file did not change, measured by the own clock, for the clocks of two hosts 
 Two may find the same dead holder, and the slower one must not remove the lock that the faster one has just made. So a
 lock is removed only by whoever first makes the file .<its name>.<its mark>, and only while it still has that mark.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -39,6 +40,7 @@ def to_standard_error(text: str) -> None:
 @dataclass(frozen=True)
 class Seen:
     """A lock file as it was at one moment: its bytes and its time of change."""
+
     content: bytes
     mtime_ns: int
 
@@ -66,9 +68,16 @@ class RunLock:
     out to be someone else's. `beat_s` and `stale_s` must be the same for all, `name` is the file's.
     """
 
-    def __init__(self, folder: str | Path, wait_s: float = 12.0, progress: Callable[[str], None] = to_standard_error,
-                 on_lost: Callable[[str], None] = to_standard_error, beat_s: float = 2.0, stale_s: float = 10.0,
-                 name: str = LOCK_NAME):
+    def __init__(
+        self,
+        folder: str | Path,
+        wait_s: float = 12.0,
+        progress: Callable[[str], None] = to_standard_error,
+        on_lost: Callable[[str], None] = to_standard_error,
+        beat_s: float = 2.0,
+        stale_s: float = 10.0,
+        name: str = LOCK_NAME,
+    ):
         self.path = Path(folder) / name
         self._wait_s, self._beat_s, self._stale_s = wait_s, beat_s, stale_s
         self._progress, self._on_lost = progress, on_lost
@@ -89,8 +98,9 @@ class RunLock:
         try:
             self._wait_for_lock(self._wait_s if wait_s is None else wait_s)
         except OSError as error:
-            raise UsageError(f"cannot lock {self.path.parent}: {error.strerror}; name a folder that can be written to"
-                             ) from error
+            raise UsageError(
+                f"cannot lock {self.path.parent}: {error.strerror}; name a folder that can be written to"
+            ) from error
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
@@ -109,7 +119,9 @@ class RunLock:
                 self._remove_own(seen)
 
     def _remove_own(self, seen: Seen) -> None:
-        """On a full disk a claim cannot be written; then the lock itself, whose holder lives, is linked as the claim."""
+        """On a full disk a claim cannot be written; then the lock itself, whose holder lives, is linked as the
+        claim.
+        """
         try:
             _remove(self.path, seen, self._stale_s)
         except OSError:
@@ -132,8 +144,9 @@ class RunLock:
                 continue
             waited_s = time.monotonic() - start_s
             if waited_s >= wait_s:
-                raise UsageError(f"{self.path.parent} is in use by {_describe(seen)}; "
-                                 "wait for its end or choose another --out")
+                raise UsageError(
+                    f"{self.path.parent} is in use by {_describe(seen)}; wait for its end or choose another --out"
+                )
             if waited_s > PROGRESS_AFTER_S and not told:
                 self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {_describe(seen)}")
                 told = True
@@ -172,7 +185,9 @@ class RunLock:
 
 
 def is_held(folder: str | Path, name: str = LOCK_NAME) -> bool:
-    """Whether a living process holds the lock, by one look: exact on its own host, elsewhere by its last sign of life."""
+    """Whether a living process holds the lock, by one look: exact on its own host, elsewhere by its last sign of
+    life.
+    """
     seen = _look(Path(folder) / name)
     if seen is None:
         return False
@@ -209,10 +224,15 @@ class _Watch:
 
 
 def _own_content() -> bytes:
-    return json.dumps({
-        **process_mark(os.getpid()),
-        "job": os.environ.get("SLURM_JOB_ID", ""), "user": os.environ.get("USER") or str(os.getuid()),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "token": uuid.uuid4().hex}).encode()
+    return json.dumps(
+        {
+            **process_mark(os.getpid()),
+            "job": os.environ.get("SLURM_JOB_ID", ""),
+            "user": os.environ.get("USER") or str(os.getuid()),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "token": uuid.uuid4().hex,
+        }
+    ).encode()
 
 
 def _create(path: Path, content: bytes) -> bool:
@@ -281,11 +301,14 @@ def _describe(seen: Seen) -> str:
     if not holder:
         return "someone whose lock cannot be read"
     job = f", job {holder['job']}" if holder.get("job") else ""
-    return (f"another run: host {holder.get('host')}, process {holder.get('pid')}{job}, "
-            f"user {holder.get('user')}, since {holder.get('since')}")
+    return (
+        f"another run: host {holder.get('host')}, process {holder.get('pid')}{job}, "
+        f"user {holder.get('user')}, since {holder.get('since')}"
+    )
 
 
 # ---- processes ----
+
 
 def process_mark(pid: int) -> dict[str, Any]:
     """What tells a process of this host from every other one, now and later; for `is_visible` and `is_alive`."""
@@ -304,8 +327,12 @@ def _pid_space() -> str:
 def is_visible(holder: dict[str, Any]) -> bool:
     """Whether the holder's process would be seen from here if it lived."""
     space = _pid_space()
-    return bool(space) and holder.get("host") == socket.gethostname() and holder.get("pid_space") == space \
+    return (
+        bool(space)
+        and holder.get("host") == socket.gethostname()
+        and holder.get("pid_space") == space
         and isinstance(holder.get("pid"), int)
+    )
 
 
 def is_alive(holder: dict[str, Any]) -> bool:
@@ -329,5 +356,5 @@ def _process_status(pid: int) -> tuple[str, int] | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 1:].split()
+    fields = text[text.rindex(")") + 1 :].split()
     return fields[0], int(fields[19])

@@ -1,8 +1,11 @@
-"""What the first bytes of a growing file (store/growing.py) say of the rest, so that damage is noticed before it is read.
+"""What the first bytes of a growing file (store/growing.py) say of the rest, so that damage is noticed before it is
+read.
 
-The seal names two hashes: of all that h5py needs to find the rows (superblock, base, head), checked before HDF5 sees the
-file, and of the rows. Of each table the rows are hashed one after the other, so that a new row costs no look at the older.
+The seal names two hashes: of all that h5py needs to find the rows (superblock, base, head), checked before HDF5 sees
+the file, and of the rows. Of each table the rows are hashed one after the other, so that a new row costs no look at the
+older.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -16,14 +19,17 @@ import numpy as np
 
 SEAL_BYTES = 512  # the smallest user block of HDF5
 FIRST_BYTES = SEAL_BYTES + 96  # with the superblock, version 0, behind it
-TEXT = ("hkd_hpc rows, {} bytes follow this block, first {} that stay; the head at {} has {}; "
-        "sha256 {}, of the rows {}\n")
+TEXT = (
+    "hkd_hpc rows, {} bytes follow this block, first {} that stay; the head at {} has {}; sha256 {}, of the rows {}\n"
+)
 PATTERN = re.compile(TEXT.format(*[r"(\d{1,18})"] * 4, *["([0-9a-f]{64})"] * 2).encode())
 
 
 @dataclass(frozen=True)
 class GrowingSeal:
-    """`size_bytes`: of all behind the seal; `base_bytes`: behind the first block; `head_at`: counted from the file's start."""
+    """`size_bytes`: of all behind the seal; `base_bytes`: behind the first block; `head_at`: counted from the file's
+    start.
+    """
 
     size_bytes: int
     base_bytes: int
@@ -49,8 +55,10 @@ class GrowingSeal:
         raw.seek(FIRST_BYTES)
         base = hashlib.sha256(raw.read(self.base_bytes))
         raw.seek(self.head_at)
-        return (first[:SEAL_BYTES] == self.block()
-                and fixed_sha256(first[SEAL_BYTES:], base.digest(), raw.read(self.head_bytes)) == self.fixed_sha256)
+        return (
+            first[:SEAL_BYTES] == self.block()
+            and fixed_sha256(first[SEAL_BYTES:], base.digest(), raw.read(self.head_bytes)) == self.fixed_sha256
+        )
 
     def holds_rows(self, root: Any, raw: Any) -> bool:
         """Whether the rows are those that were sealed. `root`: the same file, opened by h5py."""
@@ -58,7 +66,9 @@ class GrowingSeal:
         for path, node in sorted(self._columns(root).items()):
             raw.seek(node.id.get_offset())
             content = raw.read(node.size * node.dtype.itemsize)
-            tables.setdefault(path.partition("/")[0], []).append(np.frombuffer(content, np.uint8).reshape(len(node), -1))
+            tables.setdefault(path.partition("/")[0], []).append(
+                np.frombuffer(content, np.uint8).reshape(len(node), -1)
+            )
         return rows_sha256(rows_added(hashlib.sha256(), tables[table]) for table in sorted(tables)) == self.rows_sha256
 
     def _columns(self, root: Any) -> dict[str, Any]:
@@ -92,7 +102,9 @@ def rows_added(digest: Any, columns: list[np.ndarray]) -> Any:
 
 
 class Frozen(io.RawIOBase):
-    """A file as it is, but with the first block that was read before: whatever its writer adds meanwhile is not seen."""
+    """A file as it is, but with the first block that was read before: whatever its writer adds meanwhile is not
+    seen.
+    """
 
     def __init__(self, raw: Any, first: bytes):
         self._raw, self._first = raw, first
@@ -112,6 +124,6 @@ class Frozen(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         place = self._raw.tell()
         length = self._raw.readinto(buffer)
-        known = self._first[place:place + length]
-        memoryview(buffer).cast("B")[:len(known)] = known
+        known = self._first[place : place + length]
+        memoryview(buffer).cast("B")[: len(known)] = known
         return length

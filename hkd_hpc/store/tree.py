@@ -8,6 +8,7 @@ A file whose tables grow (store/growing.py) has a seal of its own kind and is re
 HDF5 reaches the disk through a Python file: it then takes no file lock, so that neither a file system without locks
 nor HDF5_USE_FILE_LOCKING nor a reader of the older file changes anything, and a full disk is an ordinary OSError.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -40,6 +41,7 @@ STORABLE = "dict, Stream, Leaf, str, bool, int (64 bits), float, or an array of 
 @dataclass(frozen=True)
 class Leaf:
     """A value of a tree together with its HDF5 attributes (unit, model, data, moment: str, bool, int or float)."""
+
     value: Any
     attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -50,12 +52,14 @@ class Stream:
 
     A value may be anything that a tree may hold. It is checked when its turn comes.
     """
+
     members: Iterable[tuple[str, Callable[[], Any]]]
 
 
 @dataclass(frozen=True)
 class Room:
     """An array of this shape and type that has no values yet, nor a place in the file."""
+
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -100,6 +104,7 @@ def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, 
 def open_tree(path: str | Path) -> Iterator[TreeFile]:
     """Check the whole file once and give a TreeFile that reads its parts one by one. Raises BadFile."""
     import h5py
+
     path = Path(path)
     with contextlib.ExitStack() as stack:
         with _bad_file(path):
@@ -167,6 +172,7 @@ def chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 
 
 # ---- what HDF5 can store ----
+
 
 def is_name(name: Any) -> bool:
     """Whether a member of a group can have this name."""
@@ -240,6 +246,7 @@ def _kind(value: Any) -> str:
 
 # ---- writing ----
 
+
 class _PatientFile(io.FileIO):
     """Keeps the first failure (or Ctrl-C) for later: an HDF5 that fails in mid-file can crash the whole process."""
 
@@ -249,7 +256,7 @@ class _PatientFile(io.FileIO):
         rest = memoryview(data)
         try:
             while rest and not self.failure:
-                rest = rest[super().write(rest):]
+                rest = rest[super().write(rest) :]
         except BaseException as failure:
             self.failure = failure
         return len(data)
@@ -274,9 +281,12 @@ def _write(temporary: Path, tree: dict[str, Any], attributes: dict[str, Any]) ->
         disk.check()
 
 
-def _write_hdf5(disk: _PatientFile, tree: dict[str, Any], attributes: dict[str, Any], versions: tuple[str, str]) -> None:
+def _write_hdf5(
+    disk: _PatientFile, tree: dict[str, Any], attributes: dict[str, Any], versions: tuple[str, str]
+) -> None:
     """All but the seal."""
     import h5py
+
     try:
         with h5py.File(disk, "w", libver=versions, userblock_size=SEAL_BYTES) as root:
             _write_members(root, tree, disk)
@@ -313,6 +323,7 @@ def _members(group: Any, tree: dict[str, Any] | Stream) -> Iterator[tuple[str, A
 
 def _write_dataset(group: Any, name: str, value: Any) -> Any:
     import h5py
+
     if isinstance(value, Room):
         return group.create_dataset(name, value.shape, _text_or(value.dtype))
     stored = _storable(value, name)
@@ -328,6 +339,7 @@ def _write_dataset(group: Any, name: str, value: Any) -> Any:
 def _text_or(dtype: np.dtype) -> np.dtype:
     """As HDF5 knows it: bytes are text in UTF-8."""
     import h5py
+
     return h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
 
 
@@ -337,6 +349,7 @@ def _write_attributes(node: Any, attributes: dict[str, Any]) -> None:
 
 
 # ---- the seal ----
+
 
 def _write_seal(disk: io.FileIO) -> None:
     block = _seal(*_digest(disk))
@@ -361,7 +374,7 @@ def _digest(file: Any) -> tuple[int, str]:
 def _check_seal(path: Path, raw: Any, head: bytes) -> None:
     sealed = re.match(rb"hkd_hpc tree, (\d+) bytes", head)
     if not sealed:
-        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES:SEAL_BYTES + 8])
+        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES : SEAL_BYTES + 8])
         raise BadFile(path, "it was not written to its end, or not by hkd_hpc" if is_hdf5 else "it is not an HDF5 file")
     _check_size(path, raw, int(sealed[1]))
     if head[:SEAL_BYTES] != _seal(*_digest(raw)):
@@ -383,6 +396,7 @@ def _check_size(path: Path, raw: Any, sealed_bytes: int) -> None:
 
 
 # ---- reading ----
+
 
 @contextlib.contextmanager
 def _bad_file(path: Path) -> Iterator[None]:
@@ -424,6 +438,7 @@ def _read_all(group: Any) -> None:
 
 def _load(node: Any) -> Any:
     import h5py
+
     if isinstance(node, h5py.Group):
         return {name: _load(member) for name, member in node.items()}
     if h5py.check_string_dtype(node.dtype):

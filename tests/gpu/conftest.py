@@ -1,4 +1,5 @@
 """`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere each test is skipped and says why."""
+
 import os
 import sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 Kernels of a GPU may add in another order each time, and Adam makes a whole step of a gradient's last bit; so models are
 compared by how far they are apart, as a share of how far training has moved them: CLOSE.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -42,7 +43,8 @@ class Played:
 def require_close(own: Played, reference: Played) -> None:
     assert (own.moved_V - reference.moved_V).norm() < CLOSE * reference.moved_V.norm()
     for a, b in zip(own.rounds, reference.rounds):
-        assert not a.reports["status"].any() and a.reports["weight"].tolist() == b.reports["weight"].tolist()
+        assert not a.reports["status"].any()
+        assert a.reports["weight"].tolist() == b.reports["weight"].tolist()
         assert a.reports["loss"] == pytest.approx(b.reports["loss"], rel=CLOSE, abs=1e-3)
 
 
@@ -56,7 +58,8 @@ def test_a_round_is_near_to_that_of_a_cpu(data, scheme):
 def test_graphs_are_near_to_the_usual_way(data, scheme, lanes):
     own = Played(data, scheme, *LONGER, "run.graphs=on", f"run.lanes={lanes}")
     for bench in own.lanes:
-        assert not bench.graphs.failed and any(bench.graphs.recorded.values())
+        assert not bench.graphs.failed
+        assert any(bench.graphs.recorded.values())
     require_close(own, Played(data, scheme, *LONGER))
 
 
@@ -67,8 +70,12 @@ def deterministic():
     assemble.set_up_torch(config.resolve(), torch.device("cuda"))
 
 
-@pytest.mark.parametrize("more", [("run.graphs=on",), ("run.lanes=3",), ("run.graphs=on", "run.lanes=3"), ("run.graphs=on", "run.lanes=2")])
-@pytest.mark.parametrize("model", ["small", "resnet18"])  # ResNet18's products are split, in memory that lanes must not share
+@pytest.mark.parametrize(
+    "more", [("run.graphs=on",), ("run.lanes=3",), ("run.graphs=on", "run.lanes=3"), ("run.graphs=on", "run.lanes=2")]
+)
+@pytest.mark.parametrize(
+    "model", ["small", "resnet18"]
+)  # ResNet18's products are split, in memory that lanes must not share
 def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deterministic, model, more):
     settings = (*LONGER, f"model.name={model}", deterministic)
     assemble.set_up_torch(config.resolve(overrides=[deterministic]), torch.device("cuda"))
@@ -80,7 +87,8 @@ def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deter
 @pytest.mark.parametrize("scheme", [name for name in ALL if name != "central"])
 def test_lanes_are_near_to_one(data, scheme):
     own = Played(data, scheme, *LONGER, "run.lanes=3")
-    assert len(own.lanes) == 3 and len({bench.stream for bench in own.lanes}) == 3
+    assert len(own.lanes) == 3
+    assert len({bench.stream for bench in own.lanes}) == 3
     require_close(own, Played(data, scheme, *LONGER))
 
 
@@ -102,7 +110,8 @@ def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
     capsys.readouterr()
     broken.play(2)
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hkd_hpc: warning")]
-    assert "run.graphs=on: an epoch could not be recorded" in line and torch.cuda.current_stream() == stream
+    assert "run.graphs=on: an epoch could not be recorded" in line
+    assert torch.cuda.current_stream() == stream
     assert (broken.job.weights_V.cpu() - start_V - own.moved_V).norm() < CLOSE * own.moved_V.norm()
 
 
@@ -128,7 +137,8 @@ def test_without_enough_memory_lanes_are_halved(data, capsys):
     del bench
     [played] = own.play(1)
     assert [model() for model in models] == [None, None]
-    assert not played.reports["status"].any() and len(own.job.worker.lanes.benches) == 1
+    assert not played.reports["status"].any()
+    assert len(own.job.worker.lanes.benches) == 1
     assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
 
 
@@ -172,4 +182,6 @@ def test_many_signatures_on_one_gpu(data):
         client.x_train, client.y_train = whole[0][:images].contiguous(), whole[1][:images].contiguous()
         bench.run(client, own.job.weights_V, own.job.counters, own.message, 1)
         assert bool(torch.isfinite(bench.flat.values_V).all())
-    assert isinstance(bench.graphs, Graphs) and len(bench.graphs.recorded) == 8 and not bench.graphs.failed
+    assert isinstance(bench.graphs, Graphs)
+    assert len(bench.graphs.recorded) == 8
+    assert not bench.graphs.failed

@@ -1,4 +1,5 @@
 """A whole federation in this process: the product's own job on one rank, round by round, without files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,13 +13,32 @@ from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.control import Alone
 from hkd_hpc.comm.local import LocalComm
 
-SMALL = ("fed.clients=3", "fed.rounds=4", "train.epochs=1", "train.batch_size=16", "model.latent=8",
-         "data.fraction=0.6")
-SHORT_GENERATOR = ("scheme.hidden=16", "scheme.noise_size=4", "scheme.generator_epochs=2", "scheme.generator_steps=2",
-                   "scheme.generator_batch=8")
-OFF = {"fedavg": (), "fedprox": ("scheme.mu=0",), "moon": ("scheme.mu=0",), "fedalign": ("scheme.mu=0",),
-       "fedgen": ("scheme.alpha=0", "scheme.beta=0"), "fedmd": ("scheme.lam=0",), "fedproto": ("scheme.lam=0",),
-       "fedhkd": ("scheme.lam=0", "scheme.gamma=0"), "fedhkd_star": ("scheme.lam=0",)}
+SMALL = (
+    "fed.clients=3",
+    "fed.rounds=4",
+    "train.epochs=1",
+    "train.batch_size=16",
+    "model.latent=8",
+    "data.fraction=0.6",
+)
+SHORT_GENERATOR = (
+    "scheme.hidden=16",
+    "scheme.noise_size=4",
+    "scheme.generator_epochs=2",
+    "scheme.generator_steps=2",
+    "scheme.generator_batch=8",
+)
+OFF = {
+    "fedavg": (),
+    "fedprox": ("scheme.mu=0",),
+    "moon": ("scheme.mu=0",),
+    "fedalign": ("scheme.mu=0",),
+    "fedgen": ("scheme.alpha=0", "scheme.beta=0"),
+    "fedmd": ("scheme.lam=0",),
+    "fedproto": ("scheme.lam=0",),
+    "fedhkd": ("scheme.lam=0", "scheme.gamma=0"),
+    "fedhkd_star": ("scheme.lam=0",),
+}
 
 
 def save_images(path: Path, train: int = 300, test: int = 60, classes: int = 10, side: int = 32) -> Path:
@@ -67,7 +87,9 @@ class Federation:
 
     def _round(self) -> Round:
         job, round = self.job, self.job.done + 1
-        cohort = draw_cohort(job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round, job.worker.able)
+        cohort = draw_cohort(
+            job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round, job.worker.able
+        )
         reports = job.worker.train(round, cohort, job.weights_V, job.counters, self.message, False)
         gathered = rounds.gather_reports(job, round, reports)
         rounds.average(job, round)

@@ -8,6 +8,7 @@ must be analytic: an absolute value or a ReLU looks at the real part.
 Shape letters: B batch, N images of a client, C classes, D latent size, P parameters, A public images, K known classes,
 M clients, I and O channels in and out, H height, W width, X pixels; "..." is P or nothing.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -86,7 +87,7 @@ def convolution(x_BHWI, weight_OI33, stride):
     out = 0
     for i in range(3):
         for j in range(3):
-            tap = padded[..., i:i + stride * (height - 1) + 1:stride, j:j + stride * (width - 1) + 1:stride, :]
+            tap = padded[..., i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride, :]
             rows = tap.reshape(*tap.shape[:-4], -1, tap.shape[-1])
             out = out + rows @ weight_OI33[..., i, j].swapaxes(-1, -2)
     return out.reshape(*out.shape[:-2], batch, height, width, -1)
@@ -103,7 +104,7 @@ def split(vector, shapes: dict) -> dict:
     parts, start = {}, 0
     for name, shape in shapes.items():
         size = int(np.prod(shape))
-        parts[name] = vector[..., start:start + size].reshape(*vector.shape[:-1], *shape)
+        parts[name] = vector[..., start : start + size].reshape(*vector.shape[:-1], *shape)
         start += size
     return parts
 
@@ -118,9 +119,15 @@ def join(parts: dict, shapes: dict):
 class Dense:
     """Pixels pooled to 2 x 2, Linear, BatchNorm, ReLU, Linear; a classifier."""
 
-    shapes = {"extractor.2.weight": (8, 12), "extractor.3.weight": (8,), "extractor.3.bias": (8,),
-              "extractor.5.weight": (LATENT, 8), "extractor.5.bias": (LATENT,), "classifier.weight": (CLASSES, LATENT),
-              "classifier.bias": (CLASSES,)}
+    shapes = {
+        "extractor.2.weight": (8, 12),
+        "extractor.3.weight": (8,),
+        "extractor.3.bias": (8,),
+        "extractor.5.weight": (LATENT, 8),
+        "extractor.5.bias": (LATENT,),
+        "classifier.weight": (CLASSES, LATENT),
+        "classifier.bias": (CLASSES,),
+    }
     statistics = {"extractor.3.running_mean": (8,), "extractor.3.running_var": (8,)}
 
     def forward(self, w, x_BCHW, statistics=None):
@@ -139,10 +146,16 @@ class Dense:
 class Convolutional(Dense):
     """Pooled to 4 x 4, convolution, ReLU; last stage (convolution, BatchNorm, ReLU); mean, Linear; a classifier."""
 
-    shapes = {"extractor.first.0.weight": (4, 3, 3, 3), "extractor.last_stage.0.weight": (8, 4, 3, 3),
-              "extractor.last_stage.1.weight": (8,), "extractor.last_stage.1.bias": (8,),
-              "extractor.fc.weight": (LATENT, 8), "extractor.fc.bias": (LATENT,),
-              "classifier.weight": (CLASSES, LATENT), "classifier.bias": (CLASSES,)}
+    shapes = {
+        "extractor.first.0.weight": (4, 3, 3, 3),
+        "extractor.last_stage.0.weight": (8, 4, 3, 3),
+        "extractor.last_stage.1.weight": (8,),
+        "extractor.last_stage.1.bias": (8,),
+        "extractor.fc.weight": (LATENT, 8),
+        "extractor.fc.bias": (LATENT,),
+        "classifier.weight": (CLASSES, LATENT),
+        "classifier.bias": (CLASSES,),
+    }
     statistics = {"extractor.last_stage.1.running_mean": (8,), "extractor.last_stage.1.running_var": (8,)}
 
     def forward(self, w, x_BCHW, statistics=None):
@@ -161,7 +174,7 @@ class Convolutional(Dense):
     def last_stage(self, w, in_BHWI, channels, running=None):
         """Its first output channels, on the first input channels that are given."""
         _, weight, scale, shift, *_ = split(w, self.shapes).values()
-        out = convolution(in_BHWI, weight[..., :channels, :in_BHWI.shape[-1], :, :], 2)
+        out = convolution(in_BHWI, weight[..., :channels, : in_BHWI.shape[-1], :, :], 2)
         rows = out.reshape(*out.shape[:-4], -1, channels)
         normal, batch = batch_norm(rows, scale[..., :channels], shift[..., :channels], running)
         return relu(normal).reshape(out.shape), batch
@@ -185,7 +198,7 @@ def images(x_uint8):
 
 def batches_of(order, size):
     """The short last batch is kept; a last batch of one is merged into the one before."""
-    batches = [order[start:start + size] for start in range(0, len(order), size)]
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [np.concatenate(batches[-2:])]
     return batches
@@ -201,8 +214,8 @@ class Adam:
         gradient = gradient + self.weight_decay * w
         self.t += 1
         self.m = 0.9 * self.m + 0.1 * gradient
-        self.v = 0.999 * self.v + 0.001 * gradient ** 2
-        return w - lr * (self.m / (1 - 0.9 ** self.t)) / (np.sqrt(self.v / (1 - 0.999 ** self.t)) + 1e-8)
+        self.v = 0.999 * self.v + 0.001 * gradient**2
+        return w - lr * (self.m / (1 - 0.9**self.t)) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
 
 
 class Round(NamedTuple):
@@ -242,8 +255,10 @@ class FedAvg:
 
     def terms(self, w, client, index_B):
         feature_BD, logits_BC, self.batch_statistics = self.net.forward(w, client.x[index_B])
-        return {"cross_entropy": cross_entropy(logits_BC, client.y[index_B]),
-                **self.extra(w, client, index_B, feature_BD, logits_BC)}
+        return {
+            "cross_entropy": cross_entropy(logits_BC, client.y[index_B]),
+            **self.extra(w, client, index_B, feature_BD, logits_BC),
+        }
 
     def train(self, client, model, message, round):
         """(model, mean of each term over the images of the last epoch, report) after local training; Adam is new."""
@@ -305,8 +320,10 @@ class Moon(FedAvg):
     def extra(self, w, client, index_B, feature_BD, logits_BC):
         if self.previous is None:  # one logit alone: -log 1
             return {"contrastive": 0.0}
-        glob, prev = (np.exp(cosine(feature_BD, self.predict(model, client.x[index_B])[0]) / self.tau)
-                      for model in (self.received, self.previous))
+        glob, prev = (
+            np.exp(cosine(feature_BD, self.predict(model, client.x[index_B])[0]) / self.tau)
+            for model in (self.received, self.previous)
+        )
         return {"contrastive": -self.mu * np.log(glob / (glob + prev)).mean(-1)}
 
 
@@ -317,10 +334,10 @@ class FedAlign(FedAvg):
 
     def extra(self, w, client, index_B, feature_BD, logits_BC):
         in_BHWI, out_BHWO, _ = self.net.maps(constant(w)[0], client.x[index_B])
-        slim_BHWI = in_BHWI[..., :int(in_BHWI.shape[-1] * self.width)]
+        slim_BHWI = in_BHWI[..., : int(in_BHWI.shape[-1] * self.width)]
         student_BHWO, _ = self.net.last_stage(w, slim_BHWI, int(out_BHWO.shape[-1] * self.width))
         gap = singular_value(slim_BHWI, student_BHWO) - singular_value(in_BHWI, out_BHWO)
-        lipschitz = (gap ** 2).mean(-1)
+        lipschitz = (gap**2).mean(-1)
         return {"alignment": self.mu * constant(cross_entropy(logits_BC, client.y[index_B]) / lipschitz) * lipschitz}
 
 
@@ -377,8 +394,9 @@ def mean_of_sharers(reports):
     message = {"count_C": total_C}
     for name in reports[0]:
         if name != "count_C":
-            message[name] = np.array([sum(r["count_C"][j] * r[name][j] for r in reports) / max(total_C[j], 1)
-                                      for j in range(CLASSES)])
+            message[name] = np.array(
+                [sum(r["count_C"][j] * r[name][j] for r in reports) / max(total_C[j], 1) for j in range(CLASSES)]
+            )
     return message
 
 
@@ -405,8 +423,11 @@ class FedHKD(FedProto):
         shared_C = (count_C > 0) & (count_C / len(client.y) >= self.nu)
         noisy_CD = means_by_class(feature_ND, client.y) + std_C[:, None] * unit_CD
         soft_CC = means_by_class(softmax(logits_NC / self.temperature), client.y)
-        return {"count_C": count_C * shared_C, "feature_CD": noisy_CD * shared_C[:, None],
-                "soft_CC": soft_CC * shared_C[:, None]}
+        return {
+            "count_C": count_C * shared_C,
+            "feature_CD": noisy_CD * shared_C[:, None],
+            "soft_CC": soft_CC * shared_C[:, None],
+        }
 
 
 class FedHKDStar(FedHKD):
@@ -429,7 +450,7 @@ class FedMD(FedAvg):
             return {"distillation": 0.0}
         if len(self.order) < len(index_B):  # each public image once before any twice
             self.order += self.stream.permutation(len(self.public)).tolist()
-        public_B, self.order = self.order[:len(index_B)], self.order[len(index_B):]
+        public_B, self.order = self.order[: len(index_B)], self.order[len(index_B) :]
         _, z_BC, _ = self.net.forward(w, self.public[public_B])  # train mode, but its statistics are not kept
         teacher_BC = self.message["soft_AC"][public_B]
         divergence_B = (teacher_BC * (np.log(teacher_BC) - log_softmax(z_BC / self.temperature))).sum(-1)
@@ -452,14 +473,24 @@ class FedGen(FedAvg):
     alpha = beta = 10.0
     decay, generator_lr, weight_decay = 0.98, 3e-4, 0.01
     noise, hidden, generated, steps = 3, 6, 5, 4  # small; 64, 512, 32 and 50 in the paper
-    shapes = {"weight1": (hidden, noise + CLASSES), "bias1": (hidden,), "scale": (hidden,), "shift": (hidden,),
-              "weight2": (LATENT, hidden), "bias2": (LATENT,)}
+    shapes = {
+        "weight1": (hidden, noise + CLASSES),
+        "bias1": (hidden,),
+        "scale": (hidden,),
+        "shift": (hidden,),
+        "weight2": (LATENT, hidden),
+        "bias2": (LATENT,),
+    }
 
     def __init__(self, public=None):
         self.first = rng.stream(SEED, "generator", 1)
         start = {name: self.first.uniform(-1, 1, shape) for name, shape in self.shapes.items()}
-        for name, inputs in (("weight1", self.noise + CLASSES), ("bias1", self.noise + CLASSES),
-                             ("weight2", self.hidden), ("bias2", self.hidden)):
+        for name, inputs in (
+            ("weight1", self.noise + CLASSES),
+            ("bias1", self.noise + CLASSES),
+            ("weight2", self.hidden),
+            ("bias2", self.hidden),
+        ):
             start[name] /= np.sqrt(inputs)  # torch's initial Linear: uniform within 1 / sqrt(inputs)
         start |= {"scale": np.ones(self.hidden), "shift": np.zeros(self.hidden)}
         self.generator_P, self.adam = join(start, self.shapes), Adam(self.weight_decay)
@@ -520,8 +551,10 @@ class FedGen(FedAvg):
         generated = cross_entropy(self.net.classify(w, self.latent_for(drawn)), drawn)
         target_BC = constant(softmax(self.net.classify(w, self.latent_for(client.y[index_B]))))
         divergence = (target_BC * (np.log(target_BC) - log_softmax(logits_BC))).sum(-1).mean(-1)
-        return {"generated": self.alpha * self.factor * self.generated / len(index_B) * generated,
-                "divergence": self.beta * self.factor * divergence}
+        return {
+            "generated": self.alpha * self.factor * self.generated / len(index_B) * generated,
+            "divergence": self.beta * self.factor * divergence,
+        }
 
     def report(self, client, model):
         part = split(model[0], self.net.shapes)
@@ -529,5 +562,14 @@ class FedGen(FedAvg):
         return {"count_C": counts(client.y), "head_CD": head_CD, "head_bias_C": bias_C}
 
 
-SCHEMES = {"fedavg": FedAvg, "fedprox": FedProx, "moon": Moon, "fedalign": FedAlign, "fedgen": FedGen, "fedmd": FedMD,
-           "fedproto": FedProto, "fedhkd": FedHKD, "fedhkd_star": FedHKDStar}
+SCHEMES = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "moon": Moon,
+    "fedalign": FedAlign,
+    "fedgen": FedGen,
+    "fedmd": FedMD,
+    "fedproto": FedProto,
+    "fedhkd": FedHKD,
+    "fedhkd_star": FedHKDStar,
+}

@@ -1,4 +1,7 @@
-"""Local training by a plain torch loop in float64, for the product in float64 (fixture in_float64) to be compared with."""
+"""Local training by a plain torch loop in float64, for the product in float64 (fixture in_float64) to be compared
+with.
+"""
+
 from __future__ import annotations
 
 import copy
@@ -23,14 +26,15 @@ def double(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net).double()
 
 
-def train(net: nn.Module, client, extra: Callable, epochs: int, batch: int, round: int = 1,
-          lr: float = 1e-3) -> nn.Module:
+def train(
+    net: nn.Module, client, extra: Callable, epochs: int, batch: int, round: int = 1, lr: float = 1e-3
+) -> nn.Module:
     """Adam on cross-entropy + extra(net, feature, logits, labels, index); the batches are the client's own stream."""
     adam, stream = torch.optim.Adam(net.parameters(), lr=lr), rng.stream(client.seed, "batches", round, client.id)
     for _ in range(epochs):
         order = stream.permutation(len(client.y_train))
         for start in range(0, len(order), batch):
-            index = torch.from_numpy(order[start:start + batch])
+            index = torch.from_numpy(order[start : start + batch])
             feature, logits = net(images(client.x_train[index]))
             labels = client.y_train[index]
             adam.zero_grad()

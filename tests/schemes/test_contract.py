@@ -1,4 +1,5 @@
 """What every scheme of the registry owes the round loop, whatever its paper says."""
+
 from __future__ import annotations
 
 import signal
@@ -6,9 +7,9 @@ import signal
 import numpy as np
 import pytest
 import torch
+import toy
 from federation import OFF, Federation, same_model, save_images, settings
 
-import toy
 from hkd_hpc import config, evaluate, schemes
 from hkd_hpc.schemes.base import Facts
 
@@ -37,28 +38,42 @@ def test_what_is_declared_is_what_travels_and_stays(data, scheme, monkeypatch):
     run = Federation(data, scheme)
     own, given = run.scheme, {"report": [], "combine": []}
     for name in given:
+
         def noted(*args, original=getattr(own, name), kept=given[name]):
             kept.append(original(*args))
             return kept[-1]
+
         monkeypatch.setattr(own, name, noted)
     assert all(not tensor.any() for tensor in run.message.values())  # round 1 begins with nothing known
     last = run.play(2)[-1]
-    shapes = lambda tensors: {name: tuple(tensor.shape) for name, tensor in tensors.items()}  # noqa: E731
-    assert len(given["report"]) == 6 and len(given["combine"]) == 2
+    shapes = lambda tensors: {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert len(given["report"]) == 6
+    assert len(given["combine"]) == 2
     assert all(shapes(report) == own.report_shapes() for report in given["report"])
     assert all(shapes(message) == own.message_shapes() for message in given["combine"])
-    assert fields(last.reports[0]) == own.report_shapes() and fields(run.job.message[0]) == own.message_shapes()
+    assert fields(last.reports[0]) == own.report_shapes()
+    assert fields(run.job.message[0]) == own.message_shapes()
     for client in run.clients:
         assert {name: tuple(tensor.shape) for name, tensor in client.state.items()} == own.client_state_shapes()
-        assert not client.cache and not any(tensor.requires_grad for tensor in client.state.values())
+        assert not client.cache
+        assert not any(tensor.requires_grad for tensor in client.state.values())
     tensors = [*run.message.values(), *run.job.server.scheme_server.state.values()]
     assert all(torch.isfinite(tensor).all() and not tensor.requires_grad for tensor in tensors)
 
 
-# the paper's Table 1 for CIFAR10, by hand: a ResNet18 of 11,209,994 parameters; FedGen's generator of 512 x (64 + 10) + 512,
-# twice 512 for its BatchNorm, and 64 x 512 + 64
-HELD = {"fedavg": 11_209_994, "fedprox": 22_419_988, "moon": 33_629_982, "fedalign": 11_209_994, "fedgen": 11_282_250,
-        "fedmd": 11_209_994, "fedproto": 11_209_994, "fedhkd": 11_209_994, "fedhkd_star": 11_209_994}
+# the paper's Table 1 for CIFAR10, by hand: a ResNet18 of 11,209,994 parameters; FedGen's generator of 512 x (64 + 10) +
+# 512, twice 512 for its BatchNorm, and 64 x 512 + 64
+HELD = {
+    "fedavg": 11_209_994,
+    "fedprox": 22_419_988,
+    "moon": 33_629_982,
+    "fedalign": 11_209_994,
+    "fedgen": 11_282_250,
+    "fedmd": 11_209_994,
+    "fedproto": 11_209_994,
+    "fedhkd": 11_209_994,
+    "fedhkd_star": 11_209_994,
+}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -71,15 +86,18 @@ def test_parameters_held_are_those_of_the_papers_table(scheme):
 def test_loss_gives_a_scalar_for_each_term(data, scheme):
     run = Federation(data, scheme)
     for played in run.play(2):
-        assert played.reports["loss"].shape == (3, len(run.scheme.terms)) and np.isfinite(played.reports["loss"]).all()
-        assert (played.reports["loss"][:, 0] > 0).all() and run.scheme.terms[0] == "cross_entropy"
+        assert played.reports["loss"].shape == (3, len(run.scheme.terms))
+        assert np.isfinite(played.reports["loss"]).all()
+        assert (played.reports["loss"][:, 0] > 0).all()
+        assert run.scheme.terms[0] == "cross_entropy"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_search_has_five_points_within_range_and_the_default_among_them(scheme):
     """FedAvg has nothing of its own to tune. Point i takes value i of every name."""
     tunes, defaults = schemes.get(scheme).tunes, schemes.settings_of(scheme)()
-    assert bool(tunes) is (scheme != "fedavg") and all(len(set(grid)) == 5 for grid in tunes.values())
+    assert bool(tunes) is (scheme != "fedavg")
+    assert all(len(set(grid)) == 5 for grid in tunes.values())
     points = [dict(zip(tunes, values)) for values in zip(*tunes.values())]
     assert not tunes or {name: getattr(defaults, name) for name in tunes} in points
     for point in points:
@@ -110,8 +128,10 @@ def fedavg(data):
 
 
 def variants():
-    return [(name, off) for name, off in OFF.items()] + [("fedmd", (*OFF["fedmd"], "scheme.public_batchnorm=train")),
-                                                         ("fedhkd", ("scheme.nu=1",))]
+    return [(name, off) for name, off in OFF.items()] + [
+        ("fedmd", (*OFF["fedmd"], "scheme.public_batchnorm=train")),
+        ("fedhkd", ("scheme.nu=1",)),
+    ]
 
 
 @pytest.mark.parametrize("scheme, off", variants())
@@ -125,7 +145,8 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
 def test_with_its_terms_it_is_not(data, fedavg, scheme):
     own = Federation(data, scheme).play(2)
     first = scheme in ("fedprox", "fedalign")  # these need nothing from a round before
-    assert same_model(own[0], fedavg[0]) is not first and not same_model(own[1], fedavg[1])
+    assert same_model(own[0], fedavg[0]) is not first
+    assert not same_model(own[1], fedavg[1])
 
 
 def test_public_images_and_clients_are_the_same_for_every_scheme(data):
@@ -158,7 +179,8 @@ def test_logits_of_ten_thousand(data, scheme):
     _, logits = evaluate.predict(run.net, run.clients[0].x_train)
     assert 9e3 < logits.abs().max() < 1.1e4
     for played in run.play(2):
-        assert (played.reports["status"] == 0).all() and all_finite(run, played)
+        assert (played.reports["status"] == 0).all()
+        assert all_finite(run, played)
 
 
 @pytest.mark.parametrize("images", [2, 3, 17])
@@ -171,7 +193,8 @@ def test_clients_of_few_images_and_one_class(data, scheme, images):
         index = torch.cat([torch.nonzero(client.y_train == label)[:, 0]] * 3)[:images]
         client.x_train, client.y_train = client.x_train[index], client.y_train[index]
     for played in run.play(3):
-        assert (played.reports["status"] == 0).all() and all_finite(run, played)
+        assert (played.reports["status"] == 0).all()
+        assert all_finite(run, played)
         assert played.reports["weight"].tolist() == [images, images, 45]
 
 
@@ -182,7 +205,8 @@ def test_clients_of_one_image_and_of_none(data, scheme):
     for count, client in enumerate(run.clients[:2]):
         client.x_train, client.y_train = client.x_train[:count], client.y_train[:count]
     for played in run.play(3):
-        assert played.reports["status"].tolist() == [2, 0, 0] and all_finite(run, played)
+        assert played.reports["status"].tolist() == [2, 0, 0]
+        assert all_finite(run, played)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -200,7 +224,8 @@ def test_clients_that_cannot_train_or_are_refused(data, scheme):
 
     run.scheme.loss = spoilt
     for played in run.play(2):
-        assert played.reports["status"].tolist() == [2, 1, 0] and torch.isfinite(played.weights_V).all()
+        assert played.reports["status"].tolist() == [2, 1, 0]
+        assert torch.isfinite(played.weights_V).all()
         assert all(torch.isfinite(tensor).all() for tensor in run.message.values())
     run.scheme.loss = original
     assert run.play(1)[0].reports["status"].tolist() == [2, 0, 0]  # back in the next round
@@ -228,7 +253,8 @@ def test_order_of_the_clients_does_not_matter(data, scheme):
     forward, backward = (Federation(data, scheme, "fed.participation=0.5", "fed.clients=4") for _ in range(2))
     backward.clients.reverse()
     for one, other in zip(forward.play(3), backward.play(3)):
-        assert len(one.cohort) == 2 and same_model(one, other)
+        assert len(one.cohort) == 2
+        assert same_model(one, other)
         assert forward.job.message.tobytes() == backward.job.message.tobytes()
 
 
@@ -264,6 +290,7 @@ def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
     """Three ranks die in round 4; one goes on from the checkpoint of round 2 or 3."""
+
     def die(rank):
         toy.note_pid(tmp_path / "pids", 3)
         if rank == 1:
@@ -286,30 +313,47 @@ def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
 
 WEIGHTS = 760_336  # 2 clients x 4 bytes x (94,594 parameters + 448 BatchNorm statistics)
 BYTES = {  # 2 clients x 4 bytes x floats (up, down); all ten classes are with every client, latent 8
-    "fedavg": (0, 0), "fedprox": (0, 0), "moon": (0, 0), "fedalign": (0, 0),
+    "fedavg": (0, 0),
+    "fedprox": (0, 0),
+    "moon": (0, 0),
+    "fedalign": (0, 0),
     "fedgen": (8 * 10, 8 * (14 * 16 + 16 + 32 + 16 * 8 + 8)),  # noise 4, hidden 16: 408 floats
     "fedmd": (8 * 34 * 10, 8 * 34 * 10),  # 34 public images
     "fedproto": (8 * 10 * 8, 8 * 10 * 8),
-    "fedhkd": (8 * 10 * 19, 8 * 10 * 18), "fedhkd_star": (8 * 10 * 19, 8 * 10 * 18)}
+    "fedhkd": (8 * 10 * 19, 8 * 10 * 18),
+    "fedhkd_star": (8 * 10 * 19, 8 * 10 * 18),
+}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_payload_bytes_of_every_round(whole, scheme):
     found = toy.metrics(whole(scheme))
-    assert (found["partition/train_count"] > 0).all() and found["partition/train_count"].sum(1).tolist() == [34] * 4
-    ledger = {kind: found[f"rounds/payload_bytes/{kind}"].tolist()
-              for kind in ("weights_up", "weights_down", "knowledge_up", "knowledge_down")}
+    assert (found["partition/train_count"] > 0).all()
+    assert found["partition/train_count"].sum(1).tolist() == [34] * 4
+    ledger = {
+        kind: found[f"rounds/payload_bytes/{kind}"].tolist()
+        for kind in ("weights_up", "weights_down", "knowledge_up", "knowledge_down")
+    }
     up, down = BYTES[scheme]
-    assert ledger == {"weights_up": [WEIGHTS] * 4, "weights_down": [WEIGHTS] * 4, "knowledge_up": [up] * 4,
-                      "knowledge_down": [down] * 4}
+    assert ledger == {
+        "weights_up": [WEIGHTS] * 4,
+        "weights_down": [WEIGHTS] * 4,
+        "knowledge_up": [up] * 4,
+        "knowledge_down": [down] * 4,
+    }
 
 
 PAPER = {  # floats (up, down): CIFAR10, CIFAR100, SVHN
-    "fedavg": ((0, 0),) * 3, "fedprox": ((0, 0),) * 3, "moon": ((0, 0),) * 3, "fedalign": ((0, 0),) * 3,
+    "fedavg": ((0, 0),) * 3,
+    "fedprox": ((0, 0),) * 3,
+    "moon": ((0, 0),) * 3,
+    "fedalign": ((0, 0),) * 3,
     "fedgen": ((10, 72_256), (100, 118_336), (10, 55_840)),
     "fedmd": ((3_750, 3_750), (37_500, 37_500), (5_490, 5_490)),
     "fedproto": ((640, 640), (6_400, 6_400), (320, 320)),
-    "fedhkd": ((750, 740), (16_500, 16_400), (430, 420)), "fedhkd_star": ((750, 740), (16_500, 16_400), (430, 420))}
+    "fedhkd": ((750, 740), (16_500, 16_400), (430, 420)),
+    "fedhkd_star": ((750, 740), (16_500, 16_400), (430, 420)),
+}
 SIZES = ((10, 64, 375), (100, 64, 375), (10, 32, 549))  # classes, latent, public images
 
 
@@ -317,8 +361,10 @@ SIZES = ((10, 64, 375), (100, 64, 375), (10, 32, 549))  # classes, latent, publi
 def test_floats_at_the_sizes_of_the_paper(scheme):
     for (classes, latent, public), expected in zip(SIZES, PAPER[scheme]):
         own = schemes.get(scheme)(schemes.settings_of(scheme)(), Facts(classes, latent, 10, 0, 0, public))
-        report, message = ({name: torch.ones(shape) for name, shape in shapes.items()}
-                           for shapes in (own.report_shapes(), own.message_shapes()))
+        report, message = (
+            {name: torch.ones(shape) for name, shape in shapes.items()}
+            for shapes in (own.report_shapes(), own.message_shapes())
+        )
         assert (own.report_floats(report), own.message_floats(message)) == expected
 
 

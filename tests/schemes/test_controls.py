@@ -1,4 +1,5 @@
 """The controls: every client for itself, and all data in one place; each against a plain loop in float64."""
+
 from __future__ import annotations
 
 import copy
@@ -6,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+import toy
 from federation import Federation, save_images, settings
 from plain import assert_same_model, double, train
 
-import toy
 from hkd_hpc import schemes
 
 
@@ -62,7 +63,7 @@ def test_central_trains_on_exactly_the_images_of_the_federation(data):
     federation, central = Federation(data, "fedavg"), Federation(data, "central")
     (pool,) = central.clients
     for kind in ("train", "test"):
-        assert _images(pool, kind) == sorted(sum((_images(client, kind) for client in federation.clients), []))
+        assert _images(pool, kind) == sorted(pair for client in federation.clients for pair in _images(client, kind))
     expected = plain_rounds(central, pool, 2)
     central.play(2)
     central.load()
@@ -70,14 +71,17 @@ def test_central_trains_on_exactly_the_images_of_the_federation(data):
 
 
 def _images(client, kind: str) -> list[tuple[int, bytes]]:
-    return sorted((int(y), x.numpy().tobytes()) for x, y in zip(getattr(client, f"x_{kind}"), getattr(client, f"y_{kind}")))
+    return sorted(
+        (int(y), x.numpy().tobytes()) for x, y in zip(getattr(client, f"x_{kind}"), getattr(client, f"y_{kind}"))
+    )
 
 
 def test_central_makes_no_round_of_part_of_its_data(data):
     """One client cannot be sampled by half."""
     run = Federation(data, "central", "fed.participation=0.1")
     assert [played.cohort for played in run.play(2)] == [[0], [0]]
-    assert run.job.rank_of == [0] and run.job.config.fed.clients == 1
+    assert run.job.rank_of == [0]
+    assert run.job.config.fed.clients == 1
 
 
 @pytest.mark.parametrize("control", list(schemes.CONTROLS))
@@ -87,21 +91,28 @@ def test_same_bits_on_three_ranks_killed_and_resumed(data, tmp_path, control):
     def stop(rank):
         toy.on_place(3, "training", lambda: (_ for _ in ()).throw(ArithmeticError("on purpose")))
 
-    assert all(result.exit_code for result in toy.train(3, *settings(data, control), "--out", tmp_path / "run", patch=stop))
+    assert all(
+        result.exit_code for result in toy.train(3, *settings(data, control), "--out", tmp_path / "run", patch=stop)
+    )
     outputs = toy.train_ok(3, "--resume", *settings(data, control), "--out", tmp_path / "run")
-    assert "resuming after round 2" in outputs[0] and "remark: " in outputs[0]
+    assert "resuming after round 2" in outputs[0]
+    assert "remark: " in outputs[0]
     assert toy.rows(tmp_path / "run") == toy.rows(tmp_path / "straight")
     assert toy.checkpoint(tmp_path / "run", 4)["client_states/0/model"].tobytes() == (
-        toy.checkpoint(tmp_path / "straight", 4)["client_states/0/model"].tobytes())
+        toy.checkpoint(tmp_path / "straight", 4)["client_states/0/model"].tobytes()
+    )
 
 
 @pytest.mark.parametrize("control", list(schemes.CONTROLS))
 def test_nothing_travels(data, tmp_path, control):
     toy.train_ok(1, *settings(data, control, "fed.rounds=1"), "--out", tmp_path / "run")
     found = toy.metrics(tmp_path / "run")
-    assert [found[f"rounds/payload_bytes/{kind}"].tolist() for kind in
-            ("weights_up", "weights_down", "knowledge_up", "knowledge_down")] == [[0]] * 4
+    assert [
+        found[f"rounds/payload_bytes/{kind}"].tolist()
+        for kind in ("weights_up", "weights_down", "knowledge_up", "knowledge_down")
+    ] == [[0]] * 4
 
 
 def test_controls_are_no_schemes():
-    assert not set(schemes.CONTROLS) & set(schemes.REGISTRY) and len(schemes.REGISTRY) == 9
+    assert not set(schemes.CONTROLS) & set(schemes.REGISTRY)
+    assert len(schemes.REGISTRY) == 9

@@ -1,13 +1,15 @@
-"""The worked example of CONTRIBUTING.md: it is what is printed there, it is short, it runs, and it does what it says."""
+"""The worked example of CONTRIBUTING.md: it is what is printed there, it is short, it runs, and it does what it
+says.
+"""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import Federation, same_model, save_images, settings
-
 import toy
+from federation import Federation, same_model, save_images, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/my_scheme.py"
@@ -46,7 +48,9 @@ def test_loss_by_hand(data):
 
     def noted(client, batch):
         _, logits = run.net(batch.x_BCHW)
-        seen.append((client.id, logits.detach().double().numpy(), batch.y_B.numpy(), original(client, batch)["cross_entropy"]))
+        seen.append(
+            (client.id, logits.detach().double().numpy(), batch.y_B.numpy(), original(client, batch)["cross_entropy"])
+        )
         return original(client, batch)
 
     run.scheme.loss = noted
@@ -68,4 +72,5 @@ def test_its_command_runs_on_ranks_and_resumes_to_the_same_bits(data, tmp_path):
 
 def test_a_wrong_setting_of_it_is_refused_like_any_other(data, tmp_path):
     (result,) = toy.train(1, *settings(data, NAME, "scheme.tau=-1"), "--out", tmp_path / "run")
-    assert result.exit_code == 2 and "scheme.tau=-1: not allowed; scheme.tau must be a number >= 0 and <= 100" in result.output
+    assert result.exit_code == 2
+    assert "scheme.tau=-1: not allowed; scheme.tau must be a number >= 0 and <= 100" in result.output

@@ -1,4 +1,5 @@
 """FedAlign: singular values against numpy, the student against a stage built by itself, and where the gradient goes."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -36,8 +37,15 @@ def random_maps(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype="float32"))
 
 
-@pytest.mark.parametrize("inside, outside", [((5, 6, 4, 4), (5, 9, 4, 4)), ((5, 16, 8, 8), (5, 32, 4, 4)),
-                                             ((3, 8, 6, 4), (3, 4, 3, 2)), ((2, 64, 2, 2), (2, 128, 1, 1))])
+@pytest.mark.parametrize(
+    "inside, outside",
+    [
+        ((5, 6, 4, 4), (5, 9, 4, 4)),
+        ((5, 16, 8, 8), (5, 32, 4, 4)),
+        ((3, 8, 6, 4), (3, 4, 3, 2)),
+        ((2, 64, 2, 2), (2, 128, 1, 1)),
+    ],
+)
 def test_largest_singular_value_of_maps(inside, outside):
     """Maps after a ReLU are not negative, so ten iterations from the all-ones vector are enough."""
     maps = random_maps(*inside), random_maps(*outside, seed=1)
@@ -60,7 +68,8 @@ def test_dead_and_huge_maps_have_finite_values_and_gradients():
         maps = random_maps(2, 6, 4, 4), (scale * random_maps(2, 3, 4, 4, seed=1)).requires_grad_()
         value_B = largest_singular_value(*maps, 10)
         value_B.sum().backward()
-        assert torch.isfinite(value_B).all() and torch.isfinite(maps[1].grad).all()
+        assert torch.isfinite(value_B).all()
+        assert torch.isfinite(maps[1].grad).all()
 
 
 # ---- the slim stage
@@ -121,7 +130,8 @@ def test_student_is_a_stage_of_quarter_width(name, norm):
     before = {name: tensor.clone() for name, tensor in full.state_dict().items()}
     out = slim(full, x, 0.25)
     np.testing.assert_allclose(out.detach().numpy(), quarter(x).detach().numpy(), atol=1e-5)
-    assert out.shape[1] * 4 == [m for m in full.modules() if isinstance(m, nn.Conv2d)][-1].out_channels and out.any()
+    assert out.shape[1] * 4 == [m for m in full.modules() if isinstance(m, nn.Conv2d)][-1].out_channels
+    assert out.any()
     assert all(torch.equal(tensor, before[name]) for name, tensor in full.state_dict().items())
     out.sum().backward()
 
@@ -137,7 +147,8 @@ def test_last_stage_is_what_makes_the_last_maps(name):
     with captured(net.last_stage) as again:
         pass
     net(x)
-    assert not again and len(maps) == 2  # nothing hooks on
+    assert not again
+    assert len(maps) == 2
 
 
 # ---- the term
@@ -146,6 +157,7 @@ def test_last_stage_is_what_makes_the_last_maps(name):
 @pytest.fixture
 def prepared(toy_bench, toy_client):
     """make(overrides...): (scheme, client, batch) of the small net on 6 images of 32 x 32."""
+
     def make(*overrides, **more):
         bench, client = toy_bench(build("small", **more), "fedalign", *overrides), toy_client([0, 1, 2] * 2)
         plain.prepare(bench, client)

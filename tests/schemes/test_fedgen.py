@@ -1,4 +1,5 @@
 """FedGen: the generator and its two losses, its optimiser against torch's, and the client's two terms by hand."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -37,8 +38,12 @@ def scheme_of(classes: int = 3, latent: int = 4, **settings) -> FedGen:
 def as_module(state: dict) -> nn.Sequential:
     """The generator as its paper's code builds it, with these parameters."""
     shapes = {name: tuple(state[name].shape) for name in PARTS}
-    net = nn.Sequential(nn.Linear(*shapes["weight1"][::-1]), nn.BatchNorm1d(shapes["scale"][0]), nn.ReLU(),
-                        nn.Linear(*shapes["weight2"][::-1]))
+    net = nn.Sequential(
+        nn.Linear(*shapes["weight1"][::-1]),
+        nn.BatchNorm1d(shapes["scale"][0]),
+        nn.ReLU(),
+        nn.Linear(*shapes["weight2"][::-1]),
+    )
     with torch.no_grad():
         for parameter, name in zip(net.parameters(), PARTS):
             parameter.copy_(state[name])
@@ -52,8 +57,11 @@ def some_reports(clients: int = 3, classes: int = 3, latent: int = 4) -> dict[st
     random = np.random.default_rng(3)
     count_MC = random.integers(1, 30, (clients, classes))
     count_MC[0, 1] = count_MC[:, -1] = 0
-    made = {"count_C": count_MC, "head_CD": random.normal(size=(clients, classes, latent)),
-            "head_bias_C": random.normal(size=(clients, classes))}
+    made = {
+        "count_C": count_MC,
+        "head_CD": random.normal(size=(clients, classes, latent)),
+        "head_bias_C": random.normal(size=(clients, classes)),
+    }
     return {name: torch.as_tensor(array, dtype=torch.get_default_dtype()) for name, array in made.items()}
 
 
@@ -62,8 +70,19 @@ def some_reports(clients: int = 3, classes: int = 3, latent: int = 4) -> dict[st
 
 def test_defaults_are_the_papers():
     assert dataclasses.asdict(FedGenSettings()) == {
-        "name": "fedgen", "alpha": 10.0, "beta": 10.0, "decay": 0.98, "form": "code", "noise_size": 64, "hidden": 512, "generator_epochs": 5,
-        "generator_steps": 10, "generator_batch": 32, "generator_lr": 3e-4, "weight_decay": 0.01}
+        "name": "fedgen",
+        "alpha": 10.0,
+        "beta": 10.0,
+        "decay": 0.98,
+        "form": "code",
+        "noise_size": 64,
+        "hidden": 512,
+        "generator_epochs": 5,
+        "generator_steps": 10,
+        "generator_batch": 32,
+        "generator_lr": 3e-4,
+        "weight_decay": 0.01,
+    }
 
 
 @pytest.mark.parametrize("classes, latent, floats", [(10, 64, 72_256), (100, 64, 118_336), (10, 32, 55_840)])
@@ -74,9 +93,10 @@ def test_parameters_of_the_generator(classes, latent, floats):
     assert sum(p.numel() for p in module.parameters()) == floats == sum(state[name].numel() for name in PARTS)
     assert sum(b.numel() for b in module.buffers()) == 1024 + 1
     first = (64 + classes) ** -0.5
-    for name, bound in (("weight1", first), ("bias1", first), ("weight2", 512 ** -0.5)):
+    for name, bound in (("weight1", first), ("bias1", first), ("weight2", 512**-0.5)):
         assert 0.95 * bound < float(state[name].abs().max()) <= bound  # torch's initial Linear
-    assert (state["scale"] == 1).all() and not state["shift"].any()
+    assert (state["scale"] == 1).all()
+    assert not state["shift"].any()
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -137,10 +157,20 @@ def train_plainly(scheme, state, reports, random, steps: int, lr: float) -> nn.S
         noise = torch.from_numpy(random.random((len(y_B), s.noise_size), "float32")).double()
         latent = net(torch.cat([noise, torch.eye(3)[y_B]], 1))
         share = reports["count_C"] / reports["count_C"].sum(0).clamp(min=1)
-        teacher = sum((share[i, y_B] * F.cross_entropy(latent @ reports["head_CD"][i].T + reports["head_bias_C"][i],
-                                                       torch.tensor(y_B), reduction="none")).mean() for i in range(3))
-        pairs = [((noise[a] - noise[b]) ** 2).mean() * (latent[a] - latent[b]).abs().mean()
-                 for a in range(len(y_B)) for b in range(len(y_B))]
+        teacher = sum(
+            (
+                share[i, y_B]
+                * F.cross_entropy(
+                    latent @ reports["head_CD"][i].T + reports["head_bias_C"][i], torch.tensor(y_B), reduction="none"
+                )
+            ).mean()
+            for i in range(3)
+        )
+        pairs = [
+            ((noise[a] - noise[b]) ** 2).mean() * (latent[a] - latent[b]).abs().mean()
+            for a in range(len(y_B))
+            for b in range(len(y_B))
+        ]
         adam.zero_grad()
         (teacher + torch.exp(-sum(pairs) / len(pairs))).backward()
         adam.step()
@@ -155,15 +185,23 @@ def assert_same_generator(state: dict, module: nn.Module, atol: float) -> None:
 
 @pytest.mark.usefixtures("in_float64")
 def test_ten_steps_equal_torchs_adam():
-    scheme = scheme_of(hidden=12, noise_size=3, generator_batch=6, weight_decay=0.5, generator_epochs=2, generator_steps=5,
-                       generator_lr=0.01)
+    scheme = scheme_of(
+        hidden=12,
+        noise_size=3,
+        generator_batch=6,
+        weight_decay=0.5,
+        generator_epochs=2,
+        generator_steps=5,
+        generator_lr=0.01,
+    )
     reports, server = some_reports(), SchemeServer(None, seed=4)
     server.state.update(scheme._new_generator(rng.stream(4, "a start")))
     before, server.round = {name: tensor.clone() for name, tensor in server.state.items()}, 1
     message = scheme.combine(server, reports)
     expected = train_plainly(scheme, before, reports, rng.stream(4, "generator", 1), 10, 0.01)
     assert_same_generator(message, expected, 1e-12)
-    assert float((message["weight1"] - before["weight1"]).abs().max()) > 0.05 and server.state["adam_steps"] == 10
+    assert float((message["weight1"] - before["weight1"]).abs().max()) > 0.05
+    assert server.state["adam_steps"] == 10
     assert message["count_C"].tolist() == reports["count_C"].sum(0).tolist()
 
 
@@ -173,8 +211,12 @@ def test_adam_against_torch_on_given_gradients():
     start, gradients = torch.randn(7, generator=random), torch.randn(10, 7, generator=random)
     parameter = nn.Parameter(start.clone())
     adam = torch.optim.Adam([parameter], lr=0.03, weight_decay=0.2)
-    state = {"p": start.clone(), "adam_mean_p": torch.zeros(7), "adam_square_p": torch.zeros(7),
-             "adam_steps": torch.zeros(())}
+    state = {
+        "p": start.clone(),
+        "adam_mean_p": torch.zeros(7),
+        "adam_square_p": torch.zeros(7),
+        "adam_steps": torch.zeros(()),
+    }
     for gradient in gradients:
         parameter.grad = gradient
         adam.step()
@@ -186,7 +228,10 @@ def test_adam_against_torch_on_given_gradients():
 def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, toy_bench, toy_net, toy_client):
     rates = []
     monkeypatch.setattr(fedgen, "adam_step", lambda state, gradients, lr, weight_decay: rates.append(lr))
-    scheme, server = scheme_of(hidden=4, noise_size=2, generator_epochs=1, generator_steps=1), SchemeServer(None, seed=0)
+    scheme, server = (
+        scheme_of(hidden=4, noise_size=2, generator_epochs=1, generator_steps=1),
+        SchemeServer(None, seed=0),
+    )
     for server.round in (1, 2, 3, 51):
         scheme.combine(server, some_reports())
     assert rates == pytest.approx([3e-4, 2.94e-4, 2.8812e-4, 3e-4 * 0.364170], rel=1e-5)
@@ -210,7 +255,9 @@ def test_labels_are_drawn_among_those_that_exist(monkeypatch):
     monkeypatch.setattr(fedgen, "generate", watched)
     scheme, server = scheme_of(hidden=4, noise_size=2), SchemeServer(None, seed=0, round=1)
     scheme.combine(server, some_reports())
-    assert len(seen) == 50 * 32 and set(seen) == {0, 1} and 700 < seen.count(0) < 900
+    assert len(seen) == 50 * 32
+    assert set(seen) == {0, 1}
+    assert 700 < seen.count(0) < 900
 
 
 def test_training_lowers_the_teacher_loss(data):
@@ -220,11 +267,13 @@ def test_training_lowers_the_teacher_loss(data):
         reports = run.play(1)[0].reports["tensors"]
         reports = {name: torch.from_numpy(reports[name].copy()) for name in ("count_C", "head_CD", "head_bias_C")}
         losses.append(teacher_loss(fedgen.generate(run.message, noise_BN, y_B, 10, False), y_B, reports).item())
-    assert losses[-1] < losses[0] < 2.4 and losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < losses[0] < 2.4
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_state_is_complete(data):
     """A server that forgets its optimiser, or its generator, goes another way."""
+
     def play(forget=()):
         run = Federation(data, "fedgen")
         run.play(1)
@@ -235,8 +284,10 @@ def test_state_is_complete(data):
         return run.message["weight1"]
 
     assert torch.equal(play(), play())
-    assert not torch.equal(play(), play(("adam_mean",))) and not torch.equal(play(), play(("adam_square",)))
-    assert not torch.equal(play(), play(("adam_steps",))) and not torch.equal(play(), play(("weight2",)))
+    assert not torch.equal(play(), play(("adam_mean",)))
+    assert not torch.equal(play(), play(("adam_square",)))
+    assert not torch.equal(play(), play(("adam_steps",)))
+    assert not torch.equal(play(), play(("weight2",)))
 
 
 # ---- the client's terms
@@ -245,8 +296,11 @@ def test_state_is_complete(data):
 def constant_generator(scheme, vector: list[float]) -> dict[str, torch.Tensor]:
     """A message whose generator gives this latent vector for every label and noise."""
     message = {name: torch.zeros(shape) for name, shape in scheme.message_shapes().items()}
-    message.update(bias2=torch.tensor(vector), variance=torch.ones(scheme.settings.hidden),
-                   count_C=torch.ones(scheme.facts.classes))
+    message.update(
+        bias2=torch.tensor(vector),
+        variance=torch.ones(scheme.settings.hidden),
+        count_C=torch.ones(scheme.facts.classes),
+    )
     return message
 
 
@@ -305,13 +359,15 @@ def test_a_small_step_lowers_the_divergence_and_its_target_is_constant(toy_bench
     with torch.no_grad():
         for name, parameter in client.net.named_parameters():
             parameter -= 1e-3 * found[name]
-    assert scheme.loss(client, TWO)["divergence"].item() < before.item() and found["extractor.1.weight"].any()
+    assert scheme.loss(client, TWO)["divergence"].item() < before.item()
+    assert found["extractor.1.weight"].any()
 
 
 def test_generated_term_reaches_the_classifier_alone_and_the_generator_is_constant(toy_bench, toy_client):
     scheme, client = prepared(toy_bench, toy_client, [1.0, -1.0, 0.5])
     found = plain.gradient(client.net, scheme.loss(client, TWO)["generated"])
-    assert found["classifier.weight"].any() and not found["extractor.1.weight"].any()
+    assert found["classifier.weight"].any()
+    assert not found["extractor.1.weight"].any()
     assert not any(tensor.requires_grad for tensor in client.message.values())
 
 
@@ -328,7 +384,9 @@ def test_clients_draw_labels_of_the_federation_and_their_own(monkeypatch, toy_be
 
     monkeypatch.setattr(scheme, "_generate_for", watched)
     scheme.loss(client, TWO)
-    assert asked[1] == [0, 2] and set(asked[0]) == {1, 2} and 110 < asked[0].count(1) < 190
+    assert asked[1] == [0, 2]
+    assert set(asked[0]) == {1, 2}
+    assert 110 < asked[0].count(1) < 190
 
 
 def test_round_one_is_unassisted(toy_bench, toy_client):
@@ -344,7 +402,8 @@ def test_report_is_the_head_and_the_label_counts(toy_bench, toy_net, toy_client)
     report = bench.scheme.report(plain.prepare(bench, client))
     bench.flat.values_V.zero_()
     assert report["count_C"].tolist() == [2.0, 0.0, 3.0]
-    assert report["head_CD"].any() and report["head_bias_C"].any()  # copies: the bench goes on to the next client
+    assert report["head_CD"].any()
+    assert report["head_bias_C"].any()
 
 
 @pytest.mark.parametrize("change", ["no bias", "not linear"])
@@ -406,8 +465,9 @@ def test_ensemble_loss_against_float64():
 def test_with_one_head_both_forms_of_the_loss_agree():
     reports = {name: tensor[1:2] for name, tensor in some_reports().items()}
     latent_BD, y_B = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0])
-    assert ensemble_loss(latent_BD, y_B, reports).item() == pytest.approx(teacher_loss(latent_BD, y_B, reports).item(),
-                                                                         rel=1e-5)
+    assert ensemble_loss(latent_BD, y_B, reports).item() == pytest.approx(
+        teacher_loss(latent_BD, y_B, reports).item(), rel=1e-5
+    )
 
 
 def test_the_server_draws_normal_noise_and_labels_by_their_counts(monkeypatch):
@@ -423,9 +483,13 @@ def test_the_server_draws_normal_noise_and_labels_by_their_counts(monkeypatch):
     scheme, server = scheme_of(hidden=4, noise_size=2, form="paper"), SchemeServer(None, seed=0, round=1)
     reports = some_reports(2) | {"count_C": torch.tensor([[10.0, 0, 5], [0, 0, 25]])}
     message = scheme.combine(server, reports)
-    assert len(seen) == 1600 and set(seen) == {0, 2} and 0.72 < seen.count(2) / 1600 < 0.78  # standard error .011
+    assert len(seen) == 1600
+    assert set(seen) == {0, 2}
+    assert 0.72 < seen.count(2) / 1600 < 0.78
     drawn = torch.cat(noise)
-    assert abs(drawn.mean()) < 0.06 and drawn.std().item() == pytest.approx(1, rel=0.05) and drawn.min() < -2
+    assert abs(drawn.mean()) < 0.06
+    assert drawn.std().item() == pytest.approx(1, rel=0.05)
+    assert drawn.min() < -2
     assert all(torch.isfinite(tensor).all() for tensor in message.values())
 
 
@@ -438,7 +502,9 @@ def test_the_client_of_the_paper_has_one_term_of_weight_one(monkeypatch, toy_ben
     monkeypatch.setattr(scheme, "_generate_for", lambda client, y_B: asked.append(len(y_B)) or original(client, y_B))
     terms = scheme.loss(client, TWO)
     assert terms["generated"].item() == pytest.approx(math.log(2), rel=1e-5)
-    assert terms["divergence"].item() == 0.0 and not terms["divergence"].requires_grad and asked == [2]
+    assert terms["divergence"].item() == 0.0
+    assert not terms["divergence"].requires_grad
+    assert asked == [2]
 
 
 def test_the_client_draws_labels_by_their_counts(monkeypatch, toy_bench, toy_client):
@@ -446,14 +512,18 @@ def test_the_client_draws_labels_by_their_counts(monkeypatch, toy_bench, toy_cli
     client.message["count_C"] = torch.tensor([0.0, 100.0, 300.0])
     scheme.begin(client)
     asked, original = [], scheme._generate_for
-    monkeypatch.setattr(scheme, "_generate_for", lambda client, y_B: asked.extend(y_B.tolist()) or original(client, y_B))
+    monkeypatch.setattr(
+        scheme, "_generate_for", lambda client, y_B: asked.extend(y_B.tolist()) or original(client, y_B)
+    )
     for _ in range(600):
         scheme._generated_term(client, 2)
-    assert set(asked) == {1, 2} and 0.70 < asked.count(2) / 1200 < 0.80  # standard error .0125
+    assert set(asked) == {1, 2}
+    assert 0.70 < asked.count(2) / 1200 < 0.80
 
 
 def test_a_federation_in_the_form_of_the_paper(data):
     run = Federation(data, "fedgen", *PAPER)
     last = run.play(3)[-1]
-    assert (last.reports["loss"][:, 1] > 0).all() and not last.reports["loss"][:, 2].any()
+    assert (last.reports["loss"][:, 1] > 0).all()
+    assert not last.reports["loss"][:, 2].any()
     assert torch.isfinite(last.weights_V).all()

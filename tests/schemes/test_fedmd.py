@@ -1,4 +1,5 @@
 """FedMD: the teacher, the divergence by hand, and the public images: whose they are, their order, and BatchNorm."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,10 +9,10 @@ import numpy as np
 import plain
 import pytest
 import torch
+import toy
 from federation import Federation, save_images, settings
 from torch import nn
 
-import toy
 from hkd_hpc import rng
 from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
@@ -38,6 +39,7 @@ def identity_net() -> Net:
 @pytest.fixture
 def prepared(toy_bench, toy_client):
     """make(net, public images, soft_AC, overrides...): (bench, client) in round 2 after `begin`."""
+
     def make(net, x_public, soft_AC, *overrides):
         bench, client = toy_bench(net, "fedmd", *overrides), toy_client(LABELS, id=2)
         bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=len(x_public))
@@ -58,8 +60,12 @@ def batch_of(client, count: int = 4) -> Batch:
 
 
 def test_defaults_are_the_papers():
-    assert dataclasses.asdict(FedMDSettings()) == {"name": "fedmd", "lam": 0.05, "temperature": 0.5,
-                                                   "public_batchnorm": "keep"}
+    assert dataclasses.asdict(FedMDSettings()) == {
+        "name": "fedmd",
+        "lam": 0.05,
+        "temperature": 0.5,
+        "public_batchnorm": "keep",
+    }
 
 
 # ---- the term
@@ -144,8 +150,10 @@ def test_public_images_are_the_same_for_all_and_nobodys(data):
     partition = run.job.server.static["partition"]
     public, x_train = partition["public_index"], np.load(data)["x_train"]
     dealt = np.concatenate([partition["train_index"], partition["test_index"]])
-    assert partition["test_split"] == "train" and len(public) == len(set(public)) == 45 == run.scheme.facts.public
-    assert len(set(dealt)) == 180 and not set(public) & set(dealt)
+    assert partition["test_split"] == "train"
+    assert len(public) == len(set(public)) == 45 == run.scheme.facts.public
+    assert len(set(dealt)) == 180
+    assert not set(public) & set(dealt)
     for client in run.clients:
         np.testing.assert_array_equal(client.x_public.numpy(), x_train[public])
 
@@ -161,16 +169,26 @@ def drawn(prepared, toy_net, images: int, sizes: list[int]) -> list[list[int]]:
     return [bench.scheme._next_public(client, size).tolist() for size in sizes]
 
 
-@pytest.mark.parametrize("images, sizes", [
-    (12, [4] * 9), (10, [4] * 12), (11, [8, 3, 8, 3, 8, 3]), (7, [3] * 20), (375, [64] * 5 + [55] + [64] * 5 + [55]),
-    (13, [5, 5, 2] * 6), (5, [5, 5]), (2, [2, 2, 2])])
+@pytest.mark.parametrize(
+    "images, sizes",
+    [
+        (12, [4] * 9),
+        (10, [4] * 12),
+        (11, [8, 3, 8, 3, 8, 3]),
+        (7, [3] * 20),
+        (375, [64] * 5 + [55] + [64] * 5 + [55]),
+        (13, [5, 5, 2] * 6),
+        (5, [5, 5]),
+        (2, [2, 2, 2]),
+    ],
+)
 def test_every_public_image_is_used_once_before_any_is_used_twice(prepared, toy_net, images, sizes):
     batches = drawn(prepared, toy_net, images, sizes)
     assert [len(batch) for batch in batches] == sizes
     used = [i for batch in batches for i in batch]
     for start in range(0, len(used) - images + 1, images):
-        assert sorted(used[start:start + images]) == list(range(images))
-    assert len({tuple(used[start:start + images]) for start in range(0, images * 2, images)}) == 2 or images <= 2
+        assert sorted(used[start : start + images]) == list(range(images))
+    assert len({tuple(used[start : start + images]) for start in range(0, images * 2, images)}) == 2 or images <= 2
 
 
 def test_fewer_public_images_than_a_batch_are_all_used(prepared, toy_net):
@@ -229,13 +247,16 @@ def test_a_layer_that_never_tracked_statistics_stays_so():
     net = nn.BatchNorm1d(2, track_running_stats=False)
     with running_statistics_kept(net):
         net(torch.randn(4, 2))
-    assert not net.track_running_stats and net.running_mean is None
+    assert not net.track_running_stats
+    assert net.running_mean is None
 
 
 @pytest.mark.parametrize("rule", ["keep", "train"])
 def test_one_public_image(data, rule):
     """Statistics of one image are none (at 1 x 1 maps BatchNorm raises): refused before the first round."""
-    with pytest.raises(UsageError, match="fedmd: needs 2 public images or more, there is 1; raise data.public_fraction"):
+    with pytest.raises(
+        UsageError, match="fedmd: needs 2 public images or more, there is 1; raise data.public_fraction"
+    ):
         Federation(data, "fedmd", "data.public_fraction=0.004", f"scheme.public_batchnorm={rule}")
 
 
@@ -269,7 +290,9 @@ def test_no_room_for_public_images_ends_with_the_largest_fraction(data, tmp_path
     """3 clients of n = floor(100 f) images and .75 n more for the public set are at most 300 for n = 80, so f < .81."""
     results = toy.train(1, *settings(data, "fedmd", "data.fraction=1"), "--out", tmp_path / "run")
     lines = toy.our_lines([results[0].output])
-    assert results[0].exit_code == 2 and len(lines) == 1 and "data.fraction of at most 0.8099 " in lines[0]
+    assert results[0].exit_code == 2
+    assert len(lines) == 1
+    assert "data.fraction of at most 0.8099 " in lines[0]
     for fraction in ("0.8", "0.8099"):
         assert Federation(data, "fedmd", f"data.fraction={fraction}").scheme.facts.public == 60
     with pytest.raises(UsageError, match="needs public images"):

@@ -1,4 +1,5 @@
 """FedProto: prototypes weighted by counts, and an elementwise mean square that a missing class does not shrink."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -40,8 +41,12 @@ FOUR = Batch(X.reshape(4, 3, 1, 1), torch.tensor([0, 1, 2, 0]), torch.arange(4))
 
 
 def test_defaults_are_the_papers():
-    assert dataclasses.asdict(FedProtoSettings()) == {"name": "fedproto", "lam": 0.05, "weights": "average",
-                                                      "aggregation": "count"}
+    assert dataclasses.asdict(FedProtoSettings()) == {
+        "name": "fedproto",
+        "lam": 0.05,
+        "weights": "average",
+        "aggregation": "count",
+    }
 
 
 @pytest.mark.parametrize("weights, shares", [("average", True), ("none", False)])
@@ -67,14 +72,16 @@ def test_gradient_reaches_the_extractor_alone_and_not_from_missing_classes(toy_b
     """d / d bias = .3 * 2 / 12 * sum of (3,4,0), (0,0,2), (0,0,1)."""
     scheme, client = prepared(toy_bench, toy_client)
     found = plain.gradient(client.net, scheme.loss(client, FOUR)["prototype"])
-    assert not found["classifier.weight"].any() and not found["classifier.bias"].any()
+    assert not found["classifier.weight"].any()
+    assert not found["classifier.bias"].any()
     np.testing.assert_allclose(found["extractor.1.bias"].numpy(), [0.15, 0.2, 0.15], rtol=1e-5)
 
 
 def test_round_one_is_unassisted(toy_bench, toy_client):
     scheme, client = prepared(toy_bench, toy_client, torch.zeros(3))
     term = scheme.loss(client, FOUR)["prototype"]
-    assert term.item() == 0.0 and not term.requires_grad
+    assert term.item() == 0.0
+    assert not term.requires_grad
 
 
 def test_report_is_the_mean_feature_in_eval_mode(toy_bench, toy_net, toy_client):
@@ -103,10 +110,13 @@ def test_the_server_weights_by_counts(toy_bench, toy_net):
 def test_without_weights_and_without_its_term_every_client_is_on_its_own(tmp_path):
     """weights=none, lam=0: the models of the control `local`, bit for bit; with lam they are not."""
     data, none = save_images(tmp_path / "data.npz"), "scheme.weights=none"
-    local, alone, proto = (Federation(data, *more) for more in (
-        ("local",), ("fedproto", none, "scheme.lam=0"), ("fedproto", none, "scheme.lam=1")))
+    local, alone, proto = (
+        Federation(data, *more)
+        for more in (("local",), ("fedproto", none, "scheme.lam=0"), ("fedproto", none, "scheme.lam=1"))
+    )
     rounds = [run.play(3) for run in (local, alone, proto)]
-    assert all(map(same_model, rounds[0], rounds[1])) and same_model(rounds[0][0], rounds[2][0])
+    assert all(map(same_model, rounds[0], rounds[1]))
+    assert same_model(rounds[0][0], rounds[2][0])
     assert not same_model(rounds[0][1], rounds[2][1])
 
 
@@ -117,7 +127,8 @@ def test_other_means_of_the_prototypes(toy_bench, toy_net, rule, expected):
     feature_MCD[0, 0], feature_MCD[1, 0], feature_MCD[1, 1] = 8.0, 4.0, 6.0
     reports = {"count_C": torch.tensor([[1.0, 0, 0], [3, 2, 0]]), "feature_CD": feature_MCD}
     message = scheme.combine(server, reports)
-    assert message["feature_CD"][:, 0].tolist() == expected and message["count_C"].tolist() == [4.0, 2.0, 0.0]
+    assert message["feature_CD"][:, 0].tolist() == expected
+    assert message["count_C"].tolist() == [4.0, 2.0, 0.0]
 
 
 @pytest.mark.usefixtures("in_float64")

@@ -1,4 +1,5 @@
 """FedProx: (mu / 2) ||w - w_received||^2, once, over what is trained; against autograd and a plain loop in float64."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -53,7 +54,8 @@ def test_penalty_is_over_parameters_only(toy_bench, toy_net, toy_client, monkeyp
     squares = sum(((now[name].astype("f8") - before[name].astype("f8")) ** 2).sum() for name in names)
     terms = bench.scheme.loss(client, whole_batch(client))
     assert tuple(terms) == bench.scheme.terms == ("cross_entropy", "proximal")
-    assert terms["proximal"].item() == pytest.approx(0.15 * squares, rel=1e-5) and 0.15 * squares < 100
+    assert terms["proximal"].item() == pytest.approx(0.15 * squares, rel=1e-5)
+    assert 0.15 * squares < 100
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 18])
@@ -99,7 +101,8 @@ def test_first_step_feels_nothing(toy_bench, toy_net, toy_client):
         bench = toy_bench(toy_net(), scheme, "train.epochs=1", "train.batch_size=16", *more)
         result = bench.run(toy_client(LABELS), bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
         weights.append(bench.flat.values_V.clone())
-    assert torch.equal(*weights) and result.loss_by_term[1] == 0.0
+    assert torch.equal(*weights)
+    assert result.loss_by_term[1] == 0.0
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -124,6 +127,6 @@ def test_a_large_mu_keeps_the_weights_near(toy_bench, toy_net, toy_client):
         client = toy_client(LABELS)
         start_V = bench.flat.values_V.clone()
         bench.run(client, start_V, [torch.tensor(0)], {}, 1)
-        return float((bench.flat.parameters_P - start_V[:len(bench.flat.parameters_P)]).norm())
+        return float((bench.flat.parameters_P - start_V[: len(bench.flat.parameters_P)]).norm())
 
     assert drift(1000) < drift(1) < drift(0)

@@ -1,4 +1,5 @@
 """Epochs on a stage, and clients side by side, give the bits of the usual way, for every scheme and control."""
+
 from __future__ import annotations
 
 import weakref
@@ -20,10 +21,13 @@ from hkd_hpc.schemes.fedhkd import FedHKD
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
 DRAWING = ("fedgen", "fedmd")  # on the host, in each batch
 ROUNDS = 3
-VARIANTS = [("fedavg", ("train.clip_norm=0.1", "train.drop_last=true")),
-            ("fedhkd", ("train.batch_size=11",)),  # 45 = 4 x 11 + 1
-            ("fedhkd", ("fed.straggler_rate=0.5", "fed.straggler_epochs=1", "data.val_fraction=0.3")),
-            ("moon", ("fed.participation=0.7", "train.batchnorm=local")), ("fedproto", ("scheme.weights=none",))]
+VARIANTS = [
+    ("fedavg", ("train.clip_norm=0.1", "train.drop_last=true")),
+    ("fedhkd", ("train.batch_size=11",)),  # 45 = 4 x 11 + 1
+    ("fedhkd", ("fed.straggler_rate=0.5", "fed.straggler_epochs=1", "data.val_fraction=0.3")),
+    ("moon", ("fed.participation=0.7", "train.batchnorm=local")),
+    ("fedproto", ("scheme.weights=none",)),
+]
 BOTH = [*((name, ()) for name in ALL), *VARIANTS]
 LONGER = ("train.epochs=3", "train.lr_halve_every=1")
 
@@ -51,7 +55,8 @@ def same(own: list[Round], reference: list[Round]) -> bool:
     names = [name for name in own[0].reports.dtype.names if not name.endswith("_s")]
     return len(own) == len(reference) and all(
         same_model(a, b) and all(np.array_equal(a.reports[name], b.reports[name]) for name in names)
-        for a, b in zip(own, reference))
+        for a, b in zip(own, reference)
+    )
 
 
 # ---- graphs
@@ -88,7 +93,8 @@ def test_a_promise_is_not_inherited():
     net, gpu = Net(torch.nn.Flatten(), 4, 3), torch.device("cuda")
     assert graphs.why_not(object.__new__(Derived), net, gpu) == "Derived does not say `captures = True`"
     assert graphs.why_not(object.__new__(FedHKD), OwnNet(torch.nn.Flatten(), 4, 3), gpu) == (
-        "OwnNet does not say `captures = True`")
+        "OwnNet does not say `captures = True`"
+    )
 
 
 def staged(client, message=None, **cache):
@@ -102,21 +108,27 @@ def test_a_stage_is_for_clients_that_look_the_same(toy_client):
 
     one = look([0, 1, 2], torch.zeros(3))
     assert one == look([2, 2, 2], torch.ones(3), sent=1.0, id=1)
-    assert one != look([0, 1], torch.zeros(3)) and one != look([0, 1, 2], torch.zeros(3), any=False)
-    assert one != look([0, 1, 2], torch.zeros(2)) and one != look([0, 1, 2], torch.zeros(3).bool())
+    assert one != look([0, 1], torch.zeros(3))
+    assert one != look([0, 1, 2], torch.zeros(3), any=False)
+    assert one != look([0, 1, 2], torch.zeros(2))
+    assert one != look([0, 1, 2], torch.zeros(3).bool())
     with pytest.raises(TypeError, match="client.cache\\['random'\\] is a Generator, no tensor and no plain value"):
         graphs.signature(staged(toy_client([0, 1]), random=np.random.default_rng(0)))
 
 
 def test_a_stage_holds_copies(toy_client):
-    first, second = (staged(toy_client([id, 1], id=id), {"h": torch.full((2,), float(id))}, x=torch.tensor(float(id)))
-                     for id in (1, 2))
+    first, second = (
+        staged(toy_client([id, 1], id=id), {"h": torch.full((2,), float(id))}, x=torch.tensor(float(id)))
+        for id in (1, 2)
+    )
     stage = graphs.Stage(first, torch.zeros(5))
     addresses = [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
     stage.put(second, torch.tensor([1, 0]), 0.25)
     assert addresses == [tensor.data_ptr() for tensor in graphs.tensors_of(stage.client).values()]
     assert all(map(torch.equal, graphs.tensors_of(stage.client).values(), graphs.tensors_of(second).values()))
-    assert stage.order_N.tolist() == [1, 0] and stage.lr.item() == 0.25 and first.message["h"].tolist() == [1, 1]
+    assert stage.order_N.tolist() == [1, 0]
+    assert stage.lr.item() == 0.25
+    assert first.message["h"].tolist() == [1, 1]
 
 
 def test_nine_signatures_push_the_oldest_out(toy_client):
@@ -124,21 +136,36 @@ def test_nine_signatures_push_the_oldest_out(toy_client):
     own = Graphs(lambda work: recorded.append(work) or work)
 
     def visit(images: int) -> torch.Tensor:
-        epoch = lambda client, order_N, bounds, lr: order_N.sum()  # noqa: E731
+        epoch = lambda client, order_N, bounds, lr: order_N.sum()
         return own.run(epoch, staged(toy_client([0] * images)), torch.arange(images), [], 0.1)
 
     for images in (1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 9, 1):
         assert visit(images).item() == images * (images - 1) // 2
-    assert len(recorded) == 2 and len(own.recorded) == 8  # 8 and 7; 9 pushed 1 out, 1 then 2
+    assert len(recorded) == 2
+    assert len(own.recorded) == 8
     assert {key[0][0][1][0] for key in own.recorded} == {3, 4, 5, 6, 7, 8, 9, 1}
 
 
 def test_what_was_recorded_stays_as_long_as_something_else_can_go(toy_client):
     own = Graphs(lambda work: work)
     for images in (1, 1, *range(2, 10)):
-        own.run(lambda client, order_N, bounds, lr: order_N.sum(), staged(toy_client([0] * images)), torch.arange(images), [], 0.1)
+        own.run(
+            lambda client, order_N, bounds, lr: order_N.sum(),
+            staged(toy_client([0] * images)),
+            torch.arange(images),
+            [],
+            0.1,
+        )
     assert {key[0][0][1][0]: entry is not None for key, entry in own.recorded.items()} == {
-        1: True, 3: False, 4: False, 5: False, 6: False, 7: False, 8: False, 9: False}
+        1: True,
+        3: False,
+        4: False,
+        5: False,
+        6: False,
+        7: False,
+        8: False,
+        9: False,
+    }
 
 
 def test_stages_of_a_workbench_share_the_received_weights(toy_client):
@@ -147,9 +174,17 @@ def test_stages_of_a_workbench_share_the_received_weights(toy_client):
     for images, value in ((1, 1.0), (1, 2.0), (2, 3.0), (2, 4.0), (1, 5.0)):
         client = staged(toy_client([0] * images))
         client.received_V = torch.full((5,), value)
-        own.run(lambda client, *_: seen.append(client.received_V) or client.received_V.sum(), client, torch.arange(images), [], 0.1)
+        own.run(
+            lambda client, *_: seen.append(client.received_V) or client.received_V.sum(),
+            client,
+            torch.arange(images),
+            [],
+            0.1,
+        )
     first, second = (entry[0].client.received_V for entry in own.recorded.values())
-    assert first is second and seen[1] is seen[3] is seen[4] and first.tolist() == [5.0] * 5
+    assert first is second
+    assert seen[1] is seen[3] is seen[4]
+    assert first.tolist() == [5.0] * 5
 
 
 def test_an_epoch_of_many_steps_is_not_recorded(toy_client, capsys):
@@ -157,9 +192,11 @@ def test_an_epoch_of_many_steps_is_not_recorded(toy_client, capsys):
     bounds = [(0, 1)] * (graphs.MOST_STEPS + 1)
     for _ in range(3):
         assert own.run(lambda *_: torch.tensor(7.0), client, torch.arange(2), bounds, 0.1).item() == 7
-    assert not own.failed and own.recorded == {}
-    assert capsys.readouterr().err == ("hkd_hpc: warning: run.graphs=on: an epoch of 201 steps is not recorded, only those of up "
-                                       "to 200\n")
+    assert not own.failed
+    assert own.recorded == {}
+    assert capsys.readouterr().err == (
+        "hkd_hpc: warning: run.graphs=on: an epoch of 201 steps is not recorded, only those of up to 200\n"
+    )
 
 
 def refuse_memory(work):
@@ -173,15 +210,20 @@ def refuse(work):
     raise RuntimeError("operation not permitted when stream is capturing\nand a long explanation")
 
 
-@pytest.mark.parametrize("record, why", [
-    (refuse, "RuntimeError: operation not permitted when stream is capturing"),
-    (refuse_memory, "OutOfMemoryError: CUDA out of memory")])  # the cause, not the end of the recording
+@pytest.mark.parametrize(
+    "record, why",
+    [
+        (refuse, "RuntimeError: operation not permitted when stream is capturing"),
+        (refuse_memory, "OutOfMemoryError: CUDA out of memory"),
+    ],
+)  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
     run = Federation(data, "fedhkd", *LONGER)
     run.job.bench.graphs = Graphs(record)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
-    assert capsys.readouterr().err == (f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); "
-                                       "training goes on without graphs\n")
+    assert capsys.readouterr().err == (
+        f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes on without graphs\n"
+    )
 
 
 def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, capsys):
@@ -191,9 +233,12 @@ def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, 
         bench.graphs.alone = False
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     [last] = run.job.worker.lanes.benches
-    assert last.graphs.alone and last.graphs.failed
+    assert last.graphs.alone
+    assert last.graphs.failed
     assert [line[:60] for line in capsys.readouterr().err.splitlines()] == [
-        "hkd_hpc: warning: 2 clients side by side need more memory th", "hkd_hpc: warning: run.graphs=on: an epoch could not be recor"]
+        "hkd_hpc: warning: 2 clients side by side need more memory th",
+        "hkd_hpc: warning: run.graphs=on: an epoch could not be recor",
+    ]
 
 
 class ReadsState(Scheme):
@@ -219,7 +264,8 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_bench, toy
     usual_V = bench.flat.values_V.clone()
     bench.graphs = Graphs(lambda work: [work(), work][1])  # a recording runs the Python
     bench.run(client, start_V, counters, {}, 1)
-    assert torch.equal(bench.flat.values_V, usual_V) and "(KeyError: 'scale')" in capsys.readouterr().err
+    assert torch.equal(bench.flat.values_V, usual_V)
+    assert "(KeyError: 'scale')" in capsys.readouterr().err
 
 
 def test_steps_are_counted_where_python_takes_none(toy_bench, toy_net, toy_client):
@@ -235,7 +281,7 @@ def test_steps_are_counted_where_python_takes_none(toy_bench, toy_net, toy_clien
 def with_lanes(run: Federation, lanes: int) -> Federation:
     """So many workbenches, each as assemble makes the first."""
     job = run.job
-    flat = lambda: assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device)  # noqa: E731
+    flat = lambda: assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device)
     job.worker.lanes = Lanes([job.bench, *(Workbench(flat(), run.scheme, job.config) for _ in range(lanes - 1))])
     return run
 
@@ -246,7 +292,8 @@ def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
         run = with_lanes(Federation(data, scheme, *LONGER, *more), lanes)
         assert same(run.play(ROUNDS), usual(scheme, more))
         steps = [bench.steps for bench in run.job.worker.lanes.benches]
-        assert run.job.worker.lanes.steps == sum(steps) and (scheme == "central" or all(steps[:2]))
+        assert run.job.worker.lanes.steps == sum(steps)
+        assert scheme == "central" or all(steps[:2])
 
 
 def test_graphs_on_lanes(data, usual):
@@ -294,7 +341,8 @@ def tasks(lanes, clients):
 def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_bench, toy_net, toy_client):
     lanes, scheme = toy_lanes(toy_bench, toy_net, 2)  # 2 epochs of 1 batch
     waiting = tasks(lanes, [toy_client([0, 1, 2], id=id) for id in range(3)])
-    assert len(lanes.train(waiting)) == 2 and len(lanes.train(waiting[2:])) == 1
+    assert len(lanes.train(waiting)) == 2
+    assert len(lanes.train(waiting[2:])) == 1
     assert scheme.seen == [0, 1, 0, 1, 2, 2]
 
 
@@ -306,11 +354,13 @@ def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_bench, toy_net
     waiting, got = tasks(lanes, clients), []
     while waiting:
         trained = lanes.train(waiting)
-        got, waiting = got + [each.loss_by_term for each in trained], waiting[len(trained):]
-    assert got == expected and len(lanes.benches) == 1
+        got, waiting = got + [each.loss_by_term for each in trained], waiting[len(trained) :]
+    assert got == expected
+    assert len(lanes.benches) == 1
     assert capsys.readouterr().err.splitlines() == [
         "hkd_hpc: warning: 5 clients side by side need more memory than there is; from now on 2 (run.lanes)",
-        "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)"]
+        "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)",
+    ]
 
 
 def test_a_workbench_that_goes_is_freed(toy_bench, toy_net, toy_client):
@@ -319,7 +369,8 @@ def test_a_workbench_that_goes_is_freed(toy_bench, toy_net, toy_client):
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
     gone = weakref.ref(lanes.benches[1].flat)
     lanes.train(tasks(lanes, clients))
-    assert gone() is None and clients[1].net is None
+    assert gone() is None
+    assert clients[1].net is None
 
 
 def test_no_client_holds_a_model_between_rounds(data):
@@ -346,9 +397,18 @@ def test_a_client_keeps_its_state_when_lanes_are_halved(toy_bench, toy_net, toy_
     assert list(clients[1].state) == ["statistics"]
 
 
-@pytest.mark.parametrize("asked, clients, free, lane, lanes", [
-    (1, 10, 1000, 10, 1), (10, 10, 1000, 10, 10), (10, 4, 1000, 10, 4),
-    (10, 10, 50, 10, 5),   # 45 of the 50 may be used: four beside the first
-    (10, 10, 9, 10, 1), (10, 10, 0, 10, 1), (10, 10, 100, 0, 10), (4, 0, 100, 10, 1)])
+@pytest.mark.parametrize(
+    "asked, clients, free, lane, lanes",
+    [
+        (1, 10, 1000, 10, 1),
+        (10, 10, 1000, 10, 10),
+        (10, 4, 1000, 10, 4),
+        (10, 10, 50, 10, 5),  # 45 of the 50 may be used: four beside the first
+        (10, 10, 9, 10, 1),
+        (10, 10, 0, 10, 1),
+        (10, 10, 100, 0, 10),
+        (4, 0, 100, 10, 1),
+    ],
+)
 def test_how_many_lanes_fit(asked, clients, free, lane, lanes):
     assert fitting(asked, clients, free, lane) == lanes

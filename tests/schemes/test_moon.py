@@ -1,4 +1,5 @@
 """MOON: the contrastive term by hand, whose features it compares, and which previous model a client keeps."""
+
 from __future__ import annotations
 
 import math
@@ -40,8 +41,11 @@ def prepared(toy_bench, toy_client, *overrides):
     """Cosines with (global, previous) features: (1, 0), (.6, .8), (0, -1); the features in another order and length."""
     bench, client = toy_bench(identity_net(), "moon", *overrides), toy_client([0, 1, 2])
     plain.prepare(bench, client)
-    client.cache = {"contrast": True, "global_ND": torch.tensor([[0.0, 9, 0], [3, 0, 0], [5, 0, 0]]),
-                    "previous_ND": torch.tensor([[0.0, -2, 0], [0, 4, 0], [0, 7, 0]])}
+    client.cache = {
+        "contrast": True,
+        "global_ND": torch.tensor([[0.0, 9, 0], [3, 0, 0], [5, 0, 0]]),
+        "previous_ND": torch.tensor([[0.0, -2, 0], [0, 4, 0], [0, 7, 0]]),
+    }
     x_BD = torch.tensor([[2.0, 0, 0], [3, 4, 0], [0, 6, 0]])
     client.cache["global_ND"][0] = torch.tensor([1.0, 0, 0])  # image 0 is the third of the batch
     return bench.scheme, client, Batch(x_BD.reshape(3, 3, 1, 1), torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
@@ -67,7 +71,8 @@ def test_temperature(toy_bench, toy_client):
 def test_gradient_pulls_towards_the_global_features_and_reaches_no_classifier(toy_bench, toy_client):
     scheme, client, batch = prepared(toy_bench, toy_client)
     found = plain.gradient(client.net, scheme.loss(client, batch)["contrastive"])
-    assert not found["classifier.weight"].any() and not found["classifier.bias"].any()
+    assert not found["classifier.weight"].any()
+    assert not found["classifier.bias"].any()
     before = scheme.loss(client, batch)["contrastive"].item()
     with torch.no_grad():
         for name, parameter in client.net.named_parameters():
@@ -97,7 +102,8 @@ def test_a_zero_feature_has_a_finite_gradient(toy_bench, toy_client):
 def test_round_one_has_no_previous_model_and_is_fedavg(data):
     moon, fedavg = Federation(data, "moon"), Federation(data, "fedavg")
     first = moon.play(1)[0]
-    assert same_model(first, fedavg.play(1)[0]) and first.reports["loss"][:, 1].tolist() == [0.0, 0.0, 0.0]
+    assert same_model(first, fedavg.play(1)[0])
+    assert first.reports["loss"][:, 1].tolist() == [0.0, 0.0, 0.0]
     assert (moon.play(1)[0].reports["loss"][:, 1] > 0).all()
 
 
@@ -119,7 +125,8 @@ def test_previous_model_is_the_clients_own_however_long_it_rests(data):
 
     run.job.bench.run = watch
     run.play(8)
-    assert max(used) > 1 and len(trained) == 4
+    assert max(used) > 1
+    assert len(trained) == 4
 
 
 def test_a_model_that_diverged_is_not_kept(toy_bench, toy_net, toy_client):
@@ -127,7 +134,8 @@ def test_a_model_that_diverged_is_not_kept(toy_bench, toy_net, toy_client):
     bench.scheme.report(plain.prepare(bench, client))
     kept = client.state["previous"].clone()
     bench.flat.values_V[3] = float("nan")
-    assert bench.scheme.report(client) == {} and torch.equal(client.state["previous"], kept)
+    assert bench.scheme.report(client) == {}
+    assert torch.equal(client.state["previous"], kept)
 
 
 def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_bench, toy_net, toy_client):
@@ -138,7 +146,8 @@ def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_bench, toy_
     plain.prepare(bench, client)
     counters = [c.clone() for c in bench.flat.counters]
     bench.scheme.begin(client)
-    assert torch.equal(bench.flat.values_V, client.received_V) and bench.flat.net.training
+    assert torch.equal(bench.flat.values_V, client.received_V)
+    assert bench.flat.net.training
     assert all(map(torch.equal, counters, bench.flat.counters))
     x = plain.images(client.x_train)
     for name, net in (("global_ND", bench.flat.net), ("previous_ND", previous.net)):

@@ -5,6 +5,7 @@ Two clients of 13 and 9 images: batches of 8 and 5, and one of 9 (a last batch o
 the learning rate is halved in round 3. Class 0 reaches nu = .25 at client 0 alone, class 1 at both, class 2 at client 1
 alone, class 3 nowhere.
 """
+
 from __future__ import annotations
 
 import functools
@@ -33,8 +34,18 @@ class Dense(Net):
     """Pixels pooled to 2 x 2, Linear, BatchNorm, ReLU, Linear; a classifier."""
 
     def __init__(self, classes: int, latent: int):
-        super().__init__(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8, bias=False),
-                                       nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, latent)), latent, classes)
+        super().__init__(
+            nn.Sequential(
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+                nn.Linear(12, 8, bias=False),
+                nn.BatchNorm1d(8),
+                nn.ReLU(),
+                nn.Linear(8, latent),
+            ),
+            latent,
+            classes,
+        )
         draw_weights(self)
 
 
@@ -44,8 +55,14 @@ class Convolutional(Net):
     def __init__(self, classes: int, latent: int):
         first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU())
         last = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-        layers = OrderedDict(shrink=nn.AdaptiveAvgPool2d(4), first=first, last_stage=last, pool=nn.AdaptiveAvgPool2d(1),
-                             flatten=nn.Flatten(), fc=nn.Linear(8, latent))
+        layers = OrderedDict(
+            shrink=nn.AdaptiveAvgPool2d(4),
+            first=first,
+            last_stage=last,
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(8, latent),
+        )
         super().__init__(nn.Sequential(layers), latent, classes)
         draw_weights(self)
 
@@ -63,20 +80,46 @@ def save_clients(path):
     """Two clients that own 26 and 18 images, train on half as many and are tested on 30; images are of 8 x 8 blocks."""
     random = np.random.default_rng(5)
     labels = [0] * 10 + [1] * 11 + [2] * 3 + [3] * 2 + [1] * 8 + [2] * 8 + [3] * 2
-    arrays = {f"x_{split}": random.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
-              for split, count in (("train", 44), ("test", 60))}
-    np.savez(path, y_train=labels, y_test=np.arange(60) % 4, client_train=np.repeat([0, 1], [26, 18]),
-             client_test=np.repeat([0, 1], 30), **arrays)
+    arrays = {
+        f"x_{split}": random.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
+        for split, count in (("train", 44), ("test", 60))
+    }
+    np.savez(
+        path,
+        y_train=labels,
+        y_test=np.arange(60) % 4,
+        client_train=np.repeat([0, 1], [26, 18]),
+        client_test=np.repeat([0, 1], 30),
+        **arrays,
+    )
     return path
 
 
 # ---- both sides
 
-SETTINGS = ("data.partition=natural", "data.fraction=0.5", "data.public_fraction=0.25", "fed.clients=2", "fed.rounds=3",
-            "train.epochs=3", "train.batch_size=8", "train.lr=0.01", "train.lr_halve_every=2", "model.latent=5")
-OWN = {"fedgen": ("scheme.noise_size=3", "scheme.hidden=6", "scheme.generator_batch=5", "scheme.generator_epochs=2",
-                  "scheme.generator_steps=2"),
-       "fedhkd": ("scheme.nu=0.25",), "fedhkd_star": ("scheme.nu=0.25",)}  # all else as the paper has it
+SETTINGS = (
+    "data.partition=natural",
+    "data.fraction=0.5",
+    "data.public_fraction=0.25",
+    "fed.clients=2",
+    "fed.rounds=3",
+    "train.epochs=3",
+    "train.batch_size=8",
+    "train.lr=0.01",
+    "train.lr_halve_every=2",
+    "model.latent=5",
+)
+OWN = {
+    "fedgen": (
+        "scheme.noise_size=3",
+        "scheme.hidden=6",
+        "scheme.generator_batch=5",
+        "scheme.generator_epochs=2",
+        "scheme.generator_steps=2",
+    ),
+    "fedhkd": ("scheme.nu=0.25",),
+    "fedhkd_star": ("scheme.nu=0.25",),
+}  # all else as the paper has it
 
 
 class Both:
@@ -87,8 +130,9 @@ class Both:
         run = Federation(path, name, *SETTINGS, f"model.name={__name__}:{net}", *OWN.get(name, ()))
         public = run.clients[0].x_public
         scheme = oracle.SCHEMES[name](None if public is None else oracle.images(public.numpy()))
-        clients = [oracle.Client(c.id, *(t.numpy() for t in (c.x_train, c.y_train, c.x_test, c.y_test)))
-                   for c in run.clients]
+        clients = [
+            oracle.Client(c.id, *(t.numpy() for t in (c.x_train, c.y_train, c.x_test, c.y_test))) for c in run.clients
+        ]
         self.name, self.labels = name, [client.y for client in clients]
         start = model_of(run, run.job, scheme.net)
         self.product = [product_round(run, scheme.net) for _ in range(3)]
@@ -164,18 +208,31 @@ LITERAL = {  # loss terms of round 2 (last epoch) of each client; the classifier
     "fedprox": ([[1.030473, 0.034897], [1.357525, 0.015848]], [0.327746, -0.502141, -0.084276, -0.167648]),
     "moon": ([[1.016531, 0.692575], [1.366889, 0.694237]], [0.33021, -0.500906, -0.090013, -0.168547]),
     "fedalign": ([[1.032956, 0.46483], [1.069424, 0.481241]], [-0.038323, -1.06266, 0.109976, 0.04953]),
-    "fedgen": ([[1.240499, 9.525812, 0.429433], [1.636791, 8.329972, 0.544669]],
-               [0.282543, -0.575283, -0.026345, -0.107882]),
+    "fedgen": (
+        [[1.240499, 9.525812, 0.429433], [1.636791, 8.329972, 0.544669]],
+        [0.282543, -0.575283, -0.026345, -0.107882],
+    ),
     "fedmd": ([[1.015214, 0.006922], [1.362353, 0.008292]], [0.329003, -0.502383, -0.084643, -0.169025]),
     "fedproto": ([[1.015415, 0.010873], [1.362205, 0.011375]], [0.329121, -0.50102, -0.087145, -0.168786]),
-    "fedhkd": ([[1.015978, 0.034762, 0.832041], [1.361668, 0.034461, 0.964091]],
-               [0.32895, -0.500668, -0.08716, -0.168759]),
-    "fedhkd_star": ([[1.014826, 0.034767, 0.0], [1.361646, 0.034461, 0.0]],
-                    [0.328916, -0.500683, -0.086761, -0.168843])}
+    "fedhkd": (
+        [[1.015978, 0.034762, 0.832041], [1.361668, 0.034461, 0.964091]],
+        [0.32895, -0.500668, -0.08716, -0.168759],
+    ),
+    "fedhkd_star": (
+        [[1.014826, 0.034767, 0.0], [1.361646, 0.034461, 0.0]],
+        [0.328916, -0.500683, -0.086761, -0.168843],
+    ),
+}
 MESSAGES = {  # of round 1: counts of all classes, and of class 1 what there is
     "fedproto": ([6, 7, 7, 2], {"feature_CD": [-0.24075, -0.30191, 0.16294, -0.19885, 0.24927]}),
-    "fedhkd": ([6, 7, 5, 0], {"feature_CD": [12.28284, 7.35808, 11.41441, 0.80682, -0.86887],
-                              "soft_CC": [0.46799, 0.16644, 0.21993, 0.14565]})}
+    "fedhkd": (
+        [6, 7, 5, 0],
+        {
+            "feature_CD": [12.28284, 7.35808, 11.41441, 0.80682, -0.86887],
+            "soft_CC": [0.46799, 0.16644, 0.21993, 0.14565],
+        },
+    ),
+}
 MESSAGES["fedhkd_star"] = MESSAGES["fedhkd"]
 
 

@@ -1,4 +1,7 @@
-"""The rules that all schemes share: BatchNorm, who counts how much, short batches, fine-tuning, and what is never read."""
+"""The rules that all schemes share: BatchNorm, who counts how much, short batches, fine-tuning, and what is never
+read.
+"""
+
 from __future__ import annotations
 
 import copy
@@ -6,15 +9,15 @@ import copy
 import numpy as np
 import pytest
 import torch
+import toy
 from federation import Federation, same_model, save_images, settings
 from plain import assert_same_model, double, images, train
 
-import toy
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_STATISTICS, batch_bounds
-from hkd_hpc.server import spread_of
 from hkd_hpc.quarantine import OK
+from hkd_hpc.server import spread_of
 
 SCHEMES = tuple(schemes.REGISTRY)
 
@@ -81,21 +84,25 @@ def test_weights_are_averaged_alike_under_every_rule(data):
     average, local, reestimate = (run.play(1)[0].weights_V for run in runs)
     parameters = len(runs[0].flat.parameters_P)
     assert torch.equal(average, local)  # in round 1 nobody has statistics of its own yet
-    assert torch.equal(average[:parameters], reestimate[:parameters]) and not torch.equal(average, reestimate)
+    assert torch.equal(average[:parameters], reestimate[:parameters])
+    assert not torch.equal(average, reestimate)
 
 
 @pytest.mark.parametrize("rule", ["local", "reestimate"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_under_every_rule(data, scheme, rule):
     for played in Federation(data, scheme, f"train.batchnorm={rule}").play(3):
-        assert (played.reports["status"] == OK).all() and torch.isfinite(played.weights_V).all()
+        assert (played.reports["status"] == OK).all()
+        assert torch.isfinite(played.weights_V).all()
         assert np.isfinite(played.reports["loss"]).all()
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("rule", ["local", "reestimate"])
 def test_same_bits_on_three_ranks_and_after_a_resume(data, tmp_path, rule, norm):
-    arguments = settings(data, "fedhkd", f"train.batchnorm={rule}", f"model.norm={norm}", "fed.clients=4", "fed.participation=0.5")
+    arguments = settings(
+        data, "fedhkd", f"train.batchnorm={rule}", f"model.norm={norm}", "fed.clients=4", "fed.participation=0.5"
+    )
     toy.train_ok(1, *arguments, "--out", tmp_path / "straight")
 
     def stop(rank):
@@ -121,7 +128,9 @@ def test_local_statistics_do_not_count_as_traffic(data, tmp_path):
 def test_weight_of_a_client_in_the_average(tmp_path, rule, share):
     """Clients of 20 and 60 images, of which they train on 20 and 60, since their tests are of the test split."""
     file = toy.save_natural(tmp_path / "data.npz", [20, 60])
-    run = Federation(file, "fedavg", "data.partition=natural", "data.fraction=1", "fed.clients=2", f"fed.average={rule}")
+    run = Federation(
+        file, "fedavg", "data.partition=natural", "data.fraction=1", "fed.clients=2", f"fed.average={rule}"
+    )
     ended = seen_at(run, "report")
     played = run.play(1)[0]
     expected = (1 - share) * ended[0].double() + share * ended[1].double()
@@ -129,9 +138,17 @@ def test_weight_of_a_client_in_the_average(tmp_path, rule, share):
     assert played.reports["weight"].tolist() == [20, 60]
 
 
-@pytest.mark.parametrize("count, size, bounds", [
-    (375, 64, [(0, 64), (64, 128), (128, 192), (192, 256), (256, 320)]), (128, 64, [(0, 64), (64, 128)]),
-    (129, 64, [(0, 64), (64, 128)]), (40, 64, [(0, 40)]), (64, 64, [(0, 64)]), (65, 64, [(0, 64)])])
+@pytest.mark.parametrize(
+    "count, size, bounds",
+    [
+        (375, 64, [(0, 64), (64, 128), (128, 192), (192, 256), (256, 320)]),
+        (128, 64, [(0, 64), (64, 128)]),
+        (129, 64, [(0, 64), (64, 128)]),
+        (40, 64, [(0, 40)]),
+        (64, 64, [(0, 64)]),
+        (65, 64, [(0, 64)]),
+    ],
+)
 def test_short_last_batch_is_dropped_unless_it_is_the_only_one(count, size, bounds):
     assert batch_bounds(count, size, drop_last=True) == bounds
 
@@ -150,9 +167,16 @@ def test_dropped_images_do_not_count_in_the_loss(data):
     assert sizes == [16, 16] * 3
 
 
-@pytest.mark.parametrize("accuracy, worst, std", [
-    ([0.5], 0.5, 0.0), ([0.2, 0.6], 0.2, 0.2), ([0.1 * k for k in range(10)], 0.0, 0.28722813),
-    ([0.9] * 10 + [0.3, 0.1], 0.2, 0.26404966), ([0.4, float("nan"), 0.8], 0.4, 0.2)])
+@pytest.mark.parametrize(
+    "accuracy, worst, std",
+    [
+        ([0.5], 0.5, 0.0),
+        ([0.2, 0.6], 0.2, 0.2),
+        ([0.1 * k for k in range(10)], 0.0, 0.28722813),
+        ([0.9] * 10 + [0.3, 0.1], 0.2, 0.26404966),
+        ([0.4, float("nan"), 0.8], 0.4, 0.2),
+    ],
+)
 def test_worst_tenth_and_spread(accuracy, worst, std):
     """One client at least, two of twelve; clients without a test do not count."""
     assert spread_of(np.array(accuracy)) == pytest.approx((worst, std), abs=1e-8)
@@ -186,7 +210,9 @@ def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme)
 
 
 def test_fine_tuning_is_in_the_summary(data, tmp_path):
-    outputs = toy.train_ok(3, *settings(data, "fedavg", "fed.finetune_epochs=1", "fed.rounds=1"), "--out", tmp_path / "run")
+    outputs = toy.train_ok(
+        3, *settings(data, "fedavg", "fed.finetune_epochs=1", "fed.rounds=1"), "--out", tmp_path / "run"
+    )
     found = toy.metrics(tmp_path / "run")
     rows = found["summary/finetuned_on_local_test"]
     assert rows[:, :2].tolist() == [[0, 15], [1, 15], [2, 15]]
@@ -203,7 +229,8 @@ def test_labels_of_local_tests_change_no_weight_and_no_message(data, scheme):
     for client in blind.clients:
         client.y_test = client.y_test.flip(0)
     for one, other in zip(honest.play(3), blind.play(3)):
-        assert same_model(one, other) and honest.job.message.tobytes() == blind.job.message.tobytes()
+        assert same_model(one, other)
+        assert honest.job.message.tobytes() == blind.job.message.tobytes()
 
 
 def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_path):
@@ -220,7 +247,7 @@ def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_pa
 
 # ---- what a scheme says about its message
 
-WARNS = '''
+WARNS = """
 from hkd_hpc.schemes.base import Scheme
 class Worried(Scheme):
     remark = "only a test"
@@ -231,7 +258,7 @@ class Worried(Scheme):
         return {"round": torch.tensor(float(server.round))}
     def warning(self, message):
         return "even and empty" if message["round"] % 2 == 0 else ""
-'''
+"""
 
 
 def test_warnings_are_printed_each_round_and_in_the_summary(data, tmp_path):
@@ -239,8 +266,10 @@ def test_warnings_are_printed_each_round_and_in_the_summary(data, tmp_path):
     code, out, err = toy.mpirun(2, *settings(data, "worried:Worried"), "--out", tmp_path / "run", env=env)
     assert code == 0, err
     assert [line for line in err.splitlines() if "even" in line] == [
-        f"hkd_hpc: warning: round {round}: even and empty" for round in (2, 4)]
-    assert "WARNING in 2 of 4 rounds: even and empty" in out and "remark: only a test" in out
+        f"hkd_hpc: warning: round {round}: even and empty" for round in (2, 4)
+    ]
+    assert "WARNING in 2 of 4 rounds: even and empty" in out
+    assert "remark: only a test" in out
     found = toy.metrics(tmp_path / "run")
     assert list(found["rounds/warning"]) == ["", "even and empty"] * 2
     assert found["summary/warnings"] == "in 2 of 4 rounds: even and empty"

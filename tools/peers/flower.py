@@ -2,6 +2,7 @@
 
 Its best: nets and images stay in the actors from one client to the next, no evaluation, no dashboard, fused optimiser.
 """
+
 from __future__ import annotations
 
 import functools
@@ -58,14 +59,24 @@ def main(job: str, images: int, rounds: int) -> None:
 
     @server.main()
     def serve(grid, context) -> None:
-        last = strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=rounds,
-                              train_config=ConfigRecord({"job": job, "images": images}))
+        last = strategy.start(
+            grid,
+            ArrayRecord(net.state_dict()),
+            num_rounds=rounds,
+            train_config=ConfigRecord({"job": job, "images": images}),
+        )
         net.load_state_dict(last.arrays.to_torch_state_dict())
 
     with tempfile.TemporaryDirectory() as folder:
-        run_simulation(server, app, CLIENTS, backend_config={
-            "init_args": {"num_cpus": WORKERS, "_temp_dir": folder},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+        run_simulation(
+            server,
+            app,
+            CLIENTS,
+            backend_config={
+                "init_args": {"num_cpus": WORKERS, "_temp_dir": folder},
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            },
+        )
     print(result(net, strategy.losses, strategy.end_s, "flwr", "ray"))
 
 

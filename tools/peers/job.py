@@ -3,9 +3,11 @@
 `python -m tools.peers.job JOB IMAGES ROUNDS` trains one in a single process without any system and prints what the
 others print too, one line of JSON: what it must come to. Of ours it uses the bare loop's nets and images alone.
 """
+
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 import time
@@ -73,20 +75,27 @@ def averaged(net: nn.Module) -> dict[str, Tensor]:
 def norms(net: nn.Module) -> tuple[float, float]:
     """Euclidean norms of all parameters and of all running statistics."""
     buffers = [buffer for buffer in net.buffers() if buffer.is_floating_point()]
-    return tuple(sum(float(tensor.detach().double().square().sum()) for tensor in tensors) ** 0.5
-                 for tensors in (list(net.parameters()), buffers))
+    return tuple(
+        sum(float(tensor.detach().double().square().sum()) for tensor in tensors) ** 0.5
+        for tensors in (list(net.parameters()), buffers)
+    )
 
 
 def result(net: nn.Module, losses: list[list[float]], end_s: list[float], *packages: str) -> str:
     """The line that a script prints, from the final global model, the losses of each round's steps, all clients
     together, and the moment at which each round ended."""
     parameter_norm, buffer_norm = norms(net)
-    return json.dumps({"round_s": [after - before for before, after in zip(end_s, end_s[1:])],
-                       "steps": [len(of_round) for of_round in losses],
-                       "loss": [sum(of_round) / len(of_round) for of_round in losses],
-                       "parameters": sum(parameter.numel() for parameter in net.parameters()),
-                       "parameter_norm": parameter_norm, "buffer_norm": buffer_norm,
-                       "versions": {package: version(package) for package in ("torch", *packages)}})
+    return json.dumps(
+        {
+            "round_s": [after - before for before, after in itertools.pairwise(end_s)],
+            "steps": [len(of_round) for of_round in losses],
+            "loss": [sum(of_round) / len(of_round) for of_round in losses],
+            "parameters": sum(parameter.numel() for parameter in net.parameters()),
+            "parameter_norm": parameter_norm,
+            "buffer_norm": buffer_norm,
+            "versions": {package: version(package) for package in ("torch", *packages)},
+        }
+    )
 
 
 def average_round(net: nn.Module, images: int, round: int) -> list[float]:

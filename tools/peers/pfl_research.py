@@ -3,6 +3,7 @@
 Its best: tensors in memory, no evaluation of users after the first round, clients of equal size not weighted, fused
 optimisers on both sides. The library averages parameters alone; BatchNorm's statistics are added to them here.
 """
+
 from __future__ import annotations
 
 import sys
@@ -79,12 +80,18 @@ class Watch(TrainingProcessCallback):
 def main(job: str, images: int, rounds: int) -> None:
     np.random.seed(0)  # all workers must draw alike
     watch, model = Watch(), Model(Net(build_net(job)))
-    clients = FederatedDataset(lambda client: PyTorchTensorDataset(load(client, images), user_id=client),
-                               get_user_sampler("minimize_reuse", list(range(CLIENTS))))
-    Averaging().run(NNAlgorithmParams(rounds, evaluation_frequency=NEVER, train_cohort_size=CLIENTS, val_cohort_size=0),
-                    SimulatedBackend(clients, clients), model,
-                    NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH),
-                    callbacks=[watch], send_metrics_to_platform=False)
+    clients = FederatedDataset(
+        lambda client: PyTorchTensorDataset(load(client, images), user_id=client),
+        get_user_sampler("minimize_reuse", list(range(CLIENTS))),
+    )
+    Averaging().run(
+        NNAlgorithmParams(rounds, evaluation_frequency=NEVER, train_cohort_size=CLIENTS, val_cohort_size=0),
+        SimulatedBackend(clients, clients),
+        model,
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH),
+        callbacks=[watch],
+        send_metrics_to_platform=False,
+    )
     of_workers = [None] * distributed.get_world_size()
     distributed.all_gather_object(of_workers, watch.losses)
     if distributed.get_rank() == 0:

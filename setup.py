@@ -15,8 +15,12 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["hkd_hpc", "hkd_hpc.*", "jobs", "jobs.*"]),
-    package_data={"hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"], "jobs": ["specs/*.toml"]},
+    packages=find_packages(include=["hkd_hpc", "hkd_hpc.*"]),
+    package_data={
+        "hkd_hpc": ["specs/*.toml", "slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"],
+        "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],
+        "hkd_hpc.jobs": ["specs/*.toml"],
+    },
     install_requires=[
         "numpy>=1.24",
         "h5py>=3.8",

@@ -6,9 +6,9 @@ only.
 
 from dataclasses import dataclass
 
+from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

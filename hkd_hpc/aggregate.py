@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.lazy import torch
-from hkd_hpc.precision import real
+from hkd_hpc.models.precision import real
 
 if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]

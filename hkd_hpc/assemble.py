@@ -10,23 +10,27 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module
-from hkd_hpc import graphs, identity, models, payload, plan, report, rounds, schemes, versions
+from hkd_hpc import payload, rounds, schemes
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
 from hkd_hpc.cohort import deal
-from hkd_hpc.comm.base import Comm
-from hkd_hpc.config import Config
+from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.config import config as config_module
+from hkd_hpc.config.config import Config
+from hkd_hpc.console import messages, plan
 from hkd_hpc.data import content, public, share, sources
 from hkd_hpc.data.partition import Partition, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.flat import FlatModel
-from hkd_hpc.history import History
-from hkd_hpc.lanes import open_lanes
-from hkd_hpc.schemes import owed
+from hkd_hpc.gpu import graphs
+from hkd_hpc.gpu.concurrent import open_lanes
+from hkd_hpc.models import networks
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.runtime import identity, versions
+from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.server import Images, Server, message_type
 from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.history import History
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
 NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to go on
@@ -47,10 +51,10 @@ def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: Sto
         widen(job)
     job.stop = stop
     if comm.rank == 0:
-        report.say(plan.headline(config, comm, job))
+        messages.say(plan.headline(config, comm, job))
     complete = rounds.run(job)
     if not complete and comm.rank == 0:
-        report.say(
+        messages.say(
             f"stopped by {name_of(job.stopping)} after round {job.done} of {config.fed.rounds}, which is saved; "
             f"go on with --resume --out {folder.path}"
         )
@@ -71,7 +75,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     dataset = node_copy(config, comm)
     agree_on(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
     if comm.rank == 0 and dataset.remarks:
-        report.say(f"data: {'; '.join(dataset.remarks)}")
+        messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
     partition = partition_of(config, dataset, scheme_class.needs_public)
     asked, dealt = config, partition
@@ -90,11 +94,11 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
             len(partition.public),
         ),
     )
-    owed.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
+    contract.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
     agree_on(
         comm,
         {
-            "scheme": owed.declared_shapes(scheme),
+            "scheme": contract.declared_shapes(scheme),
             "model": flat.schema(),
             "data": dataset.sha256,
             "partition": partition.sha256,
@@ -145,9 +149,9 @@ def make_model(config: Config, classes: int, image_shape: tuple[int, int, int], 
 
 def make_net(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> torch.nn.Module:
     """The same before its tensors are moved, and refused where they are not float32."""
-    net = models.build(config.model, classes, image_shape, config.run.seed, device)
+    net = networks.build(config.model, classes, image_shape, config.run.seed, device)
     if config.train.precision == "bf16":
-        models.train_in_bf16(net)
+        networks.train_in_bf16(net)
     return net
 
 
@@ -179,11 +183,11 @@ def warn_of_idle(config: Config, bench: Workbench) -> None:
     device = bench.flat.values_V.device
     no_graphs, no_lanes = graphs.why_not(bench.scheme, bench.flat.net, device), one_lane(bench)
     if config.run.graphs == "on" and no_graphs:
-        report.warn(f"run.graphs=on has no effect: {no_graphs}")
+        messages.warn(f"run.graphs=on has no effect: {no_graphs}")
     if config.run.lanes > 1 and no_lanes:
-        report.warn(f"run.lanes={config.run.lanes} has no effect: {no_lanes}")
+        messages.warn(f"run.lanes={config.run.lanes} has no effect: {no_lanes}")
     if config.train.precision == "tf32" and device.type == "cpu":
-        report.warn("train.precision=tf32 is fp32 here: there is no GPU")
+        messages.warn("train.precision=tf32 is fp32 here: there is no GPU")
 
 
 def one_lane(bench: Workbench) -> str:
@@ -414,7 +418,7 @@ def begin_anew(job: rounds.Job, folder: RunFolder, request) -> None:
         )
     if rows:
         changed_origin(record, job.server.static, request, allow_data=False)
-        report.warn(
+        messages.warn(
             f"no checkpoint is left in {folder.checkpoint_folder}: the run begins anew, and its {rows} rows are made "
             "again"
         )
@@ -434,13 +438,13 @@ def restore(job: rounds.Job, round: int, tree: dict, request) -> dict:
         entry = {"after_round": round, **changes}
         static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
     if settings:
-        report.say(f"settings changed {report.changes_text(json.dumps([{'after_round': round, **settings}]))}")
+        messages.say(f"settings changed {messages.changes_text(json.dumps([{'after_round': round, **settings}]))}")
     kept = job.server.restore(round, tree)
     if settings:
         job.server.folder.write_config(static["config_json"])
     job.weights_V.copy_(kept["weights_V"])
     job.message, job.done = kept["message"], round
-    report.say(f"resuming after round {round}")
+    messages.say(f"resuming after round {round}")
     return kept["states"]
 
 
@@ -492,12 +496,12 @@ def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dic
     if request.resume and request.strict_code:
         refuse_other_code(had, now, unknown)
     if changes:
-        report.warn(
+        messages.warn(
             f"the rounds from here on come from something else than those before: {text}; recorded in the run"
             + "; --strict-code refuses" * any(map(identity.is_code, changes))
         )
     if unknown:
-        report.warn(
+        messages.warn(
             "the rounds before were saved by a version that stored no hash of code and data: that they come from these "
             "cannot be checked; recorded in the run; --strict-code refuses"
         )
@@ -578,4 +582,4 @@ def show_plan(config: Config, comm: Comm) -> None:
     """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
     job = build(config, comm, None)
     if comm.rank == 0:
-        report.say(plan.text(config, comm, job))
+        messages.say(plan.text(config, comm, job))

@@ -10,14 +10,16 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, graphs, rng
-from hkd_hpc.config import Config
-from hkd_hpc.flat import FlatModel
-from hkd_hpc.images import normalise
-from hkd_hpc.lanes import side_by_side
-from hkd_hpc.models import has_batch_norm
-from hkd_hpc.optimizer import Adam, clip_gradients
-from hkd_hpc.schemes import owed
+from hkd_hpc import rng
+from hkd_hpc.config.config import Config
+from hkd_hpc.gpu import graphs
+from hkd_hpc.gpu.concurrent import side_by_side
+from hkd_hpc.models import evaluate
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.images import normalise
+from hkd_hpc.models.networks import has_batch_norm
+from hkd_hpc.models.optimizer import Adam, clip_gradients
+from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Scheme
 
 OWN_MODEL, OWN_STATISTICS = "model", "statistics"  # in a client's state
@@ -135,8 +137,8 @@ class Workbench:
         test = evaluate.test(self.flat.net, client.x_test, client.y_test)
         val = evaluate.Tested() if client.x_val is None else evaluate.test(self.flat.net, client.x_val, client.y_val)
         report = self.scheme.report(client)
-        owed.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
-        owed.check_client_state(self.scheme, client.state, (OWN_MODEL, OWN_STATISTICS))
+        contract.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
+        contract.check_client_state(self.scheme, client.state, (OWN_MODEL, OWN_STATISTICS))
         self._keep_own(client)
         client.cache = {}
         return Trained(terms, test, val, trained_s - start_s, time.perf_counter() - trained_s, report)
@@ -202,7 +204,7 @@ class Workbench:
         batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
         if not graphs.promises(self.scheme, "sets_gradient"):
             self.adam.zero_gradients()
-        values = owed.loss_terms(self.scheme, self.scheme.loss(client, batch))
+        values = contract.loss_terms(self.scheme, self.scheme.loss(client, batch))
         self.flat.backward(sum(values))
         self.scheme.adjust_gradient(client)
         if self.config.train.clip_norm:

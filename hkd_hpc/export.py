@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hkd_hpc.config.paths import expanded
+from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.paths import expanded
-from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file
 
 
@@ -58,10 +58,10 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
     """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
     import torch
 
-    from hkd_hpc import config as config_module
-    from hkd_hpc import models
     from hkd_hpc.client import OWN_MODEL
-    from hkd_hpc.flat import FlatModel
+    from hkd_hpc.config import config as config_module
+    from hkd_hpc.models import networks
+    from hkd_hpc.models.flat import FlatModel
 
     held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
     if client not in held:
@@ -72,7 +72,7 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
         )
     config = config_module.from_json(tree["config_json"])
     classes = tree["partition"]["train_count"].shape[1]
-    flat = FlatModel(models.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed))
+    flat = FlatModel(networks.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed))
     return flat.arrays(
         torch.from_numpy(held[client]), flat.load_arrays(tree["global"], torch.zeros_like(flat.values_V))
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hkd_hpc.aggregate import LIMIT
-from hkd_hpc.flat import FlatModel
+from hkd_hpc.models.flat import FlatModel
 
 OK, REFUSED, NO_DATA, BAD_REPORT, BAD_LOSS, DROPPED, LATE, BAD_TEST = range(8)
 BAD = (REFUSED, BAD_REPORT, BAD_LOSS, BAD_TEST)

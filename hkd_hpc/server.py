@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, payload, report, rng
+from hkd_hpc import payload, rng
 from hkd_hpc.client import Workbench
-from hkd_hpc.digest import weights_sha256
+from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
-from hkd_hpc.evaluate import Tested
-from hkd_hpc.history import NAN, WIRE_KINDS, History, client_column
+from hkd_hpc.models import evaluate
+from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import BAD, BAD_TEST, DROPPED, LATE, NO_DATA, NONFINITE, OK, STATUS, words
-from hkd_hpc.schemes import owed
+from hkd_hpc.schemes import contract
+from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
+from hkd_hpc.store.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
 from hkd_hpc.worker import counter_size, unpack_counters
 
@@ -107,7 +109,7 @@ class Server:
             GrowingTree(folder.rows_path, sync_every_s=0) if folder else None
         )  # what a checkpoint needs outlasts all
         self.write_s = 0.0  # of the last row
-        self.clock = report.Clock(config.fed.rounds)
+        self.clock = messages.Clock(config.fed.rounds)
 
     # --- within a round
 
@@ -119,8 +121,8 @@ class Server:
         message = np.zeros(1, self.message_type)
         scheme = self.bench.scheme
         combined = scheme.combine(server, payload.tensors_of(good))
-        owed.check_tensors(scheme, "combine", combined, scheme.message_shapes())
-        owed.check_server_state(scheme, server.state)
+        contract.check_tensors(scheme, "combine", combined, scheme.message_shapes())
+        contract.check_server_state(scheme, server.state)
         payload.fill(message[0], combined)
         tensors = payload.tensors_of(message[0])
         bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
@@ -130,9 +132,9 @@ class Server:
                 "although all reports were finite; see its combine()"
             )
         self.warning = scheme.warning(tensors)
-        owed.check_text(scheme, "what warning() returns", self.warning)
+        contract.check_text(scheme, "what warning() returns", self.warning)
         if self.warning:
-            report.warn(f"round {round}: {self.warning}")
+            messages.warn(f"round {round}: {self.warning}")
         message[0]["counters"] = good["counters"].max(0) if len(good) else 0
         return message
 
@@ -225,7 +227,7 @@ class Server:
         bad = gathered[np.isin(gathered["status"], BAD)]
         for record in bad:
             client, tensor, value = int(record["client"]), names[record["bad_tensor"]], float(record["bad_value"])
-            report.warn(
+            messages.warn(
                 f"round {round}: {self.client_text(client)} refused: {words(tensor, value)}; it counts with weight 0"
             )
             self.history.add_event(
@@ -234,7 +236,7 @@ class Server:
         if round == 1 and (gathered["status"] == NO_DATA).any():
             ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
             named = f" ({', '.join(str(self.client_names[i]) for i in ids)})" if len(self.client_names) else ""
-            report.warn(f"clients {ids}{named} have {STATUS[NO_DATA]}; they take part with weight 0")
+            messages.warn(f"clients {ids}{named} have {STATUS[NO_DATA]}; they take part with weight 0")
         self._stop_if_too_many(f"round {round}", len(bad), int(np.isin(gathered["status"], (OK, *BAD)).sum()))
 
     def _stop_if_too_many(self, where: str, bad: int, trained: int) -> None:
@@ -253,7 +255,7 @@ class Server:
 
     def client_text(self, client: int) -> str:
         """client 3, or client 3 (its name)"""
-        return report.client_text(client, self.client_names[client] if len(self.client_names) else "")
+        return messages.client_text(client, self.client_names[client] if len(self.client_names) else "")
 
     # --- beside the next round
 
@@ -298,7 +300,7 @@ class Server:
         start_s = time.perf_counter()
         self.write_metrics()
         self.write_s = time.perf_counter() - start_s
-        report.say(report.progress_line(self.history, self.clock, self.bench.scheme.terms))
+        messages.say(messages.progress_line(self.history, self.clock, self.bench.scheme.terms))
 
     def _test_round(self, pending: dict) -> None:
         """Test the global model of the last row; logits that are not finite are told, and no accuracy."""
@@ -314,9 +316,9 @@ class Server:
             global_val_accuracy=val.accuracy,
             global_val_nonfinite=val.nonfinite,
         )
-        spoilt = report.nonfinite_text({"the test split": test, "the validation images": val})
+        spoilt = messages.nonfinite_text({"the test split": test, "the validation images": val})
         if spoilt:
-            report.warn(f"round {self.history.rounds['round'][-1]}: the global model has {spoilt}: no accuracy")
+            messages.warn(f"round {self.history.rounds['round'][-1]}: the global model has {spoilt}: no accuracy")
 
     def _book(self, start_s: float, phase: str = "evaluate_and_save") -> None:
         """Add the seconds since then to the row."""
@@ -419,7 +421,7 @@ class Server:
             self._write_complete_metrics()
         else:
             self.write_metrics()
-        report.say(report.summary_table(self.history, summary, self.static["baselines"], self.folder))
+        messages.say(messages.summary_table(self.history, summary, self.static["baselines"], self.folder))
         if not self.summary:
             raise RunError(
                 f"the final global model has {spoilt}: the run has no result. All its rounds are saved; "
@@ -430,7 +432,7 @@ class Server:
         """The rows of fine-tuned clients that predict finite numbers; the others are told and recorded."""
         bad, round = rows[rows[:, 3] > 0], int(self.history.rounds["round"][-1])
         for client, _, _, nonfinite in bad.tolist():
-            report.warn(
+            messages.warn(
                 f"{self.client_text(client)}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not "
                 "count"
             )
@@ -447,7 +449,7 @@ class Server:
     def _final_spoilt(self, reestimated: Tested, rows: np.ndarray) -> str:
         """Where the logits of the final global model are not finite; `rows`: on the clients' own tests."""
         row = {name: values[-1] for name, values in self.history.rounds.items()}
-        return report.nonfinite_text(
+        return messages.nonfinite_text(
             {
                 "the test split": Tested(row["global_test_n"], nonfinite=row["global_test_nonfinite"]),
                 "the validation images": Tested(len(self.val_images.y_N), nonfinite=row["global_val_nonfinite"]),
@@ -459,11 +461,11 @@ class Server:
     def _summary(self, found: dict[str, np.ndarray], reestimated: Tested, spoilt: str) -> dict:
         history = self.history
         readings = {
-            name: report.three_readings(history.column(name), history.spoilt(name)) for name in report.READ_THRICE
+            name: messages.three_readings(history.column(name), history.spoilt(name)) for name in messages.READ_THRICE
         }
         warnings = (
-            report.warnings_text(history.rounds["warning"]),
-            report.spoilt_text(history),
+            messages.warnings_text(history.rounds["warning"]),
+            messages.spoilt_text(history),
             spoilt and f"the final global model has {spoilt}",
         )
         return {
@@ -475,6 +477,6 @@ class Server:
             "remark": self.bench.scheme.remark,
             "batchnorm": self.config.train.batchnorm,
             "reproducible": self._reproducible(),
-            "changes": report.changes_text(self.static.get("changes_json", "[]")),
+            "changes": messages.changes_text(self.static.get("changes_json", "[]")),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }

@@ -19,16 +19,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, environment, identity, presets, report, versions
-from hkd_hpc import config as config_module
+from hkd_hpc import __version__
 from hkd_hpc.comm import World
-from hkd_hpc.comm.control import leave
-from hkd_hpc.comm.world import guess_rank
-from hkd_hpc.config import CommSettings, Config
-from hkd_hpc.effects import without_effect
+from hkd_hpc.comm.control.base import leave
+from hkd_hpc.comm.launchers import guess_rank
+from hkd_hpc.config import config as config_module
+from hkd_hpc.config import presets
+from hkd_hpc.config.config import CommSettings, Config
+from hkd_hpc.config.effects import without_effect
+from hkd_hpc.config.paths import expanded
+from hkd_hpc.console import messages
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
-from hkd_hpc.paths import expanded
+from hkd_hpc.runtime import environment, identity, versions
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -204,14 +207,14 @@ def run_folder(request: Request, rank: int):
         return
     look_first(request)
     if request.dry_run:
-        yield RunFolder(request.out, warn=report.warn)
+        yield RunFolder(request.out, warn=messages.warn)
         return
     made = request.out is None or not request.out.exists()
-    folder = RunFolder(request.out or new_folder(request.config), warn=report.warn)
+    folder = RunFolder(request.out or new_folder(request.config), warn=messages.warn)
     folder.create()
     unused = False
     try:
-        with RunLock(folder.path, HOLDER_WAIT_S, report.say, on_lost=lock_lost):
+        with RunLock(folder.path, HOLDER_WAIT_S, messages.say, on_lost=lock_lost):
             folder.create()  # a job that failed in its start has perhaps taken it away with its lock
             if not request.resume:
                 refuse_a_run(folder)  # one that began between the first look and the lock
@@ -247,7 +250,7 @@ def new_folder(config: Config) -> Path:
 
 def lock_lost(text: str) -> None:
     """Another job has taken the run's folder: to write on would spoil its files."""
-    report.warn(f"{text}; this job ends")
+    messages.warn(f"{text}; this job ends")
     os._exit(1)
 
 
@@ -259,7 +262,7 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     if text is None:
         config_module.check_together(request.config)
         config = config_module.with_clients_of_data(request.config, request.asked)
-        report.say(f"{request.out}: no run to resume; a new one starts")
+        messages.say(f"{request.out}: no run to resume; a new one starts")
     else:
         config = stored_settings(request, folder, text)
         done = len(folder.rounds().get("round", ()))
@@ -267,7 +270,7 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
             raise UsageError(f"--allow-change: fed.rounds={config.fed.rounds}, but {done} rounds are done")
         if folder.summary() and config.fed.rounds == done:
             check_is_its_own(folder, config_module.from_json(text))
-            report.say(f"{folder.path}: already complete ({done} rounds); nothing to do")
+            messages.say(f"{folder.path}: already complete ({done} rounds); nothing to do")
             return None
     check_machine(config)
     return config.to_json()
@@ -296,7 +299,7 @@ def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
         )
     with open_tree(newest[1]) as file:
         text = file.load("config_json")
-    report.warn(f"{folder.config_path} is missing: the settings are those in {newest[1].name}")
+    messages.warn(f"{folder.config_path} is missing: the settings are those in {newest[1].name}")
     if not dry_run:
         folder.write_config(text)
     return text
@@ -331,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
             request, problem = understand(sys.argv[1:] if arguments is None else arguments)
         if isinstance(request, str):
             if guess_rank(os.environ) == 0:
-                report.say(request)
+                messages.say(request)
             return 0
         comm = request.config.comm if request else CommSettings()
         environment.prepare()
@@ -358,7 +361,7 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
             return True
         config = config_module.from_json(text)
         for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
-            report.warn(line)
+            messages.warn(line)
         os.environ.update(torch_environment(config.run.threads))
         with handlers_kept():
             comm = world.connect(config.run.device, config.comm.backend)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hkd_hpc import evaluate, payload, quarantine
-from hkd_hpc import report as log
+from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
 from hkd_hpc.cohort import draw_failures
-from hkd_hpc.comm.base import Comm
-from hkd_hpc.lanes import Lanes
+from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.console import messages as log
+from hkd_hpc.gpu.concurrent import Lanes
+from hkd_hpc.models import evaluate
 from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 

@@ -1,13 +1,7 @@
-"""Sweeps: many runs of hkd_hpc as one study, under SLURM or on a laptop. Imports no torch.
-
-from jobs import Sweep, launch
-sweep = Sweep.from_toml("jobs/specs/table1.toml")
-study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scratch/me/study1")
-study.wait(); print(study.table())
+"""`from jobs import Sweep, launch` in a clone; once installed it is `from hkd_hpc.jobs import ...`, which clashes with
+none.
 """
 
-from jobs.launcher import launch
-from jobs.study import Study
-from jobs.sweep import Sweep
+from hkd_hpc.jobs import Study, Sweep, launch
 
 __all__ = ["Study", "Sweep", "launch"]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import config, schemes
+from hkd_hpc import schemes
 from hkd_hpc.client import Client, Workbench
-from hkd_hpc.flat import FlatModel
-from hkd_hpc.models import Net
+from hkd_hpc.config import config
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import Facts
 
 
@@ -32,7 +33,7 @@ def interruptible():
 
 @contextmanager
 def float64():
-    """The product computes in float64, as oracles do (see hkd_hpc/precision.py)."""
+    """The product computes in float64, as oracles do (see hkd_hpc/models/precision.py)."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -9,7 +9,7 @@ from torch import nn
 
 from hkd_hpc import rng
 from hkd_hpc.client import batch_bounds
-from hkd_hpc.images import normalise
+from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 import toy
 
-from hkd_hpc import config, quarantine
+from hkd_hpc import quarantine
 from hkd_hpc.cohort import draw_failures
+from hkd_hpc.config import config
 from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, BAD_TEST, DROPPED, LATE, OK, REFUSED, Finding
 from hkd_hpc.store.tree import load_tree, save_tree
 
@@ -29,7 +30,7 @@ NAN, INF = float("nan"), float("inf")
     "number, found", [(0.0, None), (65536.0, None), (-65537.0, -65537.0), (INF, INF), (-INF, -INF), (NAN, NAN)]
 )
 def test_a_bad_number_is_found_in_weights_buffers_and_reports(toy_net, number, found):
-    from hkd_hpc.flat import FlatModel
+    from hkd_hpc.models.flat import FlatModel
 
     flat = FlatModel(toy_net())
     names = quarantine.names(flat, ["feature_CD"], ["cross_entropy"])
@@ -52,7 +53,7 @@ def test_a_bad_number_is_found_in_weights_buffers_and_reports(toy_net, number, f
 
 def test_norms_beyond_the_setting_are_bad(toy_net):
     """A change of 3 in one weight and 4 in another is one of 5; so is a report tensor of 3 and 4."""
-    from hkd_hpc.flat import FlatModel
+    from hkd_hpc.models.flat import FlatModel
 
     flat = FlatModel(toy_net())
     received_V = flat.values_V.clone()
@@ -80,8 +81,8 @@ def sick(client, round, where):
     """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
 
     def patch(rank):
-        from hkd_hpc import evaluate
         from hkd_hpc.client import Workbench
+        from hkd_hpc.models import evaluate
 
         original, predict = Workbench._epochs, evaluate.predict
         now = []
@@ -193,7 +194,7 @@ def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
     data, log = toy.save_natural(tmp_path / "data.npz", [16, 24, 32]), tmp_path / "log"
 
     def patch(rank):
-        from hkd_hpc import evaluate
+        from hkd_hpc.models import evaluate
 
         original = evaluate.reestimate_batch_norm
 

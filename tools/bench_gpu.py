@@ -28,14 +28,16 @@ import numpy as np
 import torch
 
 from hkd_hpc import assemble, rounds, schemes
-from hkd_hpc import config as config_module
-from hkd_hpc.comm.control import Alone
-from hkd_hpc.comm.local import LocalComm
-from hkd_hpc.paths import path_argument
-from hkd_hpc.settings import first_paragraph
+from hkd_hpc.comm.control.base import Alone
+from hkd_hpc.comm.transports.local import LocalComm
+from hkd_hpc.config import config as config_module
+from hkd_hpc.config.paths import path_argument
+from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.runtime.machine import header
 from hkd_hpc.store.folder import RunFolder
-from tools import bare_loop
-from tools.bench_table import header, number
+
+from .bench import bare_loop
+from .bench.table import number
 
 WARM_UP = 2  # rounds
 CELL_ROUNDS = 50

@@ -19,12 +19,14 @@ from statistics import median
 
 import numpy as np
 
-from hkd_hpc.history import ATTRIBUTES, PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
-from hkd_hpc.settings import first_paragraph
+from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.runtime.machine import header
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
+from hkd_hpc.store.history import ATTRIBUTES, PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
 from hkd_hpc.store.tree import save_tree
-from tools.bench_table import Line, header, table
+
+from .bench.table import Line, table
 
 PAYLOADS = tuple(f"payload_bytes/{kind}" for kind in PAYLOAD_KINDS)
 OF_CLIENTS = (

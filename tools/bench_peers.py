@@ -32,12 +32,14 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc import schemes
-from hkd_hpc.paths import path_argument
-from hkd_hpc.settings import first_paragraph
-from hkd_hpc.tables import markdown
-from tools import bench_round
-from tools.bench_process import BenchError, Child, descendants, environment, peak_until
-from tools.bench_table import ROOT, header, installed, number
+from hkd_hpc.analysis.tables import markdown
+from hkd_hpc.config.paths import path_argument
+from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.runtime.machine import ROOT, header, installed
+
+from .bench import whole_round
+from .bench.processes import BenchError, Child, descendants, environment, peak_until
+from .bench.table import number
 
 GIGA = 1e9
 BATCH = 64
@@ -192,7 +194,7 @@ def compare(found: dict, plain: dict) -> None:
 
 def check_timed(found: dict, sizes: Sizes) -> None:
     """BenchError unless a run made all steps of its rounds and the loss fell."""
-    expected = [bench_round.CLIENTS * math.ceil(sizes.images / BATCH)] * (sizes.rounds + 1)
+    expected = [whole_round.CLIENTS * math.ceil(sizes.images / BATCH)] * (sizes.rounds + 1)
     if found["steps"] != expected:
         raise BenchError(f"trains something else: {found['steps']} steps in its rounds, {expected} expected")
     if not found["loss"][-1] < found["loss"][0]:
@@ -200,14 +202,14 @@ def check_timed(found: dict, sizes: Sizes) -> None:
 
 
 def run_ours(job: str, sizes: Sizes) -> tuple[list[float], int]:
-    last_only = f"run.evaluate_every={bench_round.ROUNDS}", f"run.checkpoint_every={bench_round.ROUNDS}"
-    rounds = bench_round.run_program(job, schemes.REFERENCE, 1, sizes.images, *last_only)
+    last_only = f"run.evaluate_every={whole_round.ROUNDS}", f"run.checkpoint_every={whole_round.ROUNDS}"
+    rounds = whole_round.run_program(job, schemes.REFERENCE, 1, sizes.images, *last_only)
     return rounds.wall_s, rounds.peak_bytes
 
 
 def run_bare(pair: list[Child], sizes: Sizes) -> tuple[list[float], int]:
     with ThreadPoolExecutor() as beside:
-        training = beside.submit(lambda: [bench_round.run_bare(pair, 1) for _ in range(sizes.rounds)])
+        training = beside.submit(lambda: [whole_round.run_bare(pair, 1) for _ in range(sizes.rounds)])
         peak_bytes = peak_until(training.done, lambda: [child.process.pid for child in pair])
     return training.result(), peak_bytes
 
@@ -299,9 +301,9 @@ def measure_job(
     job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes
 ) -> None:
     """All systems in turn."""
-    pair = [Child("tools.bare_loop", job, str(sizes.images)) for _ in range(bench_round.RANKS - 1)]
+    pair = [Child("tools.bench.bare_loop", job, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
     try:
-        bench_round.run_bare(pair, 1)  # warm up
+        whole_round.run_bare(pair, 1)  # warm up
         for turn in range(1, turns + 1):
             measures = {
                 BARE: partial(run_bare, pair, sizes),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hkd_hpc.comm.job import World, end_alone
+from hkd_hpc.comm.world import World, end_alone
 
 __all__ = ["World", "end_alone"]

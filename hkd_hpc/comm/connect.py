@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hkd_hpc.comm.base import Comm
+from hkd_hpc.comm.control.rendezvous import Member
+from hkd_hpc.comm.control.watch import speak
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import (
     Plan,
@@ -18,15 +19,14 @@ from hkd_hpc.comm.devices import (
     visible_devices,
 )
 from hkd_hpc.comm.interfaces import check_interfaces
-from hkd_hpc.comm.rendezvous import Member
-from hkd_hpc.comm.watch import speak
+from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from hkd_hpc.comm.job import World
-    from hkd_hpc.comm.mpi import MpiWorld
+    from hkd_hpc.comm.transports.mpi import MpiWorld
+    from hkd_hpc.comm.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -77,14 +77,14 @@ def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, devi
     local = (world.local_rank, world.local_size)
     common = (world.control, world.rank, world.hosts, local, device, describe(plan) + note)
     if plan.backend == "local":
-        from hkd_hpc.comm.local import LocalComm
+        from hkd_hpc.comm.transports.local import LocalComm
 
         return LocalComm(*common)
     if plan.backend == "mpi" and mpi is not None:
-        from hkd_hpc.comm.mpi import MpiComm
+        from hkd_hpc.comm.transports.mpi import MpiComm
 
         return MpiComm(mpi, *common)
-    from hkd_hpc.comm.torch_dist import TorchComm, open_groups
+    from hkd_hpc.comm.transports.torch_dist import TorchComm, open_groups
 
     check_interfaces(os.environ, plan.backend == "nccl")
     group = open_groups(world.control, world.rank, world.size, address, plan.backend == "nccl")

@@ -1,229 +1,239 @@
-"""Which world was this process started in? Read from the launcher's variables, before MPI or torch is loaded.
+"""The world of a job, from its first line to its last: `with World.open() as world: comm = world.connect()`.
 
-Documented order, the first that speaks wins:
-
-1. torchrun or `env://`: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (or TORCHELASTIC_RUN_ID). When they only repeat what
-   the outer launcher says (a script that exports RANK=$SLURM_PROCID), the outer launcher counts.
-2. Open MPI's mpirun: OMPI_COMM_WORLD_*. It beats SLURM_* variables, which are left over when mpirun runs inside sbatch.
-3. MPICH, Hydra, Intel MPI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS.
-4. a step of srun: SLURM_PROCID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS. With a PMI server beside it
-   (PMIX_RANK, PMI_RANK, PMI_FD) and mpi4py installed it is an MPI world, otherwise a plain SLURM one.
-5. nothing: one process. The shell of a batch script is such a process, whatever SLURM_NTASKS says.
+`open` comes before torch: it reads the launcher's hints, starts MPI if MPI started us, and brings up the control plane.
+From then on any failure of any rank ends the whole job with one message. `connect` imports torch, and picks devices and
+transport.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import os
+import signal
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.errors import UsageError
-
-FIRST_SPECIAL_STEP = 4294967280  # step ids from here on are the batch script, the interactive shell and the like
-LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_")  # prefixes of variables
-RANKS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
+from hkd_hpc.comm.control.base import RESUME_ADVICE, Alone, Control, Failure, Terminated
+from hkd_hpc.comm.control.coordinator import Hub, Spoke
+from hkd_hpc.comm.control.rendezvous import (
+    LOCALHOST,
+    Address,
+    AlreadyTold,
+    Member,
+    accept_all,
+    derived_address,
+    join,
+    listen,
+    machine_name,
+    own_address,
+    random_address,
 )
-ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
-LONGEST_NUMBER = 18  # digits
-MOST_RANKS = 1_000_000
-RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+from hkd_hpc.comm.control.watch import ForkedGuard, StartGuard, launcher_chain, speak
+from hkd_hpc.comm.devices import device_offset
+from hkd_hpc.comm.launchers import Hint, check_world, guess_rank, read_hint, without_mpi
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.runtime.frames import place_of, trace_of
+
+if TYPE_CHECKING:
+    from hkd_hpc.comm.transports.base import Comm
+    from hkd_hpc.comm.transports.mpi import MpiWorld
+
+START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
+LONGEST_ERROR = 2000  # characters before the traceback
+OTHERS_WAIT_S = 3.0  # before the world stands, rank 0 speaks first
 
 
-@dataclass(frozen=True)
-class Hint:
-    """What the launcher says about this process; local_* are None where it does not say."""
+class World:
+    """All processes of the job. Use as a context manager: what leaves the block decides how the job ends.
 
-    launcher: str  # "none", "mpi", "slurm" or "torchrun"
-    rank: int
-    size: int
-    local_rank: int | None = None
-    local_size: int | None = None
-    rank_name: str = field(default="", compare=False)  # the variable that gave the rank
+    UsageError: exit code 2, one line. RunError: 1, one line. KeyboardInterrupt: 130, one line. Other exceptions, and
+    SystemExit while others work on: 1, with the line of a user's own code that failed, and the traceback. One message
+    for the whole job, then every rank ends.
+    """
 
+    def __init__(
+        self, hint: Hint, members: list[Member], control: Control | Alone, address: str, mpi: MpiWorld | None = None
+    ) -> None:
+        self.hint, self.rank, self.size = hint, hint.rank, len(members)
+        self.hosts = [member.host for member in members]
+        self.control, self._members, self._address, self._mpi = control, members, address, mpi
+        self._comm: Comm | None = None
+        mates = [member.rank for member in members if member.machine == members[self.rank].machine]
+        self.local_rank, self.local_size = mates.index(self.rank), len(mates)
 
-def read_hint(env: Mapping[str, str], has_mpi4py: bool | None = None) -> Hint:
-    """The world that `env` describes. Raises UsageError for half-set, contradictory, unreadable or doubled worlds."""
-    if has_mpi4py is None:
-        has_mpi4py = importlib.util.find_spec("mpi4py") is not None
-    outer = _outer(env, has_mpi4py)
-    inner = _torch(env, outer)
-    return inner or outer or Hint("none", 0, 1)
+    @classmethod
+    def open(
+        cls,
+        backend: str = "auto",
+        timeout_s: float = 1800.0,
+        start_timeout_s: float = START_TIMEOUT_S,
+        env: Mapping[str, str] = os.environ,
+    ) -> World:
+        """Find the other ranks and bring up the control plane. Imports no torch.
 
+        backend: "gloo" goes without MPI under srun; the others use MPI where MPI started us.
+        timeout_s: how long a rank may give no sign of life while others wait for it.
+        start_timeout_s: how long the ranks may take to arrive here.
+        Ends the process (SystemExit 2 or 1, with one line) if the world cannot be opened.
+        """
+        try:
+            device_offset(env)
+            hint = read_hint(env)
+            hint = without_mpi(hint, env) if backend == "gloo" else hint
+            if hint.size == 1:
+                return cls(hint, [Member.here(0)], Alone(), LOCALHOST)
+            guard = StartGuard.begin(hint, start_timeout_s)
+            opener = _open_mpi if hint.launcher == "mpi" else _open
+            return opener(hint, guard, timeout_s, env)
+        except AlreadyTold as told:
+            raise SystemExit(told.code) from None
+        except (UsageError, RunError) as error:
+            end_alone(error, env)
 
-def check_world(mpi_size: int, hint: Hint) -> None:
-    """Raise UsageError when MPI and the launcher disagree on the number of ranks (N worlds of one rank each)."""
-    if mpi_size == hint.size:
-        return
-    raise UsageError(
-        f"the launcher started {hint.size} ranks ({hint.rank_name or 'its variables'} says rank {hint.rank}), but MPI "
-        f"sees a world of {mpi_size}: this MPI library and this launcher do not speak the same PMI. Use the mpirun "
-        f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "
-        f"--mpi=pmix), or set comm.backend=gloo to go without MPI."
-    )
+    def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
+        """Import torch, choose this rank's device ("auto", "cpu" or "cuda") and the transport, and connect.
 
+        Raises UsageError for a backend that cannot be had. Rank 0 says in one line if CUDA was asked for but is absent.
+        """
+        from hkd_hpc.comm.connect import connect
 
-def guess_rank(env: Mapping[str, str]) -> int:
-    """The rank for messages when the variables cannot be trusted: 0 only where no launcher says otherwise."""
-    return max((int(env[name]) for name in RANK_NAMES if _is_number(env.get(name, ""))), default=0)
+        self.control.set_status(None, "import of torch")
+        self._comm = connect(self, self._members, self._address, self._mpi, device, backend)
+        self.control.set_status(None, "set-up")
+        return self._comm
 
+    def share(self, value: Any) -> Any:
+        """Rank 0's value (anything that JSON can hold, small), in every rank; possible before `connect`."""
+        return self.control.meet(["settings"], value)[0]
 
-def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those of launchers: for what is started from within a job and is a job of its own."""
-    return {
-        name: value
-        for name, value in env.items()
-        if name in ADDRESSES or not (name.startswith(LAUNCHERS) or name in RANKS)
-    }
+    def __enter__(self) -> World:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            error = self._finish()
+        if error is None:
+            return
+        self.control.report_failure(self._failure(error))
+        raise SystemExit(self._failure(error).code) from None
 
-def without_mpi(hint: Hint, env: Mapping[str, str]) -> Hint:
-    """The same world as a plain SLURM one where srun started it, so that no MPI is needed."""
-    step = slurm_step(env, has_mpi4py=False)
-    return step if step and (step.rank, step.size) == (hint.rank, hint.size) else hint
-
-
-def slurm_step(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
-    """The step of srun that this process belongs to, None outside a real step."""
-    step = _number(env, "SLURM_STEP_ID")
-    if step is None or step >= FIRST_SPECIAL_STEP or "SLURM_PROCID" not in env:
+    def _finish(self) -> BaseException | None:
+        """The normal end of all ranks; returns what went wrong, if something did."""
+        try:
+            self.control.goodbye()
+            if self._comm is not None:
+                self._comm.close()
+            if self._mpi is not None:
+                self._mpi.finish(self.control.timeout_s)
+        except Exception as error:
+            return error
         return None
-    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    rank, size = _pair(env, "SLURM_PROCID", size_name)
-    speaks_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
-    return Hint(
-        "mpi" if speaks_pmi and has_mpi4py else "slurm",
-        rank,
-        size,
-        _number(env, "SLURM_LOCALID"),
-        _slurm_local_size(env, size),
-        "SLURM_PROCID",
-    )
+
+    def _failure(self, error: BaseException) -> Failure:
+        """What to say about an exception, and the exit code."""
+        from hkd_hpc.comm.transports.base import LinkError
+
+        where = f"{self._members[self.rank]}, {self.control.place}" if self.size > 1 else str(self.control.place)
+        if isinstance(error, UsageError):
+            return Failure(str(error), 2)
+        if isinstance(error, RunError):
+            return Failure(f"{where}: {error}", 1, is_echo=isinstance(error, LinkError))
+        if isinstance(error, KeyboardInterrupt):
+            return Failure(f"{where}: interrupted", 128 + signal.SIGINT)
+        if isinstance(error, Terminated):
+            return Failure(f"{where}: ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 128 + signal.SIGTERM)
+        if isinstance(error, SystemExit):
+            code = (
+                error.code % 256 or 1 if isinstance(error.code, int) else 1
+            )  # the system keeps 8 bits: 256 would be success
+            return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
+        headline = f"{where}: {place_of(error)}failed with {type(error).__name__}: {text_of(error)}"
+        return Failure(f"{headline}\n{trace_of(error)}", 1)
 
 
-def _outer(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
-    """The world of mpirun or srun, without a torchrun inside it."""
-    open_mpi = _mpi(
-        env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
-    )
-    step = slurm_step(env, has_mpi4py)
-    if step and "PMI_SIZE" not in env:
-        return open_mpi or step
-    hydra = _mpi(env, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if open_mpi and hydra and hydra.size > 1 and _place(hydra) != _place(open_mpi):
-        raise UsageError(_contradiction(open_mpi, hydra))
-    if step and hydra and _place(step) == _place(hydra):
-        return open_mpi or step
-    return open_mpi or hydra or step
+def text_of(error: BaseException) -> str:
+    """What an exception of a user's own code says: it may be very long, or fail itself."""
+    try:
+        text = str(error)
+    except Exception:
+        return "(its text cannot be had)"
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}... ({len(text)} characters)"
 
 
-def _torch(env: Mapping[str, str], outer: Hint | None) -> Hint | None:
-    """The world of torchrun or env://, None where there is none or where it only repeats the outer one."""
-    if not any(name in env for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")) or _repeats(env, outer):
-        return None
-    rank, size = _pair(env, "RANK", "WORLD_SIZE")
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
-    if missing:
-        raise UsageError(
-            f"RANK={rank} and WORLD_SIZE={size} are set, but {' and '.join(missing)} not: set all four, or none of them"
-        )
-    inner = Hint("torchrun", rank, size, _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE"), "RANK")
-    _refuse_doubled(env, outer, inner)
-    return inner
+def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> NoReturn:
+    """End the process for an error before the world stands: rank 0 speaks, the others give it time to end the job.
+
+    Raises SystemExit with code 2 (UsageError) or 1.
+    """
+    if guess_rank(env) != 0:
+        time.sleep(OTHERS_WAIT_S)
+    speak(f"hkd_hpc: {error}")
+    raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
 
 
-def _repeats(env: Mapping[str, str], outer: Hint | None) -> bool:
-    """True when RANK and WORLD_SIZE, as far as set, are copies of the outer launcher's numbers."""
-    if outer is None or "TORCHELASTIC_RUN_ID" in env:
-        return False
-    rank, size = str(outer.rank), str(outer.size)
-    return env.get("RANK", rank) == rank and env.get("WORLD_SIZE", size) == size
+def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:
+    """MPI_Init, then the control plane on a port that rank 0 passes on by MPI."""
+    from hkd_hpc.comm.transports.mpi import MpiWorld
+
+    forked = ForkedGuard(guard)
+    try:
+        mpi = MpiWorld()
+        _check_world(mpi, hint)
+        hint = Hint("mpi", mpi.comm.rank, mpi.comm.size, hint.local_rank, hint.local_size, hint.rank_name)
+        machines = mpi.gather_names(machine_name())
+        names = [machine.split("/")[0] for machine in machines]
+        host = LOCALHOST if len(set(machines)) == 1 else own_address(names[1:])
+        address, listener = _share_address(mpi, random_address(host, env))
+        return _star(hint, address, listener, guard, timeout_s, mpi)
+    finally:
+        forked.release()
 
 
-def _refuse_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:
-    """One torchrun per outer task is fine; anything else would run the job several times over."""
-    if outer is None or outer.size == 1 or _number(env, "GROUP_WORLD_SIZE") == outer.size:
-        return
-    if "GROUP_WORLD_SIZE" not in env:
-        raise UsageError(_contradiction(outer, inner))
-    raise UsageError(
-        f"a doubled world: {outer.size} tasks of the outer launcher ({outer.rank_name}) each start a torchrun of "
-        f"{env['GROUP_WORLD_SIZE']} node(s) (GROUP_WORLD_SIZE). Start torchrun without mpirun or srun, or start one "
-        f"torchrun per node with --nnodes={outer.size}, or leave torchrun out."
-    )
+def _check_world(mpi: MpiWorld, hint: Hint) -> None:
+    """Worlds of one rank each all see the same mistake: one of them says it."""
+    try:
+        check_world(mpi.comm.size, hint)
+    except UsageError:
+        if hint.rank == 0:
+            raise
+        raise AlreadyTold(2) from None
 
 
-def _mpi(env: Mapping[str, str], rank_name: str, size_name: str, local_rank: str, local_size: str) -> Hint | None:
-    """The world of one family of mpirun, None if neither its rank nor its size is set."""
-    if rank_name not in env and size_name not in env:
-        return None
-    rank, size = _pair(env, rank_name, size_name)
-    return Hint("mpi", rank, size, _number(env, local_rank), _number(env, local_size), rank_name)
+def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, Any]:
+    """Rank 0 listens and tells all where, or why it cannot (then all raise UsageError)."""
+    listener, text = None, ""
+    if mpi.comm.rank == 0:
+        try:
+            listener = listen(address)
+            text = json.dumps([address.host, listener.getsockname()[1], address.token])
+        except UsageError as error:
+            text = json.dumps([str(error)])
+    shared = json.loads(mpi.share(text))
+    if len(shared) == 1:
+        raise UsageError(shared[0]) if mpi.comm.rank == 0 else AlreadyTold(2)
+    return Address(shared[0], (shared[1],), shared[2]), listener
 
 
-def _pair(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
-    """Rank and size, both there and fitting together."""
-    rank, size = _number(env, rank_name), _number(env, size_name)
-    if rank is None or size is None:
-        there, absent = (size_name, rank_name) if rank is None else (rank_name, size_name)
-        raise UsageError(
-            f"{there} is set, but {absent} not: the launcher's variables are incomplete; set both, or neither"
-        )
-    if size > MOST_RANKS:  # garbage: a list of those that are missing would fill the memory
-        raise UsageError(f"{size_name}={size} is more ranks than can be; allowed: up to {MOST_RANKS}")
-    if rank >= size:
-        raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}: ranks go from 0 to {size - 1}")
-    return rank, size
+def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:
+    """Without MPI: all ranks derive the same address from the job's names."""
+    address = derived_address(hint, env)
+    return _star(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
 
 
-def _number(env: Mapping[str, str], name: str) -> int | None:
-    """The variable as a number >= 0, None if it is not set."""
-    text = env.get(name)
-    if text is None:
-        return None
-    if not _is_number(text):
-        raise UsageError(f"{name}={text!r} is not a whole number >= 0")
-    return int(text)
-
-
-def _is_number(text: str) -> bool:
-    """Digits, and not so many that nobody can have meant a rank, a size or an id."""
-    return text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
-
-
-def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
-    """Tasks of this step on this node, from a list such as `4(x2),3`."""
-    if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES")) == "1":
-        return size
-    node = _number(env, "SLURM_NODEID")
-    if node is None:
-        return None
-    for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        if not (_is_number(count) and _is_number(times or "1")):
-            return None
-        node -= int(times or 1)
-        if node < 0:
-            return int(count)
-    return None
-
-
-def _place(hint: Hint) -> tuple[int, int]:
-    return hint.rank, hint.size
-
-
-def _contradiction(one: Hint, other: Hint) -> str:
-    """The line for two launchers that do not agree."""
-    return (
-        f"contradictory launchers: {one.rank_name} says rank {one.rank} of {one.size}, {other.rank_name} says rank "
-        f"{other.rank} of {other.size}. Start the job with one launcher, or unset the left-over variables."
-    )
+def _star(
+    hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float, mpi: MpiWorld | None
+) -> World:
+    """Connect the star and start the control thread."""
+    me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)
+    if listener is not None:
+        with listener:
+            links, members = accept_all(listener, address.token, me, hint.size, guard.problem)
+        control: Control = Hub(0, members, links, chain, timeout_s)
+    else:
+        link, members = join(address, me, hint.size, guard.problem)
+        control = Spoke(hint.rank, members, {0: link}, chain, timeout_s)
+    return World(hint, members, control, address.host, mpi)

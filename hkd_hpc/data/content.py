@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc import environment, identity
-from hkd_hpc.config import DataSettings
+from hkd_hpc.config.config import DataSettings
 from hkd_hpc.data import sources
-from hkd_hpc.digest import arrays_sha256
 from hkd_hpc.errors import RunError
+from hkd_hpc.runtime import environment, identity
 from hkd_hpc.store.atomic import replace_text
+from hkd_hpc.store.digest import arrays_sha256
 
 WORTH_KEEPING_BYTES = 1 << 24  # less is hashed as fast as a file is looked up
 

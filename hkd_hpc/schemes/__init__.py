@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
+from hkd_hpc.config.settings import KINDS, is_setting, type_text
 from hkd_hpc.errors import UsageError
-from hkd_hpc.frames import own_frame
-from hkd_hpc.settings import KINDS, is_setting, type_text
+from hkd_hpc.runtime.frames import own_frame
 
 REGISTRY = {
     "fedavg": "hkd_hpc.schemes.fedavg:FedAvg",
@@ -47,7 +47,8 @@ def settings_of(name: str) -> type:
     if odd:
         raise UsageError(
             f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "
-            f"made with hkd_hpc.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None too"
+            f"made with hkd_hpc.config.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None "
+            "too"
         )
     return found
 

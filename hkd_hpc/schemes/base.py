@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F
-from hkd_hpc.settings import setting
 
 if TYPE_CHECKING:
     import torch

@@ -32,8 +32,8 @@ import numpy as np
 from hkd_hpc.errors import RunError
 from hkd_hpc.store import tree as trees
 from hkd_hpc.store.atomic import interrupts_held
+from hkd_hpc.store.checksum import FIRST_BYTES, SEAL_BYTES, GrowingSeal, fixed_sha256, rows_added, rows_sha256
 from hkd_hpc.store.head import Column, Head, address_of, aligned, describe, make_head, table_of
-from hkd_hpc.store.seal import FIRST_BYTES, SEAL_BYTES, GrowingSeal, fixed_sha256, rows_added, rows_sha256
 from hkd_hpc.store.tree import FORMAT_VERSION, Leaf, Room
 
 FEWEST_ROWS = 64  # room of a new file

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.store.seal import SEAL_BYTES
+from hkd_hpc.store.checksum import SEAL_BYTES
 
 NOWHERE = 2**64 - 1
 NIL, DATASPACE, LINK_INFO, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION = (

@@ -26,7 +26,7 @@ import numpy as np
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.store.atomic import replace_file
-from hkd_hpc.store.seal import FIRST_BYTES, SEAL_BYTES, Frozen, GrowingSeal
+from hkd_hpc.store.checksum import FIRST_BYTES, SEAL_BYTES, Frozen, GrowingSeal
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 1 << 20

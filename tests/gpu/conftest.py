@@ -1,14 +1,11 @@
 """`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere each test is skipped and says why."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as a run sets it; cuBLAS reads it when it starts
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "schemes"))  # federation.py
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,10 @@ import pytest
 import torch
 from federation import Federation, save_images
 
-from hkd_hpc import assemble, config, evaluate, models, schemes
-from hkd_hpc.graphs import Graphs, promises
+from hkd_hpc import assemble, schemes
+from hkd_hpc.config import config
+from hkd_hpc.gpu.graphs import Graphs, promises
+from hkd_hpc.models import evaluate, networks
 from hkd_hpc.schemes.base import Scheme
 
 CLOSE = 0.1
@@ -165,8 +167,8 @@ def test_bf16_trains_every_scheme(data, scheme, more):
 
 
 def test_tests_stay_in_fp32(gpu):
-    net, mixed = (models.build(config.resolve().model, 10, (3, 32, 32), 0, gpu).to(gpu) for _ in range(2))
-    models.train_in_bf16(mixed)
+    net, mixed = (networks.build(config.resolve().model, 10, (3, 32, 32), 0, gpu).to(gpu) for _ in range(2))
+    networks.train_in_bf16(mixed)
     x_uint8 = torch.arange(8 * 3 * 32 * 32, device=gpu).remainder(251).to(torch.uint8).reshape(8, 3, 32, 32)
     for own, exact in zip(evaluate.predict(mixed, x_uint8), evaluate.predict(net, x_uint8)):
         assert own.dtype == torch.float32

@@ -10,7 +10,9 @@ import torch
 import toy
 from federation import OFF, Federation, same_model, save_images, settings
 
-from hkd_hpc import config, evaluate, schemes
+from hkd_hpc import schemes
+from hkd_hpc.config import config
+from hkd_hpc.models import evaluate
 from hkd_hpc.schemes.base import Facts
 
 SCHEMES = tuple(schemes.REGISTRY)

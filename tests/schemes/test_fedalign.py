@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 
-from hkd_hpc import config, models
 from hkd_hpc.client import Batch
+from hkd_hpc.config import config
 from hkd_hpc.errors import UsageError
+from hkd_hpc.models import networks
 from hkd_hpc.schemes import fedalign
 from hkd_hpc.schemes.fedalign import FedAlignSettings, captured, largest_singular_value, slim
 
@@ -94,7 +95,7 @@ def shufflenet_stage() -> tuple[nn.Module, nn.Module]:
 
 
 def build(name: str, **more) -> nn.Module:
-    return models.build(config.ModelSettings(name=name, latent=8, **more), 10, (3, 32, 32), 0)
+    return networks.build(config.ModelSettings(name=name, latent=8, **more), 10, (3, 32, 32), 0)
 
 
 def first_channels(quarter: nn.Module, full: nn.Module) -> nn.Module:
@@ -123,7 +124,7 @@ def test_student_is_a_stage_of_quarter_width(name, norm):
     full, quarter = make()
     if norm == "group":
         for stage in (full, quarter):
-            models.replace_batch_norm(stage)
+            networks.replace_batch_norm(stage)
     random_scales(full)
     first_channels(quarter, full)
     x = random_maps(4, inputs, 4, 4)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hkd_hpc import rng
 from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
-from hkd_hpc.models import Net
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes import fedgen
 from hkd_hpc.schemes.base import Facts
 from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss

@@ -16,8 +16,8 @@ from torch import nn
 from hkd_hpc import rng
 from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
-from hkd_hpc.images import normalise
-from hkd_hpc.models import Net
+from hkd_hpc.models.images import normalise
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.fedmd import FedMDSettings, running_statistics_kept
 
 LABELS = [0, 1, 2] * 4

@@ -12,7 +12,7 @@ from federation import Federation, same_model, save_images
 from torch import nn
 
 from hkd_hpc.client import Batch
-from hkd_hpc.models import Net
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.fedproto import FedProtoSettings
 from hkd_hpc.server import SchemeServer
 

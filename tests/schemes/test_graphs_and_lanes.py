@@ -10,11 +10,12 @@ import pytest
 import torch
 from federation import Federation, Round, same_model, save_images
 
-from hkd_hpc import assemble, graphs, schemes
+from hkd_hpc import assemble, schemes
 from hkd_hpc.client import Workbench
-from hkd_hpc.graphs import Graphs
-from hkd_hpc.lanes import Lanes, fitting
-from hkd_hpc.models import Net
+from hkd_hpc.gpu import graphs
+from hkd_hpc.gpu.concurrent import Lanes, fitting
+from hkd_hpc.gpu.graphs import Graphs
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD
 

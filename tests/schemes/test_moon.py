@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hkd_hpc.client import Batch
-from hkd_hpc.models import Net
+from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.moon import MoonSettings
 
 LABELS = [0, 1, 2] * 4

@@ -18,8 +18,8 @@ import torch
 from federation import Federation
 from torch import nn
 
-from hkd_hpc.models import Net
-from hkd_hpc.precision import real
+from hkd_hpc.models.networks import Net
+from hkd_hpc.models.precision import real
 
 # Both sides in float64: after three rounds no number is more than 4e-11 apart, which is the rounding of the exact sum
 # (aggregate.py). The schemes' own terms move weights by more than .004 (last test).

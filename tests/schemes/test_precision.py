@@ -9,7 +9,9 @@ import torch
 import toy
 from federation import Federation, save_images
 
-from hkd_hpc import assemble, config, models, schemes
+from hkd_hpc import assemble, schemes
+from hkd_hpc.config import config
+from hkd_hpc.models import networks
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def net():
-    return models.build(config.resolve(overrides=["model.latent=8"]).model, 10, (3, 32, 32), 0)
+    return networks.build(config.resolve(overrides=["model.latent=8"]).model, 10, (3, 32, 32), 0)
 
 
 def gradients(net, x_BCHW) -> list[torch.Tensor]:
@@ -31,7 +33,7 @@ def gradients(net, x_BCHW) -> list[torch.Tensor]:
 def test_in_bf16_a_training_pass_is_close_and_a_test_the_same(net):
     x_BCHW = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     mixed = copy.deepcopy(net)
-    models.train_in_bf16(mixed)
+    networks.train_in_bf16(mixed)
     close = (
         (0.03, zip(mixed(x_BCHW), net(x_BCHW))),  # bfloat16 has 8 bits: 2^-8 = .004 a rounding
         (0.25, zip(gradients(mixed, x_BCHW), gradients(net, x_BCHW))),

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from tools.peers.job import CLIENTS, WORKERS, build_net, result, train
+from .job import CLIENTS, WORKERS, build_net, result, train
 
 app = ClientApp()
 
@@ -81,6 +81,6 @@ def main(job: str, images: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    from tools.peers import flower  # by its name, by which the actors find `fit` too
+    from . import flower  # by its name, by which the actors find `fit` too
 
     flower.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

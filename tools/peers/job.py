@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.bare_loop import build, make_images
+from ..bench.bare_loop import build, make_images
 
 CLIENTS, WORKERS, BATCH, LR = 10, 2, 64, 1e-3
 

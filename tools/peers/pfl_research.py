@@ -24,7 +24,7 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import distributed, nn
 
-from tools.peers.job import BATCH, CLIENTS, LR, averaged, build_net, load, new_optimizer, order, result
+from .job import BATCH, CLIENTS, LR, averaged, build_net, load, new_optimizer, order, result
 
 NEVER = 10**9  # the first round is always evaluated
 

@@ -1,0 +1,444 @@
+"""Verify a run's folder: `python -m tools.check RUN [--repair OUT.h5]`.
+
+One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with
+it.
+`--repair` writes a readable metrics file of the rows that can be saved, from metrics.h5, rows.hdf5 and the checkpoints;
+nothing in RUN is touched. The code of a run's own scheme is imported, if its settings name one.
+Exit code 0: good; 1: something is wrong; 2: there is no run, or wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.config import config as config_module
+from hkd_hpc.config.config import Config
+from hkd_hpc.config.paths import path_argument
+from hkd_hpc.console.messages import printable
+from hkd_hpc.data.partition import partition_sha256
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.jobs.files import read_cells
+from hkd_hpc.runtime import identity, versions
+from hkd_hpc.store.digest import weights_sha256
+from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
+from hkd_hpc.store.history import History
+from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
+from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+STATIC = (*RECORD, "partition", "image_shape", "baselines", "world")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one look at a file gave. `advice`: what to do; a file with a problem is wrong, any other is good."""
+
+    name: str
+    text: str
+    problem: bool = False
+    advice: str = ""
+
+    def __str__(self) -> str:
+        text = f"WRONG: {self.text}" if self.problem else self.text
+        return f"  {self.name:28s} {text}" + (f"; {self.advice}" if self.advice else "")
+
+
+class Wrong(Exception):
+    """What is wrong with a file that can be read; `advice` where that is not to remove it."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
+
+
+# ---- one look for each kind of file
+
+
+def check_run(folder: RunFolder) -> list[Found]:
+    """All lines about a run."""
+    config, settings = check_config(folder)
+    lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
+    lines += [check_checkpoint(folder, round, path, config) for round, path in folder.checkpoints()]
+    return [*lines, *check_cell(folder), *check_versions(folder), *check_leftovers(folder)]
+
+
+def check_cell(folder: RunFolder) -> Iterator[Found]:
+    """In a study, whether this is the run of its cell."""
+    place = folder.path.resolve()
+    try:
+        other = [
+            identity.other_run(folder, cell.config()) for cell in read_cells(place.parent) if cell.name == place.name
+        ]
+    except UsageError as error:
+        yield Found("../study.json", str(error), True)
+        return
+    for text in filter(None, other):
+        yield Found(
+            "../study.json",
+            f"this cell of the study has other settings: {text}",
+            True,
+            "move the folder away; launch then computes the cell",
+        )
+
+
+def check_config(folder: RunFolder) -> tuple[Config | None, Found]:
+    """The settings, if they can be used, and the line about them."""
+    name, advice = folder.config_path.name, "config_json in metrics.h5 and in the checkpoints is the same text"
+    try:
+        text = folder.read_config()
+        if text is None:
+            return None, Found(name, "it is missing", True, advice)
+        config = config_module.from_json(text)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        return None, Found(name, f"it is damaged ({error})", True, advice)
+    except (UsageError, RunError) as error:
+        return None, Found(name, str(error), True)
+    fed = config.fed
+    told = f"{config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds"
+    return config, Found(name, f"ok: {told}")
+
+
+def check_metrics(folder: RunFolder, config: Config | None) -> Found:
+    """Its rows, and whether the run is complete."""
+    name = folder.metrics_path.name
+    if not folder.metrics_path.exists():
+        return Found(name, "ok: none yet, no round has been tested")
+    try:
+        with open_tree(folder.metrics_path) as file:
+            rows = check_rows(file)
+            check_partition(file)
+            settings = settings_of(file) or config
+            told = completeness(file, rows, settings)
+            if told == "complete" and config and config.fed.rounds == rows and identity.different(settings, config):
+                raise Wrong(
+                    f"it is that of another run ({identity.different(settings, config)})",
+                    "put back the one that belongs "
+                    "to config.json, or remove it to have it written anew from the last checkpoint",
+                )
+            return Found(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
+    except (BadFile, Wrong) as bad:
+        return Found(
+            name,
+            reason_of(bad),
+            True,
+            getattr(bad, "advice", "")
+            or (
+                "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be "
+                "saved"
+            ),
+        )
+
+
+def check_earlier_rows(folder: RunFolder) -> Iterator[Found]:
+    """The rows before the checkpoints' own, while a run is not complete."""
+    if not folder.rows_path.exists():
+        return
+    name = str(folder.rows_path.relative_to(folder.path))
+    try:
+        with open_tree(folder.rows_path) as file:
+            yield Found(name, f"ok: {check_rows(file)} rows, for the checkpoints to go on from")
+    except (BadFile, Wrong) as bad:
+        yield Found(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
+
+
+def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> Found:
+    """Whether it is whole, of this round, and holds the weights that the rows speak of."""
+    name = str(path.relative_to(folder.path))
+    try:
+        with open_tree(path) as file:
+            if file.load("round") != round:
+                raise Wrong(f"it is of round {file.load('round')}, not of {round}")
+            check_partition(file)
+            check_same_partition(folder, file)
+            if "before" in file.names() and not folder.with_all_rows({"before": file.load("before")}):
+                raise Wrong(NO_ROWS)
+            return Found(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
+    except (BadFile, Wrong) as bad:
+        advice = bad.advice if isinstance(bad, Wrong) else ""
+        return Found(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
+
+
+def fallback(folder: RunFolder, bad: Path) -> str:
+    """What --resume does without this checkpoint."""
+    good = next((path.name for _, path in folder.checkpoints() if path != bad and is_whole(path)), None)
+    return f"--resume goes on from {good}" if good else "no other checkpoint is good, so the run has to begin anew"
+
+
+def reason_of(bad: Exception) -> str:
+    """Without the path, which stands before it."""
+    return bad.reason if isinstance(bad, BadFile) else str(bad)
+
+
+# ---- what must hold inside a file
+
+
+def check_rows(file: TreeFile) -> int:
+    """The number of rows; Wrong unless they are whole, consecutive and hashed."""
+    history = history_of(file)
+    rows = len(history)
+    if whole_rows(history) < rows or not rows:
+        raise Wrong(f"of its {rows} rows the first {whole_rows(history)} are whole, consecutive and hashed")
+    return rows
+
+
+def whole_rows(history: History) -> int:
+    """How many rows from the first on have every column, the right number, and the hash of their weights."""
+    columns = [*history.rounds.values(), *history.clients.values()]
+    whole = min(map(len, columns), default=0)
+    rounds, hashes = history.rounds.get("round", []), history.rounds.get("weights_sha256", [])
+    good = [
+        round == row and bool(SHA256.fullmatch(str(sha)))
+        for row, (round, sha) in enumerate(zip(rounds[:whole], hashes), start=1)
+    ]
+    return [*good, False].index(False)
+
+
+def history_of(file: TreeFile, complete: Callable[[dict], dict | None] = lambda tree: tree) -> History:
+    """The rows in a metrics file or a checkpoint; none in one that keeps the weights alone. `complete` may add to
+    them.
+    """
+    names = file.names()
+    tree = {part: file.load(part) for part in ("rounds", "clients", "events", "before") if part in names}
+    try:
+        return History.from_tree({"rounds": {}, "clients": {}, **(complete(tree) or {})}, 0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Wrong(f"its rows cannot be read ({error})") from None
+
+
+def completeness(file: TreeFile, rows: int, config: Config | None) -> str:
+    """Complete, or how far; Wrong for a summary of too few rounds."""
+    wanted = config.fed.rounds if config else rows
+    if "summary" not in file.names():
+        return f"of {wanted}: not complete, --resume goes on"
+    if rows != wanted:
+        raise Wrong(f"it has a summary, but {rows} rows of {wanted}")
+    return "complete"
+
+
+def check_partition(file: TreeFile) -> None:
+    """Wrong unless the stored indices have the stored hash."""
+    if "partition" not in file.names():
+        return
+    part = file.load("partition")
+    try:
+        train, val, test = (
+            np.split(part[f"{kind}_index"], part[f"{kind}_offset"][1:-1]) for kind in ("train", "val", "test")
+        )
+        found = partition_sha256(train, val, test, part["public_index"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Wrong(f"its partition cannot be read ({error})") from None
+    if found != part.get("sha256"):
+        raise Wrong(f"its partition has hash {found[:16]}, and says {str(part.get('sha256'))[:16]}")
+
+
+def settings_of(file: TreeFile) -> Config | None:
+    """The settings that a file was written with, None in one that keeps none; Wrong if they cannot be read."""
+    if "config_json" not in file.names():
+        return None
+    try:
+        return config_module.from_json(file.load("config_json"))
+    except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise Wrong(f"its settings cannot be read ({error})") from None
+
+
+def changed_since(file: TreeFile, config: Config | None) -> str:
+    """What config.json has since been given that a checkpoint was written without."""
+    stored = settings_of(file)
+    changes = config_module.changes(stored, config) if stored and config else {}
+    if not changes:
+        return ""
+    fixed = [key for key in changes if key.startswith(config_module.FIXED)]
+    if fixed:
+        raise Wrong(
+            f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
+            "put back config.json: config_json in this file is the text",
+        )
+    return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
+
+
+def check_same_partition(folder: RunFolder, file: TreeFile) -> None:
+    """Wrong for a checkpoint of another partition than the metrics."""
+    told = value_in(folder.metrics_path, "partition/sha256")
+    if told and "partition" in file.names() and file.load("partition/sha256") != told:
+        raise Wrong("its partition is another one than that of metrics.h5")
+
+
+def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
+    """Recompute the hash of the global weights; Wrong if a row of this round, here or in metrics.h5, has another."""
+    tensors = file.load("global")
+    names = file.load("global_names").tolist()
+    if set(names) != set(tensors):
+        other = ", ".join(sorted(set(names) ^ set(tensors)))[:200]
+        raise Wrong(f"its global weights are not those that it names ({other})")
+    found = weights_sha256({name: np.asarray(tensors[name]) for name in names})
+    rows = {
+        "its own row": row_sha(history_of(file), round),
+        "metrics.h5": row_sha(history_in(folder.metrics_path), round),
+    }
+    for where, sha in rows.items():
+        if sha and sha != found:
+            raise Wrong(f"its weights have hash {found[:16]}, {where} says {sha[:16]} for round {round}")
+    return f"weights {found[:16]}, " + ("as in its row" if any(rows.values()) else "no row to compare them with")
+
+
+def row_sha(history: History, round: int) -> str | None:
+    """The hash in the row of a round, None if there is no such row."""
+    rounds = history.rounds.get("round", [])
+    return str(history.rounds["weights_sha256"][rounds.index(round)]) if round in rounds else None
+
+
+def history_in(path: Path, complete: Callable[[dict], dict | None] = lambda tree: tree) -> History:
+    """The rows in a file; none where it cannot be read, which its own line says. `complete` as in history_of."""
+    try:
+        with open_tree(path) as file:
+            return history_of(file, complete)
+    except (BadFile, Wrong):
+        return History(0)
+
+
+def value_in(path: Path, key: str) -> Any:
+    try:
+        tree: Any = load_tree(path, only=[key])
+        for name in key.split("/"):
+            tree = tree[name]
+        return tree
+    except BadFile:
+        return None
+
+
+# ---- what else lies there
+
+
+def check_versions(folder: RunFolder) -> Iterator[Found]:
+    """A line where the run was written with other packages than are here; worth knowing, not wrong."""
+    text = value_in(folder.metrics_path, "versions_json")
+    try:
+        written = json.loads(text) if text else {}
+    except (ValueError, TypeError):
+        written = {}
+    other = [
+        f"{name} {written[name]} (here {here})"
+        for name, here in versions.found().items()
+        if written.get(name, here) != here
+    ]
+    if other:
+        yield Found("versions", f"written with {', '.join(other)}")
+
+
+def check_leftovers(folder: RunFolder) -> Iterator[Found]:
+    """The lock and its holder, and what killed processes left."""
+    holder = describe_lock(folder.path)
+    if holder and is_held(folder.path):
+        yield Found(LOCK_NAME, f"in use by {holder}: files change while they are looked at")
+    elif holder:
+        yield Found(LOCK_NAME, f"left by {holder}, which does not run any more; --resume takes it over")
+    for path in (*temporary_files(folder.path), *temporary_files(folder.checkpoint_folder)):
+        yield Found(str(path.relative_to(folder.path)), "left by a process that was killed; --resume removes it")
+
+
+# ---- repair
+
+
+def repair(folder: RunFolder, out: Path) -> str:
+    """Write the rows that can be saved to `out`; what was done, in words. UsageError, RunError if nothing can be."""
+    if out.exists() or out.suffix != ".h5":
+        raise UsageError(f"--repair {out}: name a new file that ends in .h5; nothing is written over")
+    files = (folder.metrics_path, folder.rows_path, *(path for _, path in folder.checkpoints()))
+    sources = [path for path in files if len(saved_rows(folder, path))]
+    if not sources:
+        raise RunError(f"{folder.path}: neither metrics.h5 nor a checkpoint holds a row that can be saved")
+    history, used = saved_rows(folder, sources[0]), [sources[0]]
+    for path in sources[1:]:
+        if extend(history, saved_rows(folder, path)):
+            used.append(path)
+    with open_tree(sources[0]) as file:
+        tree = {name: file.load(name) for name in STATIC if name in file.names()}
+    told = ", ".join(str(path.relative_to(folder.path)) for path in used)
+    save_tree(out, {**tree, **history.tree(), "repaired_from": told})
+    return f"{out}: {len(history)} rows saved from {told}"
+
+
+def saved_rows(folder: RunFolder, path: Path) -> History:
+    """The whole rows in a file, from the first on; a checkpoint's with those before its own, wherever they are."""
+    history = history_in(path, folder.with_all_rows)
+    whole = whole_rows(history)
+    kept = History(0)
+    kept.rounds = {name: column[:whole] for name, column in history.rounds.items()}
+    kept.clients = {name: column[:whole] for name, column in history.clients.items()}
+    kept.events = history.events
+    return kept
+
+
+def extend(history: History, other: History) -> bool:
+    """Append the later rows of the same run; whether there were any."""
+    have = len(history)
+    same = other.rounds.keys() == history.rounds.keys() and other.clients.keys() == history.clients.keys()
+    if not same or len(other) <= have or row_sha(other, have) != row_sha(history, have):
+        return False
+    for mine, theirs in ((history.rounds, other.rounds), (history.clients, other.clients)):
+        for name, column in theirs.items():
+            mine[name] = [*mine[name], *column[have:]]
+    history.events = other.events
+    return True
+
+
+# ---- the command
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UsageErrors."""
+
+    def error(self, message: str):
+        raise UsageError(f"{message}; {self.prog} --help lists the options")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m tools.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=path_argument, help="the run's folder")
+    parser.add_argument(
+        "--repair", type=path_argument, metavar="OUT.h5", help="write the rows that can be saved to this new file"
+    )
+    return parser.parse_args(arguments)
+
+
+def look(options: argparse.Namespace) -> int:
+    """Check, repair if asked to; the exit code."""
+    folder = RunFolder(options.run, warn=lambda text: None)
+    try:
+        if not folder.holds_run():
+            raise UsageError(f"{options.run}: holds no run (neither config.json nor metrics.h5 nor a checkpoint)")
+        lines = check_run(folder)
+    except OSError as error:
+        raise UsageError(f"{options.run}: cannot be looked at ({error.strerror})") from None
+    wrong = sum(line.problem for line in lines)
+    say("\n".join([f"{options.run}:", *map(str, lines), f"{wrong} of {len(lines)} wrong" if wrong else "good"]))
+    if options.repair:
+        say(repair(folder, options.repair))
+    return 1 if wrong else 0
+
+
+def say(text: str) -> None:
+    print(printable(text, sys.stdout), flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        return look(parse(arguments))
+    except (UsageError, RunError) as error:
+        print(f"hkd_hpc: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The control plane: how ranks meet, fail and end as one job."""

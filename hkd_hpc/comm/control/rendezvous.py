@@ -1,0 +1,340 @@
+"""How the ranks find each other: rank 0 listens on one address, the others say hello with the job's token."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hkd_hpc.comm.control.watch import Problem
+from hkd_hpc.comm.control.wire import LIMIT_BYTES, pack
+from hkd_hpc.comm.launchers import Hint
+from hkd_hpc.errors import RunError, UsageError
+
+HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
+KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
+LOWEST_PORT, PORTS, TRIES = 20000, 12000, 32  # below the ports that Linux gives to outgoing connections
+LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where rank 0 listens. Several ports: rank 0 takes the first free one, and the others try them in turn."""
+
+    host: str
+    ports: tuple[int, ...]
+    token: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of the job. `host` names the machine for people, `machine` tells apart two machines of one name."""
+
+    rank: int
+    host: str
+    machine: str
+    pid: int
+
+    @classmethod
+    def here(cls, rank: int) -> Member:
+        """This process."""
+        return cls(rank, socket.gethostname(), machine_name(), os.getpid())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+
+def machine_name() -> str:
+    """Host name and boot id: clones of one image may share the name, containers of one machine the boot id."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"[:200]
+
+
+def random_address(host: str, env: Mapping[str, str]) -> Address:
+    """For a world in which rank 0 can pass its port on (MPI): any free port, or the user's MASTER_PORT."""
+    return Address(host, (_port(env) if env.get("MASTER_PORT") else 0,), secrets.token_hex(16))
+
+
+def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
+    """For a world without MPI: the same candidates in every rank, from the names of the job and of the step.
+
+    HKD_TOKEN, a secret in the job's environment, makes the token one that nobody else can derive.
+
+    A MASTER_PORT is taken as it is, unless torchrun's agent holds it.
+    """
+    names = ["HKD_TOKEN", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+    if hint.launcher == "slurm":
+        names += ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"]
+    key = "/".join([str(os.getuid()), str(hint.size)] + [f"{name}={env.get(name, '')}" for name in names])
+    digest = hashlib.sha256(os.fsencode(key)).digest()
+    ports = tuple(LOWEST_PORT + int.from_bytes(digest[i : i + 4], "big") % PORTS for i in range(len(digest) - 3))[
+        :TRIES
+    ]
+    if env.get("MASTER_PORT") and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        ports = (_port(env),)
+    return Address(_master_host(hint, env), ports, digest.hex())
+
+
+def listen(address: Address) -> socket.socket:
+    """Rank 0's listening socket, bound to the one address. Raises UsageError naming the port if it is taken."""
+    reason: str | None = ""
+    for port in address.ports:
+        try:
+            return _bound(address.host, port)
+        except OSError as error:
+            reason = error.strerror
+    ports = f"port {address.ports[0]}" if len(address.ports) == 1 else f"any of {len(address.ports)} ports"
+    raise UsageError(
+        f"rank 0 cannot listen on {ports} of {address.host} ({reason}): "
+        f"set MASTER_PORT to a free port, or unset it (and MASTER_ADDR to an address of rank 0's host)"
+    )
+
+
+class AlreadyTold(Exception):
+    """The job cannot start, and rank 0 says so: end with this exit code and without another line."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def accept_all(
+    listener: socket.socket, token: str, me: Member, size: int, problem: Problem
+) -> tuple[dict[int, socket.socket], list[Member]]:
+    """Rank 0: take in every other rank, then tell all who is there. Returns connections and members, both by rank.
+
+    Raises UsageError for two processes of one rank or of another size, RunError if the guard sees a problem.
+    """
+    members = {0: me}
+    links: dict[int, socket.socket] = {}
+    listener.settimeout(0.25)
+    answer: dict[str, Any] = {"error": "rank 0 was interrupted"}
+    try:
+        while len(members) < size:
+            _raise_on(problem, members, size)
+            _raise_on_lost(links, members)
+            _admit(listener, token, size, members, links)
+        answer = {"members": [asdict(members[rank]) for rank in range(size)]}
+    except (UsageError, RunError) as error:
+        answer = {"error": str(error)}
+        raise
+    finally:
+        for link in links.values():
+            _send(link, answer)
+    return links, [members[rank] for rank in range(size)]
+
+
+def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[socket.socket, list[Member]]:
+    """Other ranks: find rank 0 and wait until all are in. Returns the connection and the members by rank.
+
+    Raises RunError if the guard sees a problem, AlreadyTold if rank 0 does.
+    """
+    while True:
+        for port in address.ports:
+            link = _greet(address, port, me, size)
+            if link is None:
+                continue
+            known = _receive_within(link, KNOWN_S, problem)
+            answer = _receive(link, problem) if known and "known" in known else known
+            if answer and "error" in answer:
+                raise AlreadyTold(1)
+            if answer and "members" in answer:
+                return link, [Member(**member) for member in answer["members"]]
+        _raise_on(problem)
+        time.sleep(0.05)
+
+
+def own_address(peers: list[str]) -> str:
+    """An address of this host that other hosts can reach: the one on the route to the first peer that has a name."""
+    for peer in [*peers, "10.255.255.255"]:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((socket.gethostbyname(peer), 9))
+                found = probe.getsockname()[0]
+        except OSError:
+            continue
+        if not found.startswith("127."):
+            return found
+    return LOCALHOST
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this IPv4 address, None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first host of SLURM's list: `n[01-04,7],m2` gives n01."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
+
+
+def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
+    """Where rank 0 runs, as an IPv4 address: MASTER_ADDR, this host if it has all ranks, or the step's first node."""
+    name = env.get("MASTER_ADDR")
+    if not name and hint.local_size == hint.size:
+        return LOCALHOST
+    name = name or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "")))
+    try:
+        address = socket.gethostbyname(name)
+        is_alias = address.startswith("127.") and not name.startswith("127.") and name != "localhost"
+        if is_alias and hint.local_size != hint.size:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
+            return own_address([])
+        return address
+    except (OSError, ValueError):  # ValueError: no name of a host at all
+        raise UsageError(
+            f"the host of rank 0, {name!r}, has no address here: set MASTER_ADDR to an address "
+            f"of it that every rank can reach"
+        ) from None
+
+
+def _port(env: Mapping[str, str]) -> int:
+    text = env["MASTER_PORT"]
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
+        raise UsageError(f"MASTER_PORT={text!r} is not a port; allowed: 1 to 65535")
+    return int(text)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+        return listener
+    except OSError:
+        listener.close()
+        raise
+
+
+def _greet(address: Address, port: int, me: Member, size: int) -> socket.socket | None:
+    """Connect and say hello; None if nobody listens there."""
+    try:
+        link = socket.create_connection((address.host, port), timeout=HELLO_S)
+        link.sendall(pack({"token": address.token, "size": size, "member": asdict(me)}))
+        return link
+    except OSError:
+        return None
+
+
+def _admit(
+    listener: socket.socket, token: str, size: int, members: dict[int, Member], links: dict[int, socket.socket]
+) -> None:
+    """Take in the next newcomer, if there is one and it is one of ours."""
+    try:
+        link = listener.accept()[0]
+    except TimeoutError:
+        return
+    hello = _hello(link, token)
+    if hello is None:
+        link.close()
+        return
+    try:
+        member = _checked(hello, members, size)
+    except UsageError as error:
+        _send(link, {"error": str(error)})
+        raise
+    _send(link, {"known": True})
+    members[member.rank], links[member.rank] = member, link
+
+
+def _hello(link: socket.socket, token: str) -> dict[str, Any] | None:
+    """What a newcomer says; None unless it is one of ours, in time."""
+    hello = _receive_within(link, HELLO_S)
+    ours = hello and hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode())
+    return hello if ours else None
+
+
+def _checked(hello: dict[str, Any], members: dict[int, Member], size: int) -> Member:
+    """The newcomer, if its rank and size fit the job."""
+    member = Member(**hello["member"])
+    if hello["size"] != size or not 0 < member.rank < size:
+        raise UsageError(
+            f"{member} says it is one of {hello['size']} ranks, rank 0 knows of {size}: "
+            f"start all ranks with the same WORLD_SIZE"
+        )
+    if member.rank in members:
+        raise UsageError(f"a doubled world: {member} and {members[member.rank]} both say they are rank {member.rank}")
+    return member
+
+
+def _receive(link: socket.socket, problem: Problem) -> dict[str, Any] | None:
+    """Exactly one message and not a byte more; None if the other side hangs up or does not speak our language."""
+    link.settimeout(0.25)
+    try:
+        size = int.from_bytes(_exactly(link, 4, problem), "big")
+        message = json.loads(_exactly(link, size, problem)) if size <= LIMIT_BYTES else None
+        return message if isinstance(message, dict) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _receive_within(link: socket.socket, wait_s: float, problem: Problem = lambda: None) -> dict[str, Any] | None:
+    """One message, None if it does not come in time. Raises RunError if the guard sees a problem."""
+    deadline_s = time.monotonic() + wait_s
+    try:
+        return _receive(link, lambda: "late" if time.monotonic() > deadline_s else problem())
+    except RunError:
+        _raise_on(problem)
+        return None
+
+
+def _exactly(link: socket.socket, size: int, problem: Problem) -> bytes:
+    """The next `size` bytes. Raises RunError if the guard sees a problem, OSError at the end of the stream."""
+    data = b""
+    while len(data) < size:
+        _raise_on(problem)
+        try:
+            part = link.recv(size - len(data))
+        except TimeoutError:
+            continue
+        if not part:
+            raise ConnectionError("closed")
+        data += part
+    return data
+
+
+def _send(link: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        link.settimeout(HELLO_S)
+        link.sendall(pack(message))
+    except OSError:
+        pass  # it is gone; the control plane will see that too
+
+
+def _raise_on_lost(links: dict[int, socket.socket], members: dict[int, Member]) -> None:
+    """Nobody speaks before the answer, so a connection that can be read is one that was closed."""
+    lost = select.select(list(links.values()), [], [], 0)[0]
+    for rank, link in links.items():
+        if link in lost:
+            raise RunError(f"{members[rank]} ended while the job was starting")
+
+
+def _raise_on(problem: Problem, members: Container[int] = (), size: int = 0) -> None:
+    text = problem()
+    if text:
+        missing = [str(rank) for rank in range(size) if rank not in members]
+        raise RunError(text + (f" (not yet here: rank {', '.join(missing)})" if missing else ""))

@@ -1,0 +1,1 @@
+"""What moves tensors: one process, MPI, gloo, NCCL."""

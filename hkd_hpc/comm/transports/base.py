@@ -1,0 +1,240 @@
+"""The one contract of all communicators. A scheme or the round loop sees only this.
+
+Every collective first meets over the control plane: call number, operation, round, phase and byte count of all ranks
+must agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same meeting waits for
+stragglers without burning a core (MPI's blocking calls may busy-poll), and knows which rank is missing when the
+time-out strikes. Only then the bytes travel, at full speed.
+
+`wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among
+the n - 1 client ranks, a gather or a broadcast (n - 1) b, a relay b, the meetings themselves under "control". One rank
+alone moves nothing: all zero.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hkd_hpc.comm.control.base import Alone, Control
+from hkd_hpc.errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LinkError(RunError):
+    """A transfer broke, most often because another rank died a moment ago."""
+
+
+class Comm:
+    """Rank, size and the collectives. All ranks make the same calls in the same order.
+
+    `piece` (a class attribute): how many numbers of a sum are best asked for at a time.
+    `most_bytes` (a class attribute): what one call of the transport moves at most; all that is longer goes in several.
+
+    Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
+    (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines`
+    (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over the calls).
+    """
+
+    piece = 1 << 18
+    most_bytes = 1 << 28  # MPI counts in 31 bits, and what lies on a device passes through a host buffer of this size
+
+    def __init__(
+        self,
+        control: Control | Alone,
+        rank: int,
+        hosts: list[str],
+        local: tuple[int, int],
+        device: torch.device,
+        plan_line: str,
+    ) -> None:
+        self.rank, self.size, self.hosts = rank, len(hosts), hosts
+        self.local_rank, self.local_size = local
+        self.device, self.sharers, self.plan_line = device, 1, plan_line
+        self.cores_line, self.rank_lines = "", []
+        self.wire_bytes: dict[str, int] = defaultdict(int)
+        self.wait_s = self.transfer_s = 0.0
+        self._control, self._calls = control, 0
+
+    def at(self, round: int | None, phase: str, client: int | None = None) -> None:
+        """Say where this rank is from now on: for messages about failures, and checked in every collective."""
+        self._control.set_status(round, phase, client)
+
+    def watch_steps(self, count: Callable[[], int]) -> None:
+        """`count` tells how many steps this rank has taken: while it grows the rank is not late, however long it
+        trains.
+        """
+        self._control.watch_steps(count)
+
+    def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
+        """The one all-reduce, piece by piece: each piece is yielded again, in place the sum over the client ranks.
+
+        pieces: float64, 1-D, contiguous, on the CPU or this rank's device, `numbers` in all, of the same lengths in all
+        client ranks. Rank 0 of several has no clients: it only meets, its pieces are not asked for and nothing is
+        yielded. A piece is asked for when the one before has been summed and used, so that it can stay in cache all the
+        way.
+        """
+        nbytes = numbers * 8
+        with self._collective("sum", kind, nbytes, (self.size - 1) * nbytes):
+            for piece in pieces if self.rank or self.size == 1 else ():
+                _require(
+                    str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
+                    f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}",
+                )
+                for place in self._places(len(piece), piece.element_size()):
+                    self._sum(piece[place])
+                yield piece
+
+    def relay(self, parts: Sequence[torch.Tensor], kind: str = "weights") -> None:
+        """Rank 0's `parts` (1-D, contiguous) become those of rank 1; the others only meet."""
+        nbytes = sum(values.numel() * values.element_size() for values in parts)
+        with self._collective("relay", kind, nbytes, nbytes):
+            for values in parts if self.size > 1 and self.rank < 2 else ():
+                for place in self._places(len(values), values.element_size()):
+                    self._relay(values[place])
+
+    def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:
+        """Rank 0 gets all blocks (uint8, 1-D, the same length everywhere) as (size, nbytes); the others get None."""
+        _require(block.dtype == np.uint8, f"gather takes uint8 blocks, not {block.dtype}")
+        block = np.require(_flat(block), requirements="W")
+        gathered = np.empty((self.size, block.nbytes), np.uint8) if self.rank == 0 else None
+        with self._collective("gather", kind, block.nbytes, (self.size - 1) * block.nbytes):
+            for place in self._places(block.nbytes, self.size):
+                self._gather(block[place], None if gathered is None else gathered[:, place])
+        return gathered
+
+    def broadcast(self, block: np.ndarray, kind: str) -> None:
+        """Fill `block` (1-D, contiguous, any dtype of fixed size, the same everywhere) with rank 0's, in place."""
+        _require(block.flags.writeable, "broadcast writes into its block: it must be writeable")
+        data = _flat(block)
+        with self._collective("broadcast", kind, data.nbytes, (self.size - 1) * data.nbytes):
+            for place in self._places(data.nbytes):
+                self._broadcast(data[place])
+
+    def agree(self, status: int = 0) -> int:
+        """The largest status of all ranks. Also a barrier."""
+        self._calls += 1
+        return max(self._meet("agreement", "status", 0, value=int(status)))
+
+    def share_text(self, text: str | None = None, kind: str = "control") -> str:
+        """Rank 0's text, in every rank."""
+        data = np.frombuffer((text or "").encode(), np.uint8).copy()
+        length = np.array([data.size], np.int64)
+        self.broadcast(length, kind)
+        data = data if self.rank == 0 else np.empty(length[0], np.uint8)
+        self.broadcast(data, kind)
+        return data.tobytes().decode()
+
+    def gather_text(self, text: str, kind: str = "control") -> list[str]:
+        """Rank 0 gets the texts of all ranks by rank; the others an empty list."""
+        data = text.encode()
+        lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), kind)
+        longest = np.array([0 if lengths is None else lengths.view(np.int64).max()])
+        self.broadcast(longest, kind)
+        blocks = self.gather(np.frombuffer(data.ljust(longest[0], b"\0"), np.uint8), kind)
+        if blocks is None or lengths is None:
+            return []
+        return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """While files are written: the failure of another rank does not cut them off."""
+        return self._control.uninterrupted()
+
+    def close(self) -> None:
+        """Let go of what the transport holds. The job's end itself is the World's."""
+
+    def _places(self, length: int, entry_bytes: int = 1) -> Iterator[slice]:
+        """Where each call of the transport begins and ends, in entries; no call for nothing."""
+        step = max(1, self.most_bytes // entry_bytes)
+        return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+    @contextmanager
+    def _collective(self, operation: str, kind: str, nbytes: int, wire_bytes: int) -> Iterator[None]:
+        """Meet, count, then time the transfer in the body; nothing travels in a world of one."""
+        self._calls += 1
+        self._meet(operation, kind, nbytes)
+        self.wire_bytes[kind] += wire_bytes if self.size > 1 else 0
+        with self._transfer(operation, kind):
+            yield
+
+    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[Any]:
+        began_s = time.perf_counter()
+        place = self._control.place
+        key = [self._calls, operation, kind, place.round, place.phase, nbytes]
+        values = self._control.meet(key, value)
+        self.wait_s += time.perf_counter() - began_s
+        self.wire_bytes["control"] += (self.size - 1) * (
+            len(json.dumps(key)) + len(json.dumps([value for value in values if value is not None]))
+        )
+        return values
+
+    @contextmanager
+    def _transfer(self, operation: str, kind: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        with self._control.transfer(f"the transfer of {kind} ({operation})"):
+            yield
+        self.transfer_s += time.perf_counter() - began_s
+
+    # ---- one call of the transport: never of nothing, never of more than most_bytes in any rank
+
+    def _sum(self, piece: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _relay(self, values: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _gather(self, block: np.ndarray, gathered: np.ndarray | None) -> None:
+        """gathered: on rank 0 the rows (size, len(block)), each of them contiguous, with gaps between them."""
+        raise NotImplementedError
+
+    def _broadcast(self, data: np.ndarray) -> None:
+        raise NotImplementedError
+
+
+class HostStaging:
+    """One reused host buffer (pinned) a dtype, through which CUDA tensors travel when no device group carries them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor of the same length and dtype."""
+        import torch
+
+        held = self._buffers.get(tensor.dtype)
+        if held is None or held.numel() < tensor.numel():
+            held = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[tensor.dtype] = held
+        return held[: tensor.numel()]
+
+    @contextmanager
+    def host(self, tensor: torch.Tensor, back: bool = True) -> Iterator[torch.Tensor]:
+        """The tensor on the host: itself, or a copy that is copied back after it if `back`."""
+        if not tensor.is_cuda:
+            yield tensor
+            return
+        held = self.like(tensor).copy_(tensor)
+        yield held
+        if back:
+            tensor.copy_(held)
+
+
+def _flat(block: np.ndarray) -> np.ndarray:
+    """The block as bytes, the same memory."""
+    _require(
+        block.ndim == 1 and block.flags.c_contiguous and not block.dtype.hasobject,
+        f"a block must be contiguous, 1-D and of a fixed dtype, not {block.dtype} of shape {block.shape}",
+    )
+    return block.view(np.uint8)
+
+
+def _require(holds: bool, text: str) -> None:
+    if not holds:
+        raise ValueError(text)

@@ -1,0 +1,1 @@
+"""The settings of a run: declared, filled in, checked."""

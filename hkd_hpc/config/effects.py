@@ -1,0 +1,70 @@
+"""Settings that a person gave but that nothing reads, beside the other ones: worth a warning, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hkd_hpc import schemes
+from hkd_hpc.config.config import MODELS, Config, as_values
+
+
+def without_effect(config: Config, given: Iterable[str]) -> list[str]:
+    """One line for each of the keys in `given` that changes nothing: "data.beta=0.1 has no effect with ..."."""
+    values, given = as_values(config), set(given)
+    return [
+        f"{key}={values[key]} has no effect with {reason}"
+        for key, reason in _idle(config)
+        if key in given & set(values)
+    ]
+
+
+def _idle(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, the setting because of which it is not read)."""
+    yield from _idle_data(config)
+    yield from _idle_training(config)
+    yield from _idle_of_scheme(config)
+
+
+def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
+    data = config.data
+    if data.partition not in ("dirichlet", "heuristic"):
+        yield "data.beta", f"data.partition={data.partition}"
+    if data.partition != "shards":
+        yield "data.classes_per_client", f"data.partition={data.partition}"
+    if data.name in ("fmnist", "file", "folder"):
+        yield "data.dir", f"data.name={data.name}"
+
+
+def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
+    fed, train, model = config.fed, config.train, config.model
+    if train.lr_schedule == "constant":
+        yield "train.lr_halve_every", "train.lr_schedule=constant"
+    if not fed.straggler_rate:
+        yield "fed.straggler_epochs", "fed.straggler_rate=0"
+    if model.name not in ("resnet18", "shufflenet_v2"):
+        yield "model.stem", f"model.name={model.name}"
+    if model.name not in MODELS:
+        yield "model.latent_norm", f"model.name={model.name}"
+        yield "model.convolution", f"model.name={model.name}"
+    if has_no_batchnorm(config):
+        yield "train.batchnorm", "model.norm=group, which leaves no BatchNorm"
+        yield "scheme.public_batchnorm", "model.norm=group, which leaves no BatchNorm"
+    if getattr(schemes.get(config.scheme.name), "pools_data", False):
+        for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs"):
+            yield key, f"scheme.name={config.scheme.name}, which has one client"
+
+
+def has_no_batchnorm(config: Config) -> bool:
+    """Whether the network is known, and known to have none."""
+    return config.model.name in MODELS and config.model.norm == "group" and config.model.latent_norm == "none"
+
+
+def _idle_of_scheme(config: Config) -> Iterator[tuple[str, str]]:
+    """FedHKD's noise and clipping."""
+    scheme = config.scheme
+    if config.scheme.name not in ("fedhkd", "fedhkd_star"):
+        return
+    if scheme.noise != "paper":
+        yield "scheme.sigma", f"scheme.noise={scheme.noise}"
+    if scheme.clip == "off" and (scheme.noise != "paper" or not scheme.sigma):
+        yield "scheme.zeta", f"scheme.noise={scheme.noise}, scheme.sigma={scheme.sigma:g} and scheme.clip=off"

@@ -1,0 +1,1 @@
+"""What people read: lines, tables, warnings, the plan of a dry run."""

@@ -1,0 +1,1 @@
+"""Faster local training on a GPU: recorded epochs, concurrent clients."""

@@ -1,0 +1,13 @@
+"""Sweeps: many runs of hkd_hpc as one study, under SLURM or on a laptop. Imports no torch.
+
+from hkd_hpc.jobs import Sweep, launch
+sweep = Sweep.from_toml("jobs/specs/table1.toml")
+study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scratch/me/study1")
+study.wait(); print(study.table())
+"""
+
+from hkd_hpc.jobs.launcher import launch
+from hkd_hpc.jobs.study import Study
+from hkd_hpc.jobs.sweep import Sweep
+
+__all__ = ["Study", "Sweep", "launch"]

@@ -1,0 +1,142 @@
+"""The files of a study: study.json and launches/ in its root, status.json, job.lock and log.txt in each cell's folder.
+
+ROOT/study.json                the cells
+ROOT/launches/0001.json        which job was given which cells, and with what options
+ROOT/submitit/                 submitit's own files: submission scripts, logs of the jobs
+ROOT/<cell>/                   the run folder of hkd_hpc.train, and the three files above
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.store.atomic import replace_text
+
+JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a cell is worked on, and while a study is launched
+STATUS_BYTES = 4096
+ROOM_BYTES = 1 << 18  # with less than that no checkpoint can be written
+
+
+@dataclass
+class Status:
+    """What a cell's job says about it, rewritten every few seconds (`heartbeat`). Times are seconds since 1970.
+
+    state: running, complete, stopped (by a signal, saved: goes on when it is started again) or failed.
+    `starts` of the cell in all; `stalls`: the latest of them in a row, within one job, that brought no new round;
+    `first_round`: rounds done when this one began.
+    """
+
+    state: str
+    launch: str
+    job: str
+    node: str
+    round: int
+    rounds: int
+    first_round: int = 0
+    starts: int = 1
+    stalls: int = 0
+    began: float = 0.0
+    heartbeat: float = 0.0
+    error: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Raises RunError. The file has always the same size, so that on a full disk it can still be written in
+        place.
+        """
+        text = json.dumps(asdict(self), indent=1).ljust(STATUS_BYTES)
+        try:
+            replace_text(folder / "status.json", text)
+        except RunError:
+            if not _overwrite(folder / "status.json", text.encode()):
+                raise
+
+    @classmethod
+    def read(cls, folder: Path) -> Status | None:
+        """None while there is none."""
+        try:
+            return cls(**json.loads((folder / "status.json").read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            return None
+
+
+def _overwrite(path: Path, content: bytes) -> bool:
+    """Write into a file of that very size; whether it could be."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            return os.fstat(file.fileno()).st_size == len(content) == file.write(content)
+    except OSError:
+        return False
+
+
+def no_room(folder: Path) -> str:
+    """A line where the disk of a folder is full, else nothing. A quota is not seen."""
+    try:
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return "" if free_bytes >= ROOM_BYTES else f"no room is left in {folder}; make some, then launch again"
+
+
+@dataclass
+class Launch:
+    """One launch. jobs: job id to its cells; processes: marks (store.lock.process_mark) of the jobs on this machine."""
+
+    name: str
+    executor: str
+    options: dict[str, Any]
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    processes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cancelled: bool = False
+    code: dict[str, str] = field(default_factory=dict)  # at submission, as identity.code_of; empty: not known
+
+    def write(self, root: Path) -> None:
+        replace_text(root / "launches" / f"{self.name}.json", json.dumps(asdict(self), indent=1))
+
+
+def read_launches(root: Path) -> list[Launch]:
+    """All launches of a study, oldest first. UsageError for a damaged file."""
+    return [_read_launch(path) for path in sorted((root / "launches").glob("*.json"))]
+
+
+def _read_launch(path: Path) -> Launch:
+    try:
+        return Launch(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error}); once no job of that launch runs any more, remove it") from None
+
+
+def next_launch(launches: list[Launch]) -> str:
+    """A name after all of them, also where an older one was removed."""
+    return f"{int(launches[-1].name) + 1 if launches else 1:04d}"
+
+
+def launch_of(root: Path, launch: str) -> Launch:
+    """The launch with this name; an empty one, which asks for nothing, where nothing is known of it."""
+    try:
+        return _read_launch(root / "launches" / f"{launch}.json")
+    except UsageError:
+        return Launch(launch, "", {})
+
+
+def write_cells(root: Path, cells: Iterable[Cell]) -> None:
+    """The cells of the study, those of earlier launches included."""
+    replace_text(root / "study.json", json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+
+
+def read_cells(root: Path) -> list[Cell]:
+    """The cells, none for a folder that is no study yet. UsageError for a damaged file."""
+    path = root / "study.json"
+    try:
+        return [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error})") from None

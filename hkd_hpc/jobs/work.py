@@ -1,0 +1,217 @@
+"""What a cell does in a round, and what rounds of a study have cost so far: the ground of the forecast. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc import schemes
+from hkd_hpc.cohort import round_half_up
+from hkd_hpc.config.config import Config
+from hkd_hpc.data.partition import floor
+from hkd_hpc.data.readers import open_h5
+from hkd_hpc.errors import UsageError
+from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.store.tree import BadFile, load_tree
+
+# a round / FedAvg's, ResNet18, measured (README, Results); GPUs may differ
+SLOWDOWN = {
+    "fedavg": 1.0,
+    "fedprox": 1.05,
+    "moon": 1.14,
+    "fedalign": 1.57,
+    "fedgen": 1.01,
+    "fedmd": 1.96,
+    "fedproto": 1.07,
+    "fedhkd_star": 1.06,
+    "fedhkd": 1.05,
+    "local": 1.0,
+    "central": 1.0,
+}
+
+
+# ---- the work of a cell
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Images of both splits, classes, and (channels, height, width) as networks see them."""
+
+    train: int
+    test: int
+    classes: int
+    shape: tuple[int, int, int] = (3, 32, 32)
+
+
+OFFICIAL = {
+    "cifar10": DataFacts(50_000, 10_000, 10),
+    "cifar100": DataFacts(50_000, 10_000, 100),
+    "svhn": DataFacts(73_257, 26_032, 10),
+    "fmnist": DataFacts(5_000, 1_000, 10),
+}
+
+
+@lru_cache
+def data_facts(name: str, path: str, image_size: int | None) -> DataFacts | None:
+    """From the heads of the files; None where they cannot be read, which others say."""
+    try:
+        if name == "folder":
+            return _folder_facts(Path(path), image_size)
+        return _file_facts(Path(path)) if name == "file" else OFFICIAL[name]
+    except (OSError, KeyError, ValueError, UsageError):
+        return None
+
+
+def _file_facts(path: Path) -> DataFacts:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            y_train, y_test = file["y_train"], file["y_test"]
+            with file.zip.open("x_train.npy") as raw:
+                version = np.lib.format.read_magic(raw)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape = read(raw)[0]
+    else:
+        with open_h5(path) as file:
+            y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
+    sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
+    return DataFacts(
+        len(y_train),
+        len(y_test),
+        len(np.unique(y_train)),  # 0..C-1, or names
+        (3, *(max(32, side) for side in sides)),
+    )
+
+
+def _folder_facts(path: Path, image_size: int | None) -> DataFacts:
+    from hkd_hpc.data.folder import check_folder, listed, read_image
+
+    names = check_folder(path)
+    train, test = (listed(path / split, names)[0] for split in ("train", "test"))
+    sides = (image_size,) * 2 if image_size else read_image(train[0], None)[0].shape[1:]
+    return DataFacts(len(train), len(test), len(names), (3, *(max(32, side) for side in sides)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a cell does in a round. `images`: each client's training images; `tests`: those of its local test."""
+
+    config: Config
+    facts: DataFacts
+
+    @cached_property
+    def _pools(self) -> bool:
+        return schemes.get(self.config.scheme.name).pools_data
+
+    @property
+    def clients(self) -> int:
+        return 1 if self._pools else self.config.fed.clients
+
+    @property
+    def cohort(self) -> int:
+        return max(1, round_half_up(self.config.fed.participation * self.clients))
+
+    @property
+    def images(self) -> int:
+        dealt = self._dealt
+        kept = dealt - floor(0.25 * dealt)
+        return max(1, (kept - floor(self.config.data.val_fraction * kept)) * self._times)
+
+    @property
+    def tests(self) -> int:
+        return floor(0.25 * self._dealt) * self._times
+
+    @property
+    def _dealt(self) -> int:
+        return floor(self.config.data.fraction * self.facts.train / self.config.fed.clients)
+
+    @property
+    def _times(self) -> int:
+        return self.config.fed.clients if self._pools else 1
+
+    def trained(self, workers: int) -> int:
+        """Images that the busiest of so many workers trains on in a round, each as often as it is used."""
+        return math.ceil(self.cohort / workers) * self.images * self.config.train.epochs
+
+    def tested(self, workers: int, ranks: int) -> float:
+        """Images that it tests in a round; in one process the global test is no other rank's."""
+        every = self.config.run.evaluate_every
+        return math.ceil(self.cohort / workers) * self.tests + (self.facts.test / every if ranks == 1 else 0)
+
+
+def workers_of(ranks: int, gpus: int) -> int:
+    """Who trains at the same time: client ranks, or the GPUs that they share."""
+    return max(1, min(ranks - 1, gpus) if gpus else ranks - 1)
+
+
+def slowdown(scheme: str) -> float:
+    """A round / FedAvg's: measured; of a scheme that was not, what it is to reach or the paper says; else 1."""
+    if scheme in SLOWDOWN:
+        return SLOWDOWN[scheme]
+    return max((value for value in schemes.get(scheme).slowdown if value), default=1.0)
+
+
+# ---- rounds of this study
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one image in a round of a finished or running cell, everything that a round does included."""
+
+    scheme: str
+    data: tuple
+    on_gpu: bool
+    image_s: float
+    rounds: int
+
+
+def measured(root: Path, cells: Iterable[Cell]) -> list[Measured]:
+    """What the cells of a study have shown so far."""
+    return [found for cell in cells if (found := _measured(root / cell.name / "metrics.h5", cell))]
+
+
+def _measured(path: Path, cell: Cell) -> Measured | None:
+    config = cell.config()
+    facts = facts_of(config)
+    try:
+        tree = load_tree(path, only=["rounds/wall_s", "rounds/seconds/evaluate_and_save", "world"])
+    except BadFile:
+        return None
+    if facts is None or not len(tree["rounds"]["wall_s"]):
+        return None
+    ranks, places = int(tree["world"]["ranks"]), tree["world"]["plan"].partition("devices: ")[2].split("; ")
+    gpus = sum("cpu" not in place for place in places)
+    beside_s = tree["rounds"]["seconds"]["evaluate_and_save"] * (ranks == 1)
+    trained = Work(config, facts).trained(workers_of(ranks, gpus))
+    return Measured(
+        config.scheme.name,
+        data_key(config),
+        gpus > 0,
+        float(np.median(tree["rounds"]["wall_s"] + beside_s)) / trained,
+        len(tree["rounds"]["wall_s"]),
+    )
+
+
+def facts_of(config: Config) -> DataFacts | None:
+    return data_facts(config.data.name, config.data.path, config.data.image_size)
+
+
+def data_key(config: Config) -> tuple:
+    return config.data.name, os.path.basename(config.data.path), json.dumps(asdict(config.model), sort_keys=True)
+
+
+def from_measured(found: list[Measured], scheme: str, key: tuple, on_gpu: bool) -> tuple[float, str] | None:
+    """(seconds an image, where they come from)."""
+    fitting = [m for m in found if m.data == key and m.on_gpu == on_gpu]
+    same = [m for m in fitting if m.scheme == scheme]
+    image_s = [m.image_s * (1 if same else slowdown(scheme) / slowdown(m.scheme)) for m in same or fitting]
+    if not image_s:
+        return None
+    basis = "from rounds of this study" if same else "from rounds of another scheme in this study"
+    return float(np.median(image_s)), basis

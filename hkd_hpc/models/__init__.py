@@ -1,0 +1,1 @@
+"""Networks, a model as one flat buffer, its optimiser, its tests."""

@@ -1,0 +1,228 @@
+"""A model as ONE flat float32 buffer: what is trained, stepped, all-reduced, hashed and stored without copies per
+tensor.
+
+Layout: every parameter, then every float buffer (BatchNorm's running statistics), each at an offset that is a multiple
+of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters and buffers of the module become views.
+Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged. Each tensor keeps its own
+memory order.
+
+Live are all trainable floats but the taps of a convolution that never meet the image (convolution.py): no image changes
+them and they change no output, so the optimiser leaves them alone.
+
+Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.models.convolution import TapConv2d
+from hkd_hpc.models.precision import real_type
+from hkd_hpc.store.tree import is_name
+
+ALIGN = 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart.
+
+    `alias`: a second name of a tensor that came before (tied weights); it takes no room of its own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    offset: int
+    trainable: bool
+    alias: bool
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of more than one place, from the outermost in memory to the innermost."""
+        return tuple(
+            sorted((axis for axis, size in enumerate(self.shape) if size > 1), key=lambda axis: -self.strides[axis])
+        )
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class FlatModel:
+    """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
+
+    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors
+    other than float32.
+    """
+
+    def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
+        self.net = net.to(device)
+        self.slots, trainable, total = _slots(net)
+        self.values_V = torch.zeros(total, device=device)
+        self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
+        self.taps = [module for module in net.modules() if isinstance(module, TapConv2d)]
+        self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
+        self._adopt()
+        self.live_spans = self._live_spans()
+
+    def _adopt(self) -> None:
+        """Move the module's tensors into the flat buffers: from here on they are views."""
+        with torch.no_grad():
+            for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
+                if slot.offset < 0 or slot.alias:
+                    continue
+                view = self._view(self.values_V, slot)
+                view.copy_(tensor)
+                tensor.data = view
+
+    @cached_property
+    def grad_P(self) -> torch.Tensor:
+        """The gradients, made when first asked for: where nobody trains they would be a model's memory for nothing."""
+        grad_P = torch.zeros_like(self.parameters_P)
+        for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
+            if slot.trainable and not slot.alias:
+                tensor.grad = self._view(grad_P, slot)
+        return grad_P
+
+    @staticmethod
+    def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+        return flat[slot.offset : slot.offset + slot.size].as_strided(slot.shape, slot.strides)
+
+    def _live_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in `parameters_P`: what is left between the dead taps."""
+        offsets = {id(tensor): slot.offset for slot, (_, tensor) in zip(self.slots, _tensors(self.net))}
+        dead = sorted(
+            (offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
+            for conv in self.taps
+            for start, stop in conv.dead_spans()
+        )
+        starts, stops = [0, *(stop for _, stop in dead)], [*(start for start, _ in dead), len(self.parameters_P)]
+        return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
+
+    @property
+    def averaged_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in `values_V` of what training can change: the live spans, and the float buffers."""
+        return [*self.live_spans, (len(self.parameters_P), len(self.values_V))]
+
+    def live(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
+        """The live spans of a vector of the trainable floats, as views."""
+        return [vector_P[start:stop] for start, stop in self.live_spans]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss` to `grad_P`."""
+        _ = self.grad_P  # there before autograd looks for it
+        self._let_taps_add(True)
+        try:
+            loss.backward()
+        finally:
+            self._let_taps_add(False)
+
+    def _let_taps_add(self, adds: bool) -> None:
+        for conv in self.taps:
+            conv.adds_to_grad = adds
+
+    @property
+    def payload_floats(self) -> int:
+        """P + b of the paper's accounting: parameters and float buffers, without gaps."""
+        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias)
+
+    @property
+    def statistic_floats(self) -> int:
+        """b of the paper's accounting: float buffers, without gaps."""
+        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias and not slot.trainable)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(slot.size for slot in self.slots if slot.trainable and not slot.alias)
+
+    def schema(self) -> str:
+        """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first
+        exchange.
+        """
+        return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.slots)
+
+    def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
+        """A state dict of numpy arrays, C order, from a flat vector of this layout and the integer buffers."""
+        flat, rest = values_V.detach().cpu(), iter(counters)
+        tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.slots}
+        return {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The float tensors of the state dict by name, views of `values_V`."""
+        return {slot.name: self._view(self.values_V, slot) for slot in self.slots if slot.offset >= 0}
+
+    def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
+        """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
+        counters = []
+        for slot in self.slots:
+            tensor = torch.from_numpy(np.array(arrays[slot.name])).to(getattr(torch, slot.dtype))
+            if slot.offset < 0:
+                counters.append(tensor)
+            else:
+                self._view(values_V, slot).copy_(tensor)
+        return counters
+
+    def load(self, values_V: torch.Tensor, counters) -> None:
+        """Set the module to the given values."""
+        self.values_V.copy_(values_V)
+        for own, given in zip(self.counters, counters):
+            own.copy_(given)
+
+
+def _tensors(net: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers by name, in the order of the state dict."""
+    own = {id(t) for t in [*net.parameters(), *net.buffers()]}
+    return [(name, tensor) for name, tensor in net.state_dict(keep_vars=True).items() if id(tensor) in own]
+
+
+def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
+    """Slots in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
+    named, parameters = _tensors(net), {id(p) for p in net.parameters()}
+    for name, tensor in named:
+        _require_storable(name, tensor)
+    offsets: dict[int, int] = {}
+    total = trainable = 0
+    for wanted in (True, False):
+        for _, tensor in named:
+            if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted and id(tensor) not in offsets:
+                offsets[id(tensor)] = total
+                total += -(-tensor.numel() // ALIGN) * ALIGN
+        trainable = total if wanted else trainable
+    seen: set[int] = set()
+    slots = []
+    for name, tensor in named:
+        slots.append(
+            Slot(
+                name,
+                tuple(tensor.shape),
+                torch.empty_like(tensor, device="meta").stride(),
+                str(tensor.dtype).removeprefix("torch."),
+                offsets.get(id(tensor), -1),
+                id(tensor) in parameters,
+                id(tensor) in seen,
+            )
+        )
+        seen.add(id(tensor))
+    return slots, trainable, total
+
+
+def _require_storable(name: str, tensor: torch.Tensor) -> None:
+    """What is averaged and stored: floats of one kind, whole numbers and bools, under names that a file can have."""
+    if not is_name(name):
+        raise UsageError(
+            f"model.name: {name!r} cannot be the name of a tensor in a file; it must be text without / and NUL"
+        )
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        kind = "complex" if tensor.is_complex() else tensor.layout
+        raise UsageError(
+            f"model.name: {name} is {kind}; the tensors of a model must be dense, and float32, whole numbers or bool"
+        )
+    if tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype():
+        raise UsageError(f"model.name: {name} is {tensor.dtype}; floats of a model must be {real_type()}")

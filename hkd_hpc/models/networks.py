@@ -1,0 +1,188 @@
+"""Networks. Each gives (feature_BD, logits_BC) in one pass and has a `classifier` that maps a feature to logits.
+
+The paper's models are torchvision's ResNet18 and ShuffleNetV2 x1.0 whose last layer is a plain Linear to the latent
+vector (64 or 32), followed by one Linear classifier: 11,209,994 (CIFAR10), 11,215,844 (CIFAR100), 1,286,734 (SVHN)
+parameters. The paper says that BatchNorm ends its extractor; these counts say that none does (`model.latent_norm`).
+torchvision is imported only for its own models: it costs seconds a rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from hkd_hpc import rng, schemes
+from hkd_hpc.config.config import ModelSettings
+from hkd_hpc.errors import UsageError
+from hkd_hpc.models.convolution import prefer_channels_last, reformulate
+from hkd_hpc.runtime.frames import place_of
+
+
+class Net(nn.Module):
+    """An extractor that ends in the latent vector, and a linear classifier on it (also used on hyper-knowledge)."""
+
+    captures = True  # as schemes/base.py says of a scheme
+
+    def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
+        super().__init__()
+        self.channels_last = False  # in memory; see convolution.py
+        self.extractor = extractor
+        self.latent_norm = nn.BatchNorm1d(latent, affine=False) if latent_norm == "batch" else nn.Identity()
+        self.classifier = nn.Linear(latent, classes)
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.channels_last:
+            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        feature_BD = self.latent_norm(self.extractor(x_BCHW))
+        return feature_BD, self.classifier(feature_BD)
+
+    @property
+    def last_stage(self) -> nn.Module:
+        """The module that makes the last maps."""
+        names = [name for name in ("layer4", "conv5", "stage3") if hasattr(self.extractor, name)]
+        return getattr(self.extractor, names[0] if names else "last_stage")
+
+
+def build(
+    settings: ModelSettings,
+    classes: int,
+    image_shape: tuple[int, int, int],
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """The network with the initial weights of this seed, made for `device`; torch's global generator is left as it was.
+
+    The order of the weights in memory, and so in a flat buffer, is the same for every device.
+
+    UsageError when a user's own model (`module:Class`, called with (classes, latent)) does not give (feature, logits).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.torch_seed(seed, "initial weights"))
+        if ":" in settings.name:
+            net = build_own(settings, classes, image_shape)
+        else:
+            extractor = EXTRACTORS[settings.name](settings, image_shape[0])
+            net = Net(extractor, settings.latent, classes, settings.latent_norm)
+    if settings.norm == "group":
+        replace_batch_norm(net)
+    if settings.convolution == "taps" and isinstance(net, Net):
+        reformulate(net, image_shape)
+        if torch.device(device).type == "cpu":
+            prefer_channels_last(net)
+            net.channels_last = True
+    return net
+
+
+def train_in_bf16(net: nn.Module) -> None:
+    """Make the passes in train mode of any network compute products and convolutions in bfloat16; weights, what comes
+    out, and all passes in eval mode stay float32."""
+    forward = net.forward
+
+    def mixed(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=net.training):
+            feature_BD, logits_BC = forward(x_BCHW)
+        return feature_BD.float(), logits_BC.float()
+
+    net.forward = mixed
+
+
+def small(settings: ModelSettings, channels: int) -> nn.Module:
+    """Three strided convolutions with BatchNorm: about 100,000 parameters, for runs of minutes on a laptop."""
+
+    def stage(inputs: int, outputs: int) -> nn.Module:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+    return nn.Sequential(
+        OrderedDict(
+            stage1=stage(channels, 32),
+            stage2=stage(32, 64),
+            stage3=stage(64, 128),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(128, settings.latent),
+        )
+    )
+
+
+def resnet18(settings: ModelSettings, channels: int) -> nn.Module:
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    net = torchvision_resnet18(weights=None, num_classes=settings.latent)
+    if settings.stem == "cifar":
+        net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    return net
+
+
+def shufflenet_v2(settings: ModelSettings, channels: int) -> nn.Module:
+    from torchvision.models import shufflenet_v2_x1_0
+
+    net = shufflenet_v2_x1_0(weights=None, num_classes=settings.latent)
+    if settings.stem == "cifar":
+        net.conv1[0] = nn.Conv2d(channels, 24, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    return net
+
+
+EXTRACTORS: dict[str, Callable[[ModelSettings, int], nn.Module]] = {
+    "small": small,
+    "resnet18": resnet18,
+    "shufflenet_v2": shufflenet_v2,
+}
+
+
+def replace_batch_norm(module: nn.Module) -> None:
+    """Every BatchNorm2d becomes a GroupNorm (as many groups as divide the channels, at most 32)."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, nn.GroupNorm(math.gcd(32, child.num_features), child.num_features))
+        else:
+            replace_batch_norm(child)
+
+
+def has_batch_norm(net: nn.Module) -> bool:
+    """Whether training needs at least two images."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+
+
+def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """A user's own model; one forward pass tells a wrong shape before the first round."""
+    what = f"model.name={settings.name}"
+    cls = schemes.load_class(settings.name, what)
+    try:
+        net = cls(classes, settings.latent) if isinstance(cls, type) else None
+    except Exception as error:
+        raise UsageError(
+            f"{what}: {place_of(error)}{cls.__name__}({classes}, {settings.latent}) raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
+        raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
+    out = probe(net, image_shape, what)
+    shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
+    if shapes != [(2, settings.latent), (2, classes)]:
+        raise UsageError(
+            f"{what}: forward must return (feature_BD, logits_BC) with C = {classes} and D = "
+            f"{settings.latent}; for B = 2 it gave {shapes or type(out).__name__}"
+        )
+    return net
+
+
+def probe(net: nn.Module, image_shape: tuple[int, int, int], what: str):
+    """What the model gives for two black images."""
+    net.eval()
+    try:
+        with torch.no_grad():
+            return net(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise UsageError(
+            f"{what}: {place_of(error)}forward on float32 images of shape {(2, *image_shape)} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        net.train()

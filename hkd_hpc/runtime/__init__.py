@@ -1,0 +1,1 @@
+"""Where a run happens: machine, versions, identity of code and data."""

@@ -1,0 +1,503 @@
+"""A rank that dies, fails or stops ends the whole job: quickly, non-zero, with one message that says who and where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from comm_contract import sum_
+from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
+
+from hkd_hpc.comm import World
+from hkd_hpc.comm.control.diagnostics import Patient, report
+from hkd_hpc.errors import RunError, UsageError
+from tools.forked_ranks import free_port, run_ranks, watch_ranks
+
+
+def messages(results):
+    """All of our lines, from whichever rank."""
+    return [line for result in results for line in result.output.splitlines() if line.startswith("hkd_hpc:")]
+
+
+def _die(rank, way, victim, others):
+    with World.open(timeout_s=20) as world:
+        comm = world.connect(device="cpu")
+        comm.at(2, "training", 5)
+        if rank == victim:
+            way()
+        if others == "compute":
+            time.sleep(60)
+        sum_(comm, torch.zeros(4, dtype=torch.float64))
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise():
+    raise ArithmeticError("a bad number")
+
+
+@pytest.mark.parametrize("others", ["wait", "compute"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("way", [_kill, lambda: os._exit(0)], ids=["kill -9", "os._exit"])
+def test_rank_that_ends_without_a_word_is_named_with_its_last_place(way, victim, others):
+    results = run_ranks(3, _die, way, victim, others, timeout_s=20)
+    assert [result.exit_code for rank, result in enumerate(results) if rank != victim] == [1, 1]
+    assert len(messages(results)) == 1
+    assert f"rank {victim} (" in messages(results)[0]
+    assert "ended without a word; last seen in round 2, phase training, client 5" in messages(results)[0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_exception_is_told_once_with_its_traceback(victim):
+    results = run_ranks(3, _die, _raise, victim, "compute", timeout_s=20)
+    output = "".join(result.output for result in results)
+    assert [result.exit_code for result in results] == [1, 1, 1]
+    assert output.count("ArithmeticError: a bad number\n") == 2  # the headline and the traceback's last line
+    assert output.count("Traceback") == 1
+    assert f"rank {victim} (" in messages(results)[0]
+    assert "round 2, phase training, client 5" in messages(results)[0]
+
+
+class Mute(Exception):
+    """An error whose own text fails."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (Mute(), "failed with Mute: (its text cannot be had)"),
+        (ValueError("x" * 10**6), f"ValueError: {'x' * 2000}... (1000000 "),
+        (ValueError("bad \udcff"), "failed with ValueError: bad ?"),
+        (GeneratorExit(), "failed with GeneratorExit"),
+    ],
+    ids=["no text", "long text", "no UTF-8", "no Exception"],
+)
+def test_error_of_a_users_own_kind_is_told_too(error, said):
+    def throw():
+        raise error
+
+    results = run_ranks(2, _die, throw, 1, "wait", timeout_s=20)
+    assert [result.exit_code for result in results] == [1, 1]
+    assert len(messages(results)) == 1
+    assert "rank 1 (" in messages(results)[0]
+    assert said in messages(results)[0]
+    assert "in throw" in "".join(result.output for result in results)
+
+
+def _fail_together(rank, error):
+    with World.open(timeout_s=20) as world:
+        world.control.meet(["all here"])
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error, code, text",
+    [
+        (UsageError("data.beta=nan is not a number > 0"), 2, "hkd_hpc: data.beta=nan is not a number > 0"),
+        (RunError("the disk is full"), 1, "the disk is full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SystemExit(0), 1, "left the job with sys.exit(0) before its end"),
+        (SystemExit(7), 7, "left the job with sys.exit(7) before its end"),
+        (SystemExit(256), 1, "left the job with sys.exit(256) before its end"),  # the system would make a 0 of it
+        (SystemExit("bye"), 1, "left the job with sys.exit('bye') before its end"),
+    ],
+    ids=repr,
+)
+def test_failure_of_all_ranks_is_one_line_and_one_exit_code(error, code, text):
+    results = run_ranks(4, _fail_together, error, timeout_s=20)
+    assert [result.exit_code for result in results] == [code] * 4
+    assert len(messages(results)) == 1
+    assert messages(results)[0].endswith(text)
+    assert "Traceback" not in "".join(result.output for result in results)
+
+
+def test_one_process_ends_in_the_same_ways():
+    for error, code in (
+        (UsageError("bad"), 2),
+        (RunError("gone"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(0), 1),
+        (SystemExit(7), 7),
+    ):
+        with pytest.raises(SystemExit) as caught, World.open(env={}):
+            raise error
+        assert caught.value.code == code
+
+
+def _broken_transfer(rank):
+    """Rank 2 dies inside the all-reduce: the errors of its neighbours come at the same moment as its end."""
+    with World.open(timeout_s=20) as world:
+        comm = world.connect(device="cpu")
+        comm.at(3, "weights")
+        if rank == 2:
+            comm._sum = lambda buffer: _kill()
+        sum_(comm, torch.zeros(1000, dtype=torch.float64))
+
+
+def test_rank_that_dies_inside_a_transfer_is_named_not_its_echo():
+    results = run_ranks(4, _broken_transfer, timeout_s=20)
+    assert len(messages(results)) == 1, results
+    assert "rank 2 (" in messages(results)[0]
+    assert "ended without a word; last seen in round 3" in messages(results)[0]
+
+
+def _stuck_transfer(rank, where):
+    with World.open(timeout_s=1) as world:
+        comm = world.connect(device="cpu")
+        comm.at(3, "weights")
+        if rank == 1:
+            setattr(comm, f"_{where}", lambda buffer: os.kill(os.getpid(), signal.SIGSTOP))
+        sum_(comm, torch.zeros(1000, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "where, text",
+    [
+        ("relay", r"the transfer of weights \(relay\) did not end within 1 s"),
+        (
+            "sum",
+            r"(the transfer of weights \(sum\) did not end|rank 1 \(.*did not come to relay of weights \(round 3.*) "
+            r"within 1 s",
+        ),
+    ],
+)
+def test_transfer_that_hangs_is_ended(where, text):
+    """The stopped rank cannot end itself: the harness kills it and says which one it was. Rank 0 is outside the sum."""
+    with pytest.raises(AssertionError, match=r"(?s)ranks \[1\] still ran.*" + text):
+        run_ranks(3, _stuck_transfer, where, timeout_s=5)
+
+
+def _report_of(results):
+    """The lines of the one report: the headline and what follows it."""
+    output = "".join(result.output for result in results)
+    assert len(messages(results)) == 1, output
+    return output[output.index("hkd_hpc:") :]
+
+
+def _stuck_in_user_code(rank, stopped):
+    def a_users_own_function():
+        if stopped:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    with World.open(timeout_s=1) as world:
+        comm = world.connect(device="cpu")
+        if rank == 2:
+            comm.watch_steps(lambda: 17)
+            comm.at(3, "training", 5)
+            time.sleep(0.9)  # until the steps were told
+            a_users_own_function()
+        comm.at(3, "weights")
+        comm.agree()
+
+
+def test_report_of_a_hang_says_where_all_are_and_what_the_stuck_rank_does():
+    text = _report_of(run_ranks(4, _stuck_in_user_code, False, timeout_s=30))
+    assert "rank 2 (" in text.splitlines()[0]
+    assert "did not come to agreement of status (round 3" in text.splitlines()[0]
+    assert text.count("round 3, phase weights, for") == 3
+    assert text.count("waits for the others") == 3
+    assert "round 3, phase training, client 5, step 17, for" in text
+    assert "What rank 2 does:" in text
+    assert "in a_users_own_function" in text
+    assert "time.sleep(60)" in text
+    assert "What rank 1 does:" not in text
+    assert "a larger comm.timeout_s" in text
+
+
+def test_report_of_a_hang_says_that_a_rank_is_stopped():
+    """The stopped rank cannot end itself: the harness kills it."""
+    with pytest.raises(AssertionError, match=r"(?s)ranks \[2\] still ran.*it is stopped \(SIGSTOP.*it does not answer"):
+        run_ranks(4, _stuck_in_user_code, True, timeout_s=9)
+
+
+def _stopped_hub(rank):
+    with World.open(timeout_s=1) as world:
+        comm = world.connect(device="cpu")
+        comm.at(3, "weights")
+        comm.agree()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        comm.agree()
+
+
+def test_of_all_ranks_that_miss_rank_0_one_says_so():
+    """The stopped rank 0 cannot end itself: it is killed when it is the last."""
+    end = lambda running: os.kill(running[0], signal.SIGKILL) if list(running) == [0] else None
+    late, results = watch_ranks(4, _stopped_hub, timeout_s=60, watch=end)
+    assert not late
+    assert [result.exit_code for result in results[1:]] == [1, 1, 1]
+    assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
+    assert "has not been heard of for 1 s" in messages(results)[0]
+    assert "it is stopped (SIGSTOP, or a debugger). What to do:" in messages(results)[0]
+
+
+def test_report_of_a_death_says_where_the_others_are():
+    text = _report_of(run_ranks(3, _die, _kill, 2, "compute", timeout_s=20))
+    assert text.count("round 2, phase training, client 5, for") == 3
+    assert "Out of memory" in text
+
+
+def _slow_but_alive(rank):
+    with World.open(timeout_s=1.0) as world:
+        comm = world.connect(device="cpu")
+        if rank == 1:
+            started_s = time.monotonic()
+            comm.watch_steps(lambda: int((time.monotonic() - started_s) * 10))
+            comm.at(1, "training", 0)
+            time.sleep(4)
+        comm.at(1, "weights")
+        comm.agree()
+
+
+def test_rank_that_takes_steps_is_not_late():
+    assert [result.exit_code for result in run_ranks(2, _slow_but_alive, timeout_s=20)] == [0, 0]
+
+
+def test_report_groups_the_ranks_of_a_large_job():
+    """Worked out by hand: 14 ranks, of which 12 wait, one trains and one is gone from there."""
+    waiting = [Patient(rank, f"rank {rank}", "round 3, phase weights", 10.0 + rank, waits=True) for rank in range(12)]
+    others = [
+        Patient(12, "rank 12", "round 3, phase training, client 9", 99.0, stack="  File x\n"),
+        Patient(13, "rank 13", "start-up", 5.0, condition="its process is gone"),
+    ]
+    assert (
+        report([*waiting, *others], "Advice.")
+        == """\
+Where the ranks are:
+  ranks 0-11: round 3, phase weights, for 21.0 s; waits for the others
+  rank 12: round 3, phase training, client 9, for 99.0 s
+  rank 13: start-up, for 5.0 s; its process is gone
+What rank 12 does:
+  File x
+Advice."""
+    )
+
+
+def _with_a_child(rank):
+    with World.open(timeout_s=20) as world:
+        comm = world.connect(device="cpu")
+        if rank == 1:
+            if os.fork() == 0:
+                time.sleep(3)  # holds no connection of its parent
+                os._exit(0)
+            _kill()
+        comm.agree()
+
+
+def test_child_processes_do_not_hide_the_end_of_a_rank():
+    started_s = time.monotonic()
+    results = run_ranks(2, _with_a_child, timeout_s=20)
+    assert time.monotonic() - started_s < 2.5
+    assert "rank 1 (" in messages(results)[0]
+
+
+def _terminated_child(rank):
+    with World.open(timeout_s=20) as world:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        os.kill(child, signal.SIGTERM)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+        time.sleep(1)
+        world.control.meet(["still here"])
+
+
+def test_signal_to_a_child_process_is_none_of_ours():
+    assert [result.exit_code for result in run_ranks(2, _terminated_child, timeout_s=20)] == [0, 0]
+
+
+def test_rank_ended_by_sigterm_says_so():
+    results = run_ranks(3, _sleep_after_sigterm, timeout_s=20)
+    assert [result.exit_code for result in results] == [143] * 3
+    assert len(messages(results)) == 1
+    assert "rank 1 (" in messages(results)[0]
+    assert "round 5, phase evaluation was ended by signal 15" in messages(results)[0]
+
+
+def _sleep_after_sigterm(rank):
+    with World.open(timeout_s=20) as world:
+        world.control.set_status(5, "evaluation")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        world.control.meet(["after evaluation"])
+
+
+def _absent(rank):
+    if rank == 2:
+        os._exit(0)
+    World.open(start_timeout_s=2)
+
+
+def test_rank_that_never_comes_is_named():
+    results = run_ranks(3, _absent, timeout_s=20)
+    assert [result.exit_code for result in results] == [1, 1, 0]
+    assert messages(results) == ["hkd_hpc: not all of the 3 ranks joined the job within 2 s (not yet here: rank 2)"]
+
+
+def _twice(rank):
+    os.environ["RANK"] = str(min(rank, 1))
+    World.open(start_timeout_s=5)
+
+
+def test_two_processes_of_one_rank_are_refused():
+    results = run_ranks(3, _twice, timeout_s=20)
+    assert [result.exit_code for result in results] == [2, 1, 1]
+    assert len(messages(results)) == 1
+    assert "doubled world" in messages(results)[0]
+
+
+def _port_taken(rank, port):
+    World.open(start_timeout_s=1)
+
+
+def test_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        results = run_ranks(2, _port_taken, port, timeout_s=20, env={"MASTER_PORT": str(port)})
+    assert results[0].exit_code == 2
+    assert f"port {port}" in messages(results)[0]
+    assert results[1].exit_code == 1
+    assert len(messages(results)) == 2
+
+
+# ---- under a real mpirun ----
+
+
+@pytest.mark.parametrize(
+    "way, victim, text",
+    [
+        ("kill", 2, "rank 2 ("),
+        ("kill", 0, "rank 0 ("),
+        ("os._exit", 2, "rank 2 ("),
+        ("raise", 3, "rank 3 ("),
+        ("sys.exit", 1, "rank 1 ("),
+        ("terminate", 2, "signal 15"),
+    ],
+)
+def test_mpirun_ends_with_one_message(way, victim, text):
+    result = mpirun(4, "fail", way, victim)
+    assert result.returncode != 0
+    assert len(ours(result)) == 1, result.stderr
+    assert text in ours(result)[0]
+    assert "round 2, phase training, client 5" in ours(result)[0]
+    assert ("ArithmeticError" in result.stderr) == (way == "raise")
+
+
+def test_mpirun_with_a_stopped_rank_ends_after_the_time_out():
+    result = mpirun(2, "fail", "stop", 1, TEST_TIMEOUT_S="2")
+    assert result.returncode != 0
+    assert len(ours(result)) == 1
+    assert "rank 1 (" in ours(result)[0]
+    assert "within 2 s" in ours(result)[0]
+
+
+@pytest.mark.parametrize(
+    "where, text",
+    [
+        ("split", "the making of the client ranks' group by MPI did not end within"),
+        ("finalize", "MPI_Finalize did not end within"),
+    ],
+)
+def test_mpirun_with_a_rank_stopped_before_mpi_waits_for_it(where, text):
+    result = mpirun(3, "stop_in_mpi", where, TEST_TIMEOUT_S="2")
+    assert result.returncode != 0
+    assert text in ours(result)[0], result.stderr
+
+
+def test_mpirun_with_a_rank_killed_inside_the_sum():
+    result = mpirun(3, "kill_in_sum")
+    assert result.returncode != 0
+    assert len(ours(result)) == 1
+    assert "rank 2 (" in ours(result)[0]
+    assert "round 3, phase weights" in ours(result)[0]
+
+
+def test_mpirun_with_a_mistake_found_by_all_ranks_exits_with_2():
+    result = mpirun(4, "raise_everywhere")
+    assert result.returncode == 2
+    assert ours(result) == ["hkd_hpc: scheme.name=nope is unknown; allowed: fedavg"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_mpirun_with_a_rank_that_ends_before_mpi_starts(victim, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nif os.environ.get('OMPI_COMM_WORLD_RANK') == '{victim}': os._exit(0)\n"
+    )
+    result = mpirun(3, "wait", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert result.returncode != 0
+    assert ours(result) == [
+        f"hkd_hpc: rank {victim} ended before it joined the job; 2 of 3 ranks are left on this host"
+    ]
+
+
+@pytest.mark.parametrize("wrapper", [False, True], ids=["python", "wrapper script"])
+def test_no_rank_outlives_a_killed_mpirun(wrapper, tmp_path):
+    script = tmp_path / "wrapper.sh"
+    script.write_text('#!/bin/sh\n"$@"\nexit $?\n')
+    script.chmod(0o755)
+    line = command(3, "wait")
+    line[3:3] = [str(script)] if wrapper else []
+    job = subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pids = [int(job.stdout.readline().split()[1]) for _ in range(3)]
+    job.kill()
+    job.wait()
+    deadline_s = time.monotonic() + 5
+    while any(map(is_running, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not any(map(is_running, pids))
+
+
+def test_four_jobs_at_once_do_not_meet():
+    jobs = [
+        subprocess.Popen(command(3, "meet"), env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    assert [job.communicate(timeout=LIMIT_S)[0] for job in jobs] == ["3 ranks of one job\n"] * 4
+    assert [job.returncode for job in jobs] == [0] * 4
+
+
+def test_mpirun_with_a_users_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        result = mpirun(3, "meet", MASTER_PORT=port)
+    assert result.returncode == 2
+    assert len(ours(result)) == 1
+    assert f"port {port}" in ours(result)[0]
+    assert mpirun(3, "meet", MASTER_PORT=str(free_port())).stdout == "3 ranks of one job\n"
+
+
+def is_running(pid):
+    """False for a process that is gone or waits, dead, for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_to_mpirun_alone_is_told_in_one_line(number):
+    """mpirun passes nothing of its ranks on then, and decides the exit code itself."""
+    job = subprocess.Popen(
+        command(3, "wait"), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert all(job.stdout.readline().startswith("pid ") for _ in range(3))
+        job.send_signal(number)
+        _, err = job.communicate(timeout=LIMIT_S)
+    finally:
+        job.kill()
+    lines = [line for line in err.splitlines() if line.startswith("hkd_hpc:")]
+    assert job.returncode != 0 and len(lines) == 1, err
+    assert "phase start-up was ended by signal 15 (SIGTERM). The whole job ends here" in lines[0]

@@ -1,0 +1,274 @@
+"""How ranks find each other without MPI: derived ports, tokens, and strangers on the same port."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+from hkd_hpc.comm import World
+from hkd_hpc.comm.control.rendezvous import Address, Member, accept_all, derived_address, first_host, join, listen
+from hkd_hpc.comm.control.wire import LIMIT_BYTES, Unpacker, pack
+from hkd_hpc.comm.interfaces import check_interfaces
+from hkd_hpc.comm.launchers import Hint
+from hkd_hpc.errors import UsageError
+from tools.forked_ranks import free_port, run_rank_values, run_ranks
+
+STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+SLURM = Hint("slurm", 0, 4, 0, 4)
+
+
+def nothing_wrong():
+    """A guard that is content."""
+    return
+
+
+def test_messages_survive_any_cut_of_the_stream():
+    data = pack({"kind": "at", "place": [2, "träning", None]}) + pack({"kind": "go"})
+    unpacker = Unpacker()
+    messages = [message for byte in data for message in unpacker.feed(bytes([byte]))]
+    assert messages == [{"kind": "at", "place": [2, "träning", None]}, {"kind": "go"}]
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\3{a}", b"\xff\xff\xff\xff"])
+def test_what_is_not_a_message_is_refused(data):
+    with pytest.raises(ValueError):
+        Unpacker().feed(data)
+
+
+def test_messages_are_bounded():
+    with pytest.raises(ValueError, match="at most"):
+        pack({"text": "x" * LIMIT_BYTES})
+
+
+def test_ports_are_derived_from_the_names_of_job_and_step():
+    address = derived_address(SLURM, STEP)
+    assert address == derived_address(Hint("slurm", 3, 4, 3, 4), STEP)  # the same in every rank
+    assert address.host == "127.0.0.1"
+    assert len(set(address.ports)) > 20
+    assert all(20000 <= port < 32000 for port in address.ports)
+    for other in (
+        {**STEP, "SLURM_STEP_ID": "1"},
+        {**STEP, "SLURM_JOB_ID": "78"},
+        {**STEP, "SLURM_RESTART_COUNT": "1"},
+        {**STEP, "HKD_TOKEN": "a secret"},
+    ):
+        assert derived_address(SLURM, other).token != address.token
+        assert derived_address(SLURM, other).ports != address.ports
+
+
+def test_users_port_is_taken_unless_the_agent_of_torchrun_holds_it():
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+    hint = Hint("torchrun", 0, 2)
+    assert derived_address(hint, env).ports == (29501,)
+    agent = {**env, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "a"}
+    assert 29501 not in derived_address(hint, agent).ports
+    restarted = {**agent, "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert derived_address(hint, agent).token != derived_address(hint, restarted).token
+    for wrong in ("0", "65536", "http"):
+        with pytest.raises(UsageError, match=f"MASTER_PORT='{wrong}' is not a port"):
+            derived_address(hint, {**env, "MASTER_PORT": wrong})
+
+
+def test_host_without_an_address_is_named():
+    with pytest.raises(UsageError, match="'nowhere.invalid', has no address here: set MASTER_ADDR"):
+        derived_address(Hint("slurm", 0, 4, 0, 2), {**STEP, "SLURM_STEP_NODELIST": "nowhere.invalid,n2"})
+
+
+@pytest.mark.parametrize(
+    "nodes, first",
+    [
+        ("n1", "n1"),
+        ("n[1-4]", "n1"),
+        ("gpu[007,009-11]", "gpu007"),
+        ("a,b", "a"),
+        ("rack[2-3]-ib", "rack2-ib"),
+        ("login,n[1-2]", "login"),
+        ("", ""),
+    ],
+)
+def test_first_host_of_a_node_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_listener_is_bound_to_one_address_only():
+    with listen(Address("127.0.0.1", (0,), "token")) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_port_in_use_is_skipped_and_a_single_one_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        with listen(Address("127.0.0.1", (taken, 0), "token")) as listener:
+            assert listener.getsockname()[1] != taken
+        with pytest.raises(UsageError, match=f"port {taken} of 127.0.0.1"):
+            listen(Address("127.0.0.1", (taken,), "token"))
+
+
+def test_strangers_are_refused_and_the_job_starts_all_the_same():
+    """A wrong token, a web browser and one who hangs up come first; then the right one."""
+    listener = listen(Address("127.0.0.1", (0,), "ours"))
+    port = listener.getsockname()[1]
+    hub = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    member = {"rank": 1, "host": "h", "machine": "m", "pid": 2}
+    strangers[0].sendall(pack({"token": "theirs", "size": 2, "member": member}))
+    strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    strangers[2].close()
+    assert is_hung_up(strangers[0])
+    assert is_hung_up(strangers[1])
+    link, members = join(Address("127.0.0.1", (port,), "ours"), Member(1, "h", "m", 3), 2, nothing_wrong)
+    assert [member.pid for member in members] == [1, 3]
+    assert list(hub.result()[0]) == [1]
+    for connection in (link, *strangers, *hub.result()[0].values(), listener):
+        connection.close()
+
+
+def test_two_jobs_on_the_same_candidates_find_their_own():
+    """Job B's first port is held by job A's rank 0, which refuses B's ranks; they go on to the next one."""
+    ports = (free_port(), free_port())
+    jobs = {name: Starter(lambda name=name: _rank_0(Address("127.0.0.1", ports, name))) for name in "A"}
+    time.sleep(0.2)
+    jobs["B"] = Starter(lambda: _rank_0(Address("127.0.0.1", ports, "B")))
+    for name in "BA":
+        link, members = join(Address("127.0.0.1", ports, name), Member(1, name, "m", 2), 2, nothing_wrong)
+        assert [member.host for member in members] == [name, name]
+        link.close()
+        for connection in jobs[name].result()[0].values():
+            connection.close()
+
+
+def is_hung_up(connection):
+    """True if the other side closes, politely or not, without a word."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def _rank_0(address):
+    with listen(address) as listener:
+        return accept_all(listener, address.token, Member(0, address.token, "m", 1), 2, nothing_wrong)
+
+
+class Starter(threading.Thread):
+    """A function in a thread, and its result."""
+
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self.function, self.value = function, None
+        self.start()
+
+    def run(self):
+        self.value = self.function()
+
+    def result(self):
+        self.join(20)
+        return self.value
+
+
+def _as_a_step(rank):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.environ.update(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
+    with World.open() as world:
+        assert (world.hint.launcher, world.rank, world.size) == ("slurm", rank, 3)
+        print(len(set(world.control.meet(["parent"], os.getppid()))))
+
+
+def test_step_of_srun_needs_neither_mpi_nor_a_port():
+    env = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_NNODES": "1"}
+    assert run_rank_values(3, _as_a_step, env=env) == ["1\n"] * 3
+
+
+def _meetings(rank):
+    with World.open() as world:
+        seen = [
+            world.control.meet(["none"]),
+            world.control.meet(["one"], "b" if rank == 1 else None),
+            world.control.meet(["all"], rank),
+            world.share(None),
+            world.share([1] if rank == 0 else None),
+        ]
+        print(seen)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_meeting_gives_one_value_a_rank(size):
+    """Also where no rank has one: what rank 0 shares may be None (a complete run)."""
+    one = [None, "b", None][:size]
+    expected = f"{[[None] * size, one, list(range(size)), None, [1]]}\n"
+    assert run_rank_values(size, _meetings) == [expected] * size
+
+
+def _under_an_agent(rank):
+    with World.open() as world:
+        print(sum(world.control.meet(["numbers"], rank)))
+
+
+def test_agent_of_torchrun_keeps_its_port():
+    with socket.create_server(("127.0.0.1", 0)) as agent:
+        env = {
+            "MASTER_PORT": str(agent.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": str(os.getpid()),
+            "GROUP_WORLD_SIZE": "1",
+        }
+        assert run_rank_values(3, _under_an_agent, env=env) == ["3\n"] * 3
+
+
+PRESENT = ["lo", "eth0", "eth1", "hsn0"]
+
+
+@pytest.mark.parametrize(
+    "variable, text, is_good",
+    [
+        ("GLOO", "eth0", True),
+        ("GLOO", "lo,hsn0", True),
+        ("GLOO", "", True),
+        ("GLOO", "^lo", False),
+        ("GLOO", "eth", False),
+        ("GLOO", "eth0,ib0", False),
+        ("NCCL", "eth", True),
+        ("NCCL", "ib,hsn", True),
+        ("NCCL", "^lo", True),
+        ("NCCL", "=eth0", True),
+        ("NCCL", "^=eth0,lo", True),
+        ("NCCL", "ib", False),
+        ("NCCL", "=eth", False),
+        ("NCCL", "^lo,eth,hsn", False),
+    ],
+)
+def test_an_interface_that_is_not_there_is_told_with_those_that_are(variable, text, is_good):
+    env = {f"{variable}_SOCKET_IFNAME": text}
+    if is_good:
+        return check_interfaces(env, True, PRESENT)
+    told = (
+        f"{variable}_SOCKET_IFNAME={text}: does not name network interfaces of host {socket.gethostname()}, "
+        "which has lo, eth0, eth1, hsn0; "
+    )
+    with pytest.raises(UsageError, match=re.escape(told)):
+        check_interfaces(env, True, PRESENT)
+
+
+def test_what_nccl_would_not_find_is_no_fault_of_a_job_without_it():
+    check_interfaces({"NCCL_SOCKET_IFNAME": "ib0"}, False, PRESENT)
+
+
+def test_ranks_with_an_unknown_interface_end_with_one_line():
+    for text in ("^lo", "nope0"):
+        results = run_ranks(2, _connect, env={"GLOO_SOCKET_IFNAME": text})
+        assert [result.exit_code for result in results] == [2, 2]
+        lines = "".join(result.output for result in results).splitlines()
+        assert len(lines) == 1
+        assert "lo" in lines[0]
+        assert lines[0].startswith(f"hkd_hpc: GLOO_SOCKET_IFNAME={text}: does not name")
+
+
+def _connect(rank):
+    with World.open() as world:
+        world.connect(device="cpu")

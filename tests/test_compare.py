@@ -1,0 +1,334 @@
+"""tools.compare: the same budget for every scheme, a choice that reads validation only, and the statistics of its
+table.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hkd_hpc import compare, schemes
+from hkd_hpc.config.config import resolve
+from hkd_hpc.errors import UsageError
+from hkd_hpc.store.tree import load_tree, save_tree
+
+NAN = float("nan")
+SPEC = """
+[study]
+schemes = {schemes}
+seeds = {seeds}
+controls = {controls}
+[settings]
+"data.fraction" = 0.1
+"fed.clients" = 3
+"fed.rounds" = 1
+"train.epochs" = 1
+"""
+TUNING = """
+[tuning]
+trials = 4
+seed = 100
+val_fraction = 0.2
+lr_low = 3e-4
+lr_high = 3e-3
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """make(schemes, seeds, controls, more): the path of a spec."""
+
+    def make(schemes='"all"', seeds="[0, 1]", controls="true", more=""):
+        path = tmp_path / "spec.toml"
+        path.write_text(SPEC.format(schemes=schemes, seeds=seeds, controls=controls) + more)
+        return str(path)
+
+    return make
+
+
+def test_all_means_nine_schemes_and_the_controls(spec):
+    study = compare.read_study(spec())
+    assert study.schemes == (*schemes.REGISTRY, *schemes.CONTROLS)
+    assert len(study.schemes) == 11
+    assert study.seeds == (0, 1)
+    assert study.tuning is None
+    assert len(compare.paper_cells(study)) == len({cell.name for cell in compare.paper_cells(study)}) == 22
+    assert compare.read_study(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        ({"seeds": "[]"}, "study.seeds=[]: must be a list"),
+        ({"seeds": "[-1]"}, "study.seeds"),
+        ({"seeds": "3"}, "study.seeds=3"),
+        ({"schemes": '["nope"]'}, "scheme.name=nope: no such scheme"),
+        ({"more": "[tuning]\ntrials = 3\n"}, "[tuning] lacks lr_high"),
+        ({"more": "[other]\nx = 3\n"}, "other.x: not known"),
+        ({"seeds": "[0, 0]"}, "study.seeds=[0, 0]: must be a list of diff"),
+        ({"schemes": "[]", "controls": "false"}, "name one scheme at least"),
+        *(
+            ({"more": TUNING.replace(old, new)}, part)
+            for old, new, part in (
+                ("trials = 4", "trials = 0", "tuning.trials=0: must be >= 1"),
+                ("trials = 4", "trials = 1.5", "must be a whole number"),
+                ("seed = 100", "seed = 1", "tuning.seed=1: must be >= 0 and none of study.seeds"),
+                ("0.2", "0.0", "tuning.val_fraction=0.0: must be > 0 and < 1"),
+                ("3e-4", '"x"', "tuning.lr_low=x: must be a number"),
+                ("3e-4", "-1.0", "tuning.lr_low=-1.0: must be > 0"),
+                ("3e-3", "1e-5", "tuning.lr_high=1e-05: must be >= tuning.lr_low"),
+            )
+        ),
+    ],
+)
+def test_wrong_specs_are_refused_in_one_line(spec, capsys, tmp_path, arguments, part):
+    path = spec(**arguments)
+    with pytest.raises(UsageError, match=part.replace("[", r"\[").replace("]", r"\]")):
+        compare.read_study(path)
+    assert compare.main([path, "--root", str(tmp_path / "root")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "root").exists()
+
+
+def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
+    study = compare.read_study(spec(more=TUNING))
+    trials = compare.tuning_cells(study)
+    assert set(trials) == set(schemes.REGISTRY)  # controls are not tuned
+    for own in trials.values():
+        assert len(own) == 4
+    rates = {scheme: [dict(cell.settings).get("train.lr") for cell in own] for scheme, own in trials.items()}
+    assert len({tuple(found) for found in rates.values()}) == 1
+    assert rates["fedavg"][0] is None
+    assert all(3e-4 <= lr <= 3e-3 for lr in rates["fedavg"][1:])
+    for scheme, own in trials.items():
+        assert all(
+            dict(cell.settings)["data.val_fraction"] == 0.2 and dict(cell.settings)["run.seed"] == 100 for cell in own
+        )
+        grid = schemes.get(scheme).tunes
+        for cell in own[1:]:
+            points = {values.index(dict(cell.settings)[f"scheme.{name}"]) for name, values in grid.items()}
+            assert len(points) <= 1
+
+
+def test_grids_of_all_schemes_have_five_points_and_the_papers_value():
+    for name in schemes.REGISTRY:
+        grid, settings = schemes.get(name).tunes, schemes.settings_of(name)()
+        assert all(len(values) == 5 and getattr(settings, key) in values for key, values in grid.items()), name
+        assert grid or name == schemes.REFERENCE
+
+
+def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
+    summaries = [
+        {"local_val_accuracy_last": 0.5, "global_val_accuracy_last": 0.4, "local_test_accuracy_last": 0.1},
+        {"local_val_accuracy_last": 0.5, "global_val_accuracy_last": 0.6, "local_test_accuracy_last": 0.9},
+        {"local_val_accuracy_last": NAN, "global_val_accuracy_last": 0.6},
+        None,
+    ]
+    assert compare.choose(summaries, "local") == 0
+    assert compare.choose(summaries, "global") == 1
+    for summary in summaries[:3]:
+        summary["local_test_accuracy_last"] = 1.0  # nothing that is tested is looked at
+    assert compare.choose(summaries, "local") == 0
+    assert (
+        compare.choose([None, summaries[2] | {"local_val_accuracy_last": NAN}], "local") is None
+    )  # nothing came to an end
+
+
+def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
+    cells = [compare.Cell(f"moon-trial{trial}", ()) for trial in range(3)]
+    for cell, (local, whole) in zip(cells, [(NAN, 0.2), (0.1, NAN)]):
+        (tmp_path / cell.name).mkdir()
+        save_tree(
+            tmp_path / cell.name / "metrics.h5",
+            {"summary": {"local_val_accuracy_last": local, "global_val_accuracy_last": whole}},
+        )
+    summaries = [compare.summary_of(cell, tmp_path) for cell in cells]
+    assert (compare.choose(summaries, "local"), compare.choose(summaries, "global")) == (1, 0)
+    assert [line.partition(" on validation")[0] for line in compare.unmeasured(cells, tmp_path)] == [
+        "moon-trial0: has no local accuracy",
+        "moon-trial1: has no global accuracy",
+    ]
+    assert (
+        compare.mean_with_interval([0.5, NAN, 0.7]) == "0.600 ± 1.271 (2)"
+    )  # t(.975, 1) = 12.706, times .141 / sqrt(2)
+
+
+@pytest.mark.parametrize(
+    "more, part",
+    [
+        (["fed.roundz=3"], "fed.roundz: no such setting"),
+        (["fed.rounds=0"], "fed.rounds=0: not allowed"),
+        (["junk"], "junk"),
+        (["run.seed=4"], "run.seed=4: is the study's to choose"),
+        (["scheme.name=moon"], "scheme.name=moon: is the study's"),
+        (["--jobs", "0"], "--jobs 0: must be 1 or more"),
+        (["data.name=file", "data.path=/nope.npz"], "no such file"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_first_run(spec, tmp_path, capsys, more, part):
+    assert compare.main([spec(), "--root", str(tmp_path / "root"), *more]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert part in line
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_scheme_without_public_images_is_refused_before_the_first_run(spec, tmp_path, capsys):
+    path = spec(schemes='["fedavg", "fedmd"]', controls="false")
+    assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "tools.compare: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
+        "above 0, at most 0.9 fits beside data.fraction"
+    )
+    assert not (tmp_path / "root").exists()
+
+
+def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
+    arguments = ["scheme.mu=0.25", "data.name=file", "data.path=/nope.npz"]
+    assert compare.main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "tools.compare: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
+        "tools.compare: data.path=/nope.npz: there is no such file",
+    ]
+
+
+def test_a_damaged_config_json_in_a_runs_folder_is_one_line(spec, tmp_path, capsys):
+    (tmp_path / "root/fedavg-paper-s0").mkdir(parents=True)
+    (tmp_path / "root/fedavg-paper-s0/config.json").write_text('{"fed": ')
+    assert compare.main([spec('["fedavg"]', controls="false"), "--root", str(tmp_path / "root")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "fedavg-paper-s0/config.json: is no whole config.json of a run" in line
+
+
+def test_nested_settings_are_settings(spec):
+    assert compare.read_study(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
+
+
+def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
+    study = compare.read_study(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
+    assert compare.describe(study, "fedprox", 0) == "(the paper's)"
+    assert compare.describe(study, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
+
+
+def rows_of(**values_by_scheme) -> dict:
+    return {scheme: dict.fromkeys(compare.GOALS, values) for scheme, values in values_by_scheme.items()}
+
+
+def test_paired_differences_with_their_interval_and_too_few_seeds():
+    found = compare.differences(
+        rows_of(fedavg=[0.5, 0.5, 0.5], near=[0.51, 0.52, 0.53], far=[0.4, 0.401, 0.402]), "local"
+    )
+    assert found == {
+        "near": "+0.020 ± 0.025, cannot be told with 3 seeds",  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
+        "far": "-0.099 ± 0.002, cannot be told with 3 seeds",
+    }
+
+
+def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not():
+    seeds = range(7)  # two schemes need 7
+    found = compare.differences(
+        rows_of(
+            fedavg=[0.5] * 7,
+            better=[0.51 + 0.001 * i for i in seeds],
+            noise=[0.49, 0.51] * 3 + [0.5],
+            missing=[0.6] * 6 + [NAN],
+            local=[0.4 + 0.001 * i for i in seeds],
+        ),
+        "global",
+    )
+    assert {scheme: text.rpartition(", ")[2] for scheme, text in found.items()} == {
+        "better": "better",
+        "noise": "not separated",
+        "missing": "–",
+        "local": "worse",
+    }
+    assert found["better"].startswith("+0.013 ± 0.002, ")  # t(.975, 6) = 2.4469, times .00216 / sqrt(7)
+
+
+def test_table_says_how_it_was_told():
+    text = compare.table(
+        "title", {name: {column: [0.5] * 3 for column in compare.COLUMNS} for name in ("fedavg", "moon", "local")}
+    )
+    assert text.endswith(
+        "corrected by Holm over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds."
+    )
+
+
+def test_table_shows_what_was_measured_only():
+    row = {name: [NAN, NAN] for name in compare.COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
+    text = compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})
+    lines = text.splitlines()
+    assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
+    # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
+    assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"
+    assert lines[5].startswith(
+        "| other | 0.700 ± 1.271 (2) | 0.250 ± 0.000 (2) | +0.100 ± 0.000, cannot be told with 2 seeds | +0"
+    )
+
+
+def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
+    """One scheme on two seeds; the second time nothing is trained; a failed run is named and the others are shown."""
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
+    first = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert len(first) == 2
+    assert "| fedavg | 0." in (root / "table.md").read_text()
+    capfd.readouterr()
+    assert compare.main([path, "--root", str(root), "fed.rounds=2"]) == 2
+    err = capfd.readouterr().err
+    assert "fedavg-paper-s0 was begun with other settings; fed.rounds: stored 1, asked 2" in err
+    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
+    assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert np.isfinite(compare.summary_of(compare.Cell("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])
+
+
+def store(root, spec, **identities):
+    """A complete run of one round for each cell of the spec, whose numbers come from what `identities` say by seed."""
+    for cell in compare.paper_cells(compare.read_study(spec)):
+        text = resolve(overrides=[f"{key}={value}" for key, value in cell.settings]).to_json()
+        (root / cell.name).mkdir(parents=True)
+        (root / cell.name / "config.json").write_text(text)
+        save_tree(
+            root / cell.name / "metrics.h5",
+            {
+                "config_json": text,
+                "identity_json": json.dumps(identities[cell.name[-2:]]),
+                "rounds": {"round": np.array([1])},
+                "summary": {"local_test_accuracy_last": 0.5, "global_test_accuracy_last": 0.25},
+            },
+        )
+
+
+def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    store(root, path, s0={"data.content": "ab" * 32}, s1={"data.content": "cd" * 32})
+    assert compare.main([path, "--root", str(root)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"tools.compare: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
+        "fedavg-paper-s1; they cannot be compared"
+    )
+    assert not (root / "table.md").exists()
+
+
+def test_runs_of_different_code_are_told_and_refused_on_request(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    store(root, path, s0={"code.hkd_hpc": "ab" * 32}, s1={"code.hkd_hpc": "cd" * 32})
+    told = "runs differ in code.hkd_hpc: abababab in fedavg-paper-s0, cdcdcdcd in fedavg-paper-s1"
+    assert compare.main([path, "--root", str(root), "--strict-code"]) == 2
+    assert told in capsys.readouterr().err
+    assert compare.main([path, "--root", str(root)]) == 0
+    assert f"Remark: {told}" in (root / "table.md").read_text()
+
+
+def test_a_run_whose_defaults_were_changed_is_of_other_settings(spec, tmp_path, capsys):
+    path, root = spec(schemes='["fedavg"]', seeds="[0]", controls="false"), tmp_path / "root"
+    store(root, path, s0={})
+    metrics = root / "fedavg-paper-s0/metrics.h5"
+    tree = load_tree(metrics)
+    save_tree(metrics, tree | {"config_json": tree["config_json"].replace('"lr": 0.001', '"lr": 0.1')})
+    assert compare.main([path, "--root", str(root)]) == 2
+    assert "fedavg-paper-s0 was begun with other settings; train.lr: stored 0.1, asked 0.001" in capsys.readouterr().err

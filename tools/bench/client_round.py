@@ -1,0 +1,112 @@
+"""Our side of the training rows of tools.bench: the work of a client rank in a round, one process, one thread.
+
+`python -m tools.bench_client JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS" on stdin runs one round of those clients and
+answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The local test sets are
+empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the
+server makes its message from M reports. Clients and server keep their state from one line to the next.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hkd_hpc import schemes
+from hkd_hpc.aggregate import CHUNK
+from hkd_hpc.client import Client, Workbench
+from hkd_hpc.config import config as config_module
+from hkd_hpc.models import networks
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.schemes.base import Facts
+from hkd_hpc.server import SchemeServer
+from hkd_hpc.worker import Worker
+
+from .bare_loop import make_images
+
+CLASSES, CLIENTS, ROUND = 10, 10, 2  # round 2: the server has sent something
+PUBLIC = CLIENTS  # seed of the public images
+MODEL = {"J": ["model.name=resnet18", "model.latent=64"], "S": ["model.name=shufflenet_v2", "model.latent=32"]}
+
+
+class Nobody:
+    """Stands where a worker tells the other ranks its place."""
+
+    def at(self, round: int, phase: str, client: int | None = None) -> None:
+        pass
+
+
+def settings(job: str, scheme: str) -> config_module.Config:
+    return config_module.resolve(overrides=[f"scheme.name={scheme}", *MODEL[job]])
+
+
+def make_client(client: int, images: int) -> Client:
+    (x, y), (x_public, _) = make_images(client, images), make_images(PUBLIC, images)
+    return Client(client, x, y, x[:0], y[:0], CLASSES, seed=0, x_public=x_public)
+
+
+def known(shapes: dict[str, tuple[int, ...]], *first: int) -> dict[str, torch.Tensor]:
+    """A message, or so many reports, in which every class is known: any positive numbers will do."""
+    random = np.random.default_rng(0)
+    return {
+        name: torch.from_numpy(random.uniform(0.1, 1.0, (*first, *shape)).astype("f4"))
+        for name, shape in shapes.items()
+    }
+
+
+class Round:
+    """One scheme's round on a given model."""
+
+    def __init__(self, flat: FlatModel, config: config_module.Config, images: int):
+        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), images)
+        self.scheme = schemes.get(config.scheme.name)(config.scheme, facts)
+        self.flat, self.bench, self.images = flat, Workbench(flat, self.scheme, config), images
+        self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
+        self.clients: dict[int, Client] = {}
+        self.server = SchemeServer(flat.net, seed=0, round=ROUND)
+
+    def run(self, clients: list[int], epochs: int) -> float:
+        """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
+        hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
+        self.bench.config = replace(self.bench.config, train=replace(self.bench.config.train, epochs=epochs))
+        worker = Worker(Nobody(), self.bench, hosted, len(hosted), [self.images] * CLIENTS)
+        message = known(self.scheme.message_shapes())
+        start_s = time.process_time()
+        reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)
+        worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
+        cpu_s = time.process_time() - start_s
+        if reports["status"].any():
+            raise RuntimeError(f"a client was refused: status {reports['status'].tolist()}")
+        return cpu_s
+
+    def combine(self, clients: int) -> float:
+        """Seconds of CPU of the server's work on the reports of so many clients."""
+        reports = known(self.scheme.report_shapes(), clients)
+        self.server.client_ids = list(range(clients))
+        start_s = time.process_time()
+        self.scheme.combine(self.server, reports)
+        return time.process_time() - start_s
+
+
+def main(job: str, images: int) -> None:
+    torch.set_num_threads(1)
+    rounds: dict[str, Round] = {}
+    flat = FlatModel(networks.build(settings(job, schemes.REFERENCE).model, CLASSES, (3, 32, 32), seed=0))
+    for line in sys.stdin:
+        scheme, what, count = line.split()
+        if scheme not in rounds:
+            rounds[scheme] = Round(flat, settings(job, scheme), images)
+        round = rounds[scheme]
+        cpu_s = (
+            round.combine(int(count))
+            if what == "combine"
+            else round.run([int(client) for client in what.split(",")], int(count))
+        )
+        print(cpu_s, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,101 @@
+"""The rows of rank 0's control plane in `tools.bench --scaling`: `python -m tools.bench_hub REPEATS RANKS...` prints
+one JSON object, {"meeting": {ranks: seconds of each repeat}, "words and meeting": the same}.
+
+Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they
+would say and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they
+are. A
+meeting: each rank comes, rank 0 answers each. Words, before every other meeting: each rank tells rank 0 where it is,
+and rank 0 tells each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import socket
+import sys
+import time
+
+from hkd_hpc.comm.control.base import END
+from hkd_hpc.comm.control.coordinator import Hub
+from hkd_hpc.comm.control.rendezvous import LOCALHOST, Member
+from hkd_hpc.comm.control.wire import Unpacker, pack
+
+TIMEOUT_S = 60.0
+
+
+def connections(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Both ends of so many, over TCP."""
+    with socket.create_server((LOCALHOST, 0)) as listener:
+        pairs = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for _ in range(count)]
+    far, near = zip(*pairs)
+    return list(near), list(far)
+
+
+def key_of(meeting: int) -> list[object]:
+    return [meeting, "sum", "weights", 1, "weights", 34_182_280]
+
+
+def play_ranks(links: list[socket.socket], meetings: int) -> None:
+    """Every rank but 0: to each of the meetings, with words before the odd ones, and then to the end."""
+    selector, unpackers = selectors.DefaultSelector(), {link: Unpacker() for link in links}
+    for link in links:
+        selector.register(link, selectors.EVENT_READ)
+    for meeting in range(meetings + 1):
+        key = key_of(meeting) if meeting < meetings else END
+        words = pack({"kind": "at", "place": [1, "weights", None]}) * (meeting % 2)
+        for link in links:
+            link.sendall(words + pack({"kind": "enter", "key": key, "value": None}))
+        waiting = set(links)
+        while waiting:
+            for ready, _ in selector.select():
+                data = ready.fileobj.recv(1 << 16)
+                if not data:
+                    return  # rank 0 has failed, and said so
+                if any(message["kind"] == "go" for message in unpackers[ready.fileobj].feed(data)):
+                    waiting.discard(ready.fileobj)
+
+
+def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Of (meetings without words, and with them)."""
+    near, far = connections(ranks - 1)
+    sys.stdout.flush()
+    player = os.fork()
+    if not player:
+        for link in near:
+            link.close()
+        play_ranks(far, 2 * repeats)
+        os._exit(0)
+    for link in far:
+        link.close()
+    me = Member.here(0)
+    members = [me, *(Member(rank, me.host, me.machine, player) for rank in range(1, ranks))]
+    hub = Hub(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
+    took_s = [meet(hub, meeting) for meeting in range(2 * repeats)]
+    hub.goodbye()
+    os.waitpid(player, 0)
+    return took_s[::2], took_s[1::2]
+
+
+def meet(hub: Hub, meeting: int) -> float:
+    """Seconds of a meeting, and before the odd ones of words."""
+    start_s = time.perf_counter()
+    if meeting % 2:
+        hub.set_status(1, "weights")
+    hub.meet(key_of(meeting))
+    return time.perf_counter() - start_s
+
+
+def main(repeats: int, counts: list[int]) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two ends of each connection
+    found: dict[str, dict[int, list[float]]] = {"meeting": {}, "words and meeting": {}}
+    for ranks in counts:
+        found["meeting"][ranks], found["words and meeting"][ranks] = seconds(ranks, repeats)
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), [int(text) for text in sys.argv[2:]])

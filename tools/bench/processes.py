@@ -1,0 +1,136 @@
+"""Processes that tools.bench starts: children that answer requests with seconds, MPI jobs, and their memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hkd_hpc.comm.control.watch import children_of
+from hkd_hpc.lazy import torch_environment
+from hkd_hpc.runtime.machine import ROOT
+
+LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
+
+
+class BenchError(Exception):
+    """Something that was to be measured did not work."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread and huge pages for all, the baselines too; Open MPI may start more ranks than cores, and as root. What
+    is set already stays.
+    """
+    mpi = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    return {**mpi, **os.environ, **torch_environment(threads=1), **more}
+
+
+class Child:
+    """A process that reads one request a line and answers each with seconds."""
+
+    def __init__(self, module: str, *arguments: str):
+        self.module = module
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(),
+        )
+
+    def ask(self, request: str) -> float:
+        """Seconds. BenchError when the process has ended instead."""
+        try:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+            return float(self.process.stdout.readline())
+        except (OSError, ValueError):
+            raise BenchError(f"{self.module} ended with exit code {self.process.wait()} at: {request}") from None
+
+    def peak_bytes(self) -> int:
+        """Largest resident memory so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    """`python ...`, one process."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+
+
+def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
+    """`mpirun -n ranks python ...`. BenchError when there is no mpirun."""
+    if shutil.which("mpirun") is None:
+        raise BenchError("mpirun: not found; activate the environment that `make demo` makes")
+    return subprocess.Popen(
+        ["mpirun", "-n", str(ranks), sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(**more),
+    )
+
+
+def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
+    """What it wrote. BenchError with the end of it when it failed or took longer than limit_s."""
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except BaseException as error:
+        process.terminate()  # mpirun ends its ranks
+        output, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        raise BenchError(f"{' '.join(process.args)}: not done after {limit_s:.0f} s\n{output[-2000:]}") from None
+    if process.returncode:
+        raise BenchError(f"{' '.join(process.args)}: exit code {process.returncode}\n{output[-2000:]}")
+    return output
+
+
+# --- memory
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that it started, those that they started, and so on."""
+    return [found for child in children_of(pid) or [] for found in (child, *descendants(child))]
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional share of the memory of a process; 0 when it has just ended."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE).group(1)) * 1024
+
+
+def peak_until(done: Callable[[], bool], pids: Callable[[], list[int]], every_s: float = 0.5) -> int:
+    """The largest sum of the PSS of these processes, in bytes, until it is done. One look at a process that trains
+    takes the kernel 5 ms, so a few of them ten times a second would slow the training."""
+    peak_bytes = 0
+    while not done():
+        peak_bytes = max(peak_bytes, sum(map(pss_bytes, pids())))
+        time.sleep(every_s)
+    return peak_bytes

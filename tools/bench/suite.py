@@ -1,0 +1,365 @@
+"""Speed and memory against their figures: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
+`--schemes all` instead: every scheme's round against the reference's, in half an hour.
+
+Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the
+spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
+latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios are per client.
+Training rows: one process, one thread, no local test on either side; ours includes the report and the exact sum.
+Their seconds are the CPU's: a thread that never waits takes as long on a core of its own, whoever else is there.
+A scheme's round is a client's, the second or a later one: every class known, its own state there, as many public images
+as it trains on; and the server's combine of ten reports, divided by the ten clients it serves.
+Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from hkd_hpc import schemes
+from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.machine import header
+from hkd_hpc.schemes.base import Scheme
+
+from . import scaling
+from .processes import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi
+from .scaling import NUMBERS_J
+from .table import Line, table
+from .whole_round import FIGURES, whole_round
+
+GIGA = 1e9
+CLIENTS_PER_RANK = 5  # job J on 2 client ranks
+CLIENTS = 10  # of a federation
+REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. A pair is one alternation; after `fewest` of them a row stops when its time is used up."""
+
+    images: int = 375
+    epochs: int = 5
+    floats: int = 11_219_594  # parameters and BatchNorm buffers of job J
+    averaged: int = NUMBERS_J
+    few_ranks: int = 3
+    many_ranks: int = 11
+    fewest: int = 3
+    most: int = 7
+    row_s: float = 75.0
+    few_repeats: int = 7
+    many_repeats: int = 3
+    start_pairs: int = 3
+    round_pairs: int = 3
+    train: tuple[str, ...] = ("fed.rounds=1", "train.epochs=1")
+
+
+QUICK = Sizes(
+    images=72,
+    epochs=2,
+    floats=100_000,
+    averaged=50_000,
+    few_ranks=2,
+    many_ranks=3,
+    fewest=1,
+    most=1,
+    few_repeats=1,
+    many_repeats=1,
+    start_pairs=1,
+    round_pairs=1,
+    train=("fed.rounds=1", "train.epochs=1", "data.fraction=0.02"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was seen of a default run. `peak_bytes`: PSS of its ranks together; `copies`: data files they map."""
+
+    first_step_s: float
+    peak_bytes: int
+    copies: int
+
+
+@dataclass
+class Bench:
+    """What the rows share: the children of the job that is being measured, and seconds that other rows need."""
+
+    sizes: Sizes
+    children: dict[str, tuple[Child, Child]] = field(default_factory=dict)
+    job_j_client_s: float | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    def pair_of(self, job: str) -> tuple[Child, Child]:
+        """(ours, bare) for a job, started on first use; those of the other job end."""
+        if job not in self.children:
+            self.close()
+            arguments = job, str(self.sizes.images)
+            self.children[job] = (
+                Child("tools.bench.client_round", *arguments),
+                Child("tools.bench.bare_loop", *arguments),
+            )
+        return self.children[job]
+
+    def close(self) -> None:
+        for child in [child for pair in self.children.values() for child in pair]:
+            child.close()
+        self.children.clear()
+
+
+def alternate(sizes: Sizes, measure_a, measure_b) -> tuple[list[float], list[float]]:
+    """Seconds of A and of B, taken in turn: a(0), b(0), a(1), b(1), ..."""
+    start_s, a_s, b_s = time.monotonic(), [], []
+    while len(a_s) < sizes.fewest or (len(a_s) < sizes.most and time.monotonic() - start_s < sizes.row_s):
+        a_s.append(measure_a(len(a_s)))
+        b_s.append(measure_b(len(b_s)))
+    return a_s, b_s
+
+
+def ratios(a_s: list[float], b_s: list[float]) -> tuple[float, ...]:
+    return tuple(a / b for a, b in zip(a_s, b_s))
+
+
+# --- rows
+
+
+def reference(bench: Bench, job: str) -> list[Line]:
+    """The reference scheme against the bare loop."""
+    ours, bare = bench.pair_of(job)
+    for child in (bare, ours):
+        child.ask(f"{REFERENCE} 0 1")  # warm up
+    request = f"{REFERENCE} 0,1 1"
+    ours_s, bare_s = alternate(bench.sizes, lambda i: ours.ask(request), lambda i: bare.ask(request))
+    if job == "J":
+        bench.job_j_client_s = median(ours_s) / 2
+    memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
+    return [
+        Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), FIGURES[job]),
+        Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
+        Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
+        Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
+        Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB"),
+    ]
+
+
+def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
+    """A scheme against the reference scheme: a client's round, and its share of the server's combine."""
+    ours, _ = bench.pair_of(job)
+    for name in (scheme, REFERENCE):  # warm up: what clients and server keep from an earlier round is there
+        ours.ask(f"{name} 0,1 1")
+        ours.ask(f"{name} combine {CLIENTS}")
+    server_s = []
+
+    def round_s(name: str, i: int) -> float:
+        combine_s = ours.ask(f"{name} combine {CLIENTS}")
+        server_s.extend([combine_s] * (name == scheme))
+        return ours.ask(f"{name} {i % 2} {bench.sizes.epochs}") + combine_s / CLIENTS
+
+    scheme_s, reference_s = alternate(bench.sizes, partial(round_s, scheme), partial(round_s, REFERENCE))
+    to_reach, paper = schemes.get(scheme).slowdown
+    known = f" (paper {paper})" if paper and job == "J" else ""
+    title = f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}"
+    lines = [Line(title, ratios(scheme_s, reference_s), to_reach)]
+    if schemes.get(scheme).combine is not Scheme.combine:
+        lines.append(Line(f"  {scheme}, job {job}: server's combine of {CLIENTS} reports", tuple(server_s), unit="s"))
+    return lines
+
+
+def exchange_s(ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds by way of tools.bench_exchange."""
+    process = start_mpi(ranks, "-m", "tools.bench.exchange", str(floats), str(repeats))
+    return json.loads(next(line for line in finish(process).splitlines() if line.startswith("{")))
+
+
+def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> list[Line]:
+    """The lines that any number of ranks has."""
+    found = exchange_s(ranks, bench.sizes.floats, repeats)
+    return [
+        Line(f"exact exchange, {title}: / bare all-reduce of its bytes", ratios(found["exact"], found["bare"]), 1.6),
+        Line(f"exact exchange, {title}: / pickled state dicts", ratios(found["exact"], found["pickled"]), 1.0),
+        Line(f"  exact exchange, {title}", tuple(found["exact"]), unit="s"),
+    ]
+
+
+def exchange_2(bench: Bench) -> list[Line]:
+    sizes = bench.sizes
+    lines = exchange(bench, sizes.few_ranks, sizes.few_repeats, "2 client ranks")
+    if bench.job_j_client_s is None:
+        reference(bench, "J")
+    round_s = CLIENTS_PER_RANK * bench.job_j_client_s
+    found = exchange_s(sizes.few_ranks, sizes.averaged, sizes.few_repeats)
+    share = tuple(100 * seconds / round_s for seconds in found["exact"])
+    return [*lines, Line("exact exchange, 2 client ranks: share of a round of job J", share, 1.0, "%")]
+
+
+def exchange_11(bench: Bench) -> list[Line]:
+    return exchange(bench, bench.sizes.many_ranks, bench.sizes.many_repeats, "11 ranks")
+
+
+def import_torch(sizes: Sizes) -> float:
+    """Seconds of `mpirun -n 11 python -c "import torch"`."""
+    start_s = time.time()
+    finish(start_mpi(sizes.many_ranks, "-c", "import torch"))
+    return time.time() - start_s
+
+
+def default_run(bench: Bench) -> Run:
+    """One default run of a round, watched."""
+    sizes = bench.sizes
+    with tempfile.TemporaryDirectory() as folder:
+        stamps = Path(folder, "stamps")
+        stamps.touch()
+        start_s = time.time()
+        process = start_mpi(
+            sizes.many_ranks,
+            "-m",
+            "tools.bench.start_up",
+            "--out",
+            f"{folder}/run",
+            *sizes.train,
+            HKD_BENCH_STAMPS=str(stamps),
+        )
+        peak_bytes = peak_after_first_step(process, stamps)
+        output = finish(process, limit_s=1.0)
+        steps, files = ([value for _, value in read_stamps(stamps, event)] for event in ("step", "data"))
+    if not steps or len(files) != sizes.many_ranks:
+        raise BenchError(f"{len(steps)} ranks trained and {len(files)} mapped the shared data\n{output[-2000:]}")
+    bench.runs.append(Run(min(map(float, steps)) - start_s, peak_bytes, len(set(files))))
+    return bench.runs[-1]
+
+
+def peak_after_first_step(process, stamps: Path) -> int:
+    """Largest PSS of all ranks together, in bytes, when the job has ended. Start-up is not disturbed by looking."""
+    until_s = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < until_s and not read_stamps(stamps, "step"):
+        time.sleep(0.05)
+    pids = [int(pid) for pid, _ in read_stamps(stamps, "start")]
+    return peak_until(lambda: process.poll() is not None or time.monotonic() > until_s, lambda: pids, every_s=0.25)
+
+
+def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:
+    """(pid, value) of the lines of an event."""
+    fields = [line.split() for line in stamps.read_text().splitlines()]
+    return [(pid, value) for kind, pid, value in fields if kind == event]
+
+
+def startup(bench: Bench) -> list[Line]:
+    pairs = [(default_run(bench).first_step_s, import_torch(bench.sizes)) for _ in range(bench.sizes.start_pairs)]
+    ours_s, torch_s = zip(*pairs)
+    return [
+        Line("mpirun -n 11 to the first training step / import torch alone", ratios(ours_s, torch_s), 1.2),
+        Line("  to the first training step", ours_s, unit="s"),
+        Line("  import torch alone", torch_s, unit="s"),
+    ]
+
+
+def memory(bench: Bench) -> list[Line]:
+    if not bench.runs:
+        default_run(bench)
+    copies, peaks = zip(*((run.copies, run.peak_bytes / GIGA) for run in bench.runs))
+    return [
+        Line("default run, 11 ranks: data files mapped (copies on the node)", copies, 1.0),
+        Line("  peak memory (PSS) of its ranks together", peaks, unit="GB"),
+    ]
+
+
+def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
+    """Rows by name, one job after the other."""
+    return {f"{name}_{job.lower()}": partial(scheme_round, job=job, scheme=name) for job in jobs for name in names}
+
+
+ROWS = {
+    f"{REFERENCE}_j": partial(reference, job="J"),
+    **scheme_rows([OURS], "J"),
+    f"{REFERENCE}_s": partial(reference, job="S"),
+    **scheme_rows([OURS], "S"),
+    "round_j": partial(whole_round, job="J"),
+    "round_s": partial(whole_round, job="S"),
+    "exchange_2": exchange_2,
+    "exchange_11": exchange_11,
+    "startup": startup,
+    "memory": memory,
+}
+ALONE = (
+    "round_j",
+    "round_s",
+    "exchange_2",
+    "exchange_11",
+    "startup",
+    "memory",
+)  # no child of another row may run beside them
+
+
+def measure(sizes: Sizes, rows: dict, lines: list[Line]) -> None:
+    """Append the lines of these rows. BenchError when one of them crashes."""
+    with contextlib.closing(Bench(sizes)) as bench:
+        for name, row in rows.items():
+            start_s = time.monotonic()
+            if name in ALONE:
+                bench.close()
+            lines += row(bench)
+            print(f"{name}: measured in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
+
+
+def rows_named(text: str) -> dict:
+    """The rows of a list "a,b"."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; known: {', '.join(ROWS)}")
+    return {name: ROWS[name] for name in names}
+
+
+def rows_of_schemes(text: str) -> dict:
+    """The rows of a list of schemes "a,b", your own as module:Class; "all": every one but the reference."""
+    names = [name for name in schemes.REGISTRY if name != REFERENCE] if text == "all" else text.split(",")
+    try:
+        for name in names:
+            schemes.settings_of(name)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return scheme_rows(names)
+
+
+def run_scaling(quick: bool) -> int:
+    """The exit code."""
+    try:
+        scaling.report(scaling.QUICK if quick else scaling.Sizes())
+    except BenchError as error:
+        print(f"tools.bench --scaling: not complete: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=first_paragraph(__doc__))
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
+    parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
+    parser.add_argument(
+        "--scaling", action="store_true", help="instead: by ranks and bytes, with the cost model; 5 minutes"
+    )
+    parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
+    options = parser.parse_args(arguments)
+    if options.scaling and (options.rows or options.schemes):
+        parser.error("--scaling: is a bench of its own, without --rows and --schemes")
+    if options.scaling:
+        return run_scaling(options.quick)
+    rows = {**(options.rows or {}), **(options.schemes or {})} or ROWS
+    lines: list[Line] = []
+    failure = None
+    try:
+        measure(QUICK if options.quick else Sizes(), rows, lines)
+    except BenchError as error:
+        failure = error
+    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(table(lines), flush=True)  # after a failure too: what was measured before it took minutes
+    if failure:
+        print(f"tools.bench: the table is not complete: {failure}", file=sys.stderr)
+    return 1 if failure else 0

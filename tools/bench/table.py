@@ -1,0 +1,44 @@
+"""The table of tools.bench: medians with spread, verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: values of repeated measurements, and the figure that their median must not exceed."""
+
+    title: str
+    values: tuple[float, ...]
+    at_most: float | None = None
+    unit: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.at_most is None:
+            return "-"
+        return "reached" if median(self.values) <= self.at_most else "missed"
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent: 0.0123, 1.05, 46.2, 118"""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - int(f"{abs(value):.2e}".split("e")[1]))
+    return f"{value:.{digits}f}"
+
+
+def row(line: Line) -> tuple[str, ...]:
+    """(row, measured, spread, to reach, verdict) as text."""
+    unit = f" {line.unit}" if line.unit else ""
+    spread = f"{number(min(line.values))} .. {number(max(line.values))} of {len(line.values)}"
+    to_reach = "-" if line.at_most is None else f"<= {number(line.at_most)}{unit}"
+    return line.title, number(median(line.values)) + unit, spread, to_reach, line.verdict
+
+
+def table(lines: list[Line]) -> str:
+    rows = [("row", "measured", "spread", "to reach", "verdict"), *map(row, lines)]
+    widths = [max(len(cells[i]) for cells in rows) for i in range(5)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in rows)

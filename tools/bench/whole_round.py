@@ -1,0 +1,142 @@
+"""The rows of tools.bench that run whole jobs: rounds of `mpirun -n 3` against the bare loop in as many processes.
+
+Ten clients of the job's images each, five on each of two client ranks; the server is the third rank. The bare loop
+trains the same clients in two processes side by side, one thread each. Seconds are the wall's, with the test of the
+global model and a checkpoint in every round on our side alone. First and last round of a run are left out: start-up,
+and what is done once at the end. No model of a client is kept, as in the bare loop.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc import schemes
+from hkd_hpc.cohort import deal
+from hkd_hpc.comm.control.watch import children_of
+from hkd_hpc.store.tree import load_tree
+
+from .processes import Child, finish, peak_until, start_mpi
+from .table import Line
+
+CLIENTS, RANKS, ROUNDS = 10, 3, 5
+GIGA = 1e9
+MODEL = {"J": ("model.name=resnet18", "model.latent=64"), "S": ("model.name=shufflenet_v2", "model.latent=32")}
+FIGURES = {"J": 0.45, "S": 0.82}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What one run of the program showed. `beside_s`: a round's seconds in which the busiest rank did not train;
+    `client_s`: of each client's training; `server_s`: of the server's test and checkpoint."""
+
+    wall_s: list[float]
+    beside_s: list[float]
+    client_s: np.ndarray
+    server_s: list[float]
+    peak_bytes: int
+
+
+def write_images(path: Path, images: int, clients: int) -> None:
+    """Random images, a client's own `images` and one test image each: what they show makes no difference to the
+    time.
+    """
+    random, count = np.random.default_rng(0), clients * images
+    np.savez(
+        path,
+        x_train=random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+        y_train=np.arange(count) % 10,
+        client_train=np.repeat(np.arange(clients), images),
+        client_test=np.arange(clients),
+        x_test=random.integers(0, 256, (clients, 3, 32, 32), dtype=np.uint8),
+        y_test=np.arange(clients) % 10,
+    )
+
+
+def run_program(
+    job: str, scheme: str, epochs: int, images: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS
+) -> Rounds:
+    """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder, "data.npz"), Path(folder, "run")
+        write_images(data, images, clients)
+        process = start_mpi(
+            ranks,
+            "-m",
+            "hkd_hpc.train",
+            "--out",
+            str(out),
+            "data.name=file",
+            f"data.path={data}",
+            "data.partition=natural",
+            "data.fraction=1",
+            "data.public_fraction=0",
+            f"fed.clients={clients}",
+            f"fed.rounds={ROUNDS}",
+            "run.client_models=false",
+            f"train.epochs={epochs}",
+            f"scheme.name={scheme}",
+            *MODEL[job],
+            *more,
+        )
+        with ThreadPoolExecutor() as beside:
+            peak_bytes = beside.submit(
+                peak_until, lambda: process.poll() is not None, lambda: children_of(process.pid) or []
+            )
+            finish(process)
+        tree = load_tree(out / "metrics.h5", only=["rounds", "clients"])
+    rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
+    # clients begin a round while rank 0 still tests and saves the one before
+    wall_s = (rounds["wall_s"][1:] + rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
+    rank_of = np.array(deal([images] * clients, ranks))
+    busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, ranks)], axis=0)
+    return Rounds(
+        wall_s.tolist(),
+        (wall_s - busiest_s).tolist(),
+        train_s[1:-1],
+        rounds["seconds"]["evaluate_and_save"][1:-1].tolist(),
+        peak_bytes.result(),
+    )
+
+
+def run_bare(pair: list[Child], epochs: int) -> float:
+    """Seconds in which the two processes train five clients each, side by side."""
+    clients = [",".join(map(str, range(first, CLIENTS, len(pair)))) for first in range(len(pair))]
+    start_s = time.monotonic()
+    with ThreadPoolExecutor() as beside:
+        list(beside.map(lambda child, own: child.ask(f"bare {own} {epochs}"), pair, clients))
+    return time.monotonic() - start_s
+
+
+def whole_round(bench, job: str, epochs: int = 1) -> list[Line]:
+    """The reference scheme's round under mpirun against the bare loop, and what it spends beside training."""
+    sizes = bench.sizes
+    pair = [Child("tools.bench.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
+    runs, bare_s = [], []
+    try:
+        run_bare(pair, epochs)  # warm up
+        for _ in range(sizes.round_pairs):
+            runs.append(run_program(job, schemes.REFERENCE, epochs, sizes.images))
+            bare_s += [run_bare(pair, epochs) for _ in runs[-1].wall_s]
+    finally:
+        for child in pair:
+            child.close()
+    wall_s = [seconds for run in runs for seconds in run.wall_s]
+    beside = tuple(100 * beside_s / seconds for run in runs for beside_s, seconds in zip(run.beside_s, run.wall_s))
+    lines = [
+        Line(
+            f"{schemes.REFERENCE} round, job {job}, mpirun -n 3: ours / bare loop in 2 processes",
+            tuple(ours / bare for ours, bare in zip(wall_s, bare_s)),
+            FIGURES[job],
+        ),
+        Line(f"  a round, job {job}: ours", tuple(wall_s), unit="s"),
+        Line(f"  a round, job {job}: bare loop", tuple(bare_s), unit="s"),
+        Line(f"share of a round that is no training, job {job}", beside, 5.0, "%"),
+    ]
+    peaks = tuple(run.peak_bytes / GIGA for run in runs)
+    return [*lines, Line(f"peak memory (PSS) of 3 ranks, job {job}", peaks, 2.3 if job == "J" else None, "GB")]

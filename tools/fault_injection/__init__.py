@@ -1,0 +1,1 @@
+"""Small jobs, broken on purpose."""

@@ -1,0 +1,7 @@
+"""`python -m tools.fault_injection`: see runner.py."""
+
+import sys
+
+from .runner import command
+
+sys.exit(command())

@@ -1,0 +1,369 @@
+"""Small jobs, broken at random until time is up: `python -m tools.torture --minutes M [--seed S] [--faults N]`.
+
+Every job has a scheme, settings, and several faults one after the other, each followed by --resume on another number of
+ranks; between attempts its files are spoilt too. What is drawn is a function of (seed, job number), so that
+`--seed S --only N` runs job N again. A quiet run of the same settings in one process says what must come of it. After
+every attempt: did it end by itself (comm.timeout_s + 20 s), are all files whole, has no saved round been trained again,
+are the rows and weights so far the quiet run's, and was it told in one line what happened?
+
+A fault counts when it struck. hung: the job had to be killed. lost: a round trained again, missing or doubled, a file
+that cannot be read, or success of a run that is not complete. wrong: other weights or rows. untold: not one line of
+ours, or a traceback. A verdict on an attempt counts for all faults of that attempt. Ranks are forked, all on this host,
+and talk without MPI. `--self-test` breaks the program on purpose, and must notice.
+Exit codes: 0 nothing hung, lost or wrong (or: every broken build was noticed), 1 something was, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hkd_hpc import schemes
+from hkd_hpc.analysis.tables import markdown
+from hkd_hpc.runtime.machine import header
+
+from ..forked_ranks import watch_ranks
+from .check import (
+    HUNG,
+    LOST,
+    UNTOLD,
+    WRONG,
+    Attempt,
+    Expected,
+    Known,
+    Verdict,
+    judge,
+    judge_litter,
+    judge_nan,
+    summary,
+)
+from .faults import (
+    FILE_KINDS,
+    FULL,
+    KILL_ALL,
+    KINDS,
+    NAN,
+    REMOVED,
+    SECOND,
+    SLEEP,
+    STOP,
+    Fault,
+    Notes,
+    filler,
+    hurt_files,
+    install,
+    install_nan,
+    note_progress,
+)
+from .jobs import SMALL, Job, Step, draw_job, save_data
+
+ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
+NO_FAULT = "no fault at all"
+TIMEOUT_S, SHORT_TIMEOUT_S = 30.0, 3.0  # comm.timeout_s; short where a rank will give no sign of life
+DEADLINE_S, LONGEST_S = 20.0, 180.0  # beyond comm.timeout_s, from the fault on; of an attempt that nothing strikes
+SMALL_DISK = "48m"
+
+Breakage = Callable[[int], None]  # makes the program of this process wrong; gets the rank
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where jobs run. `breakage` for the self-test."""
+
+    root: Path
+    data: Path
+    kinds: tuple[str, ...] = ALL_KINDS
+    breakage: Breakage | None = None
+
+
+@dataclass
+class Tally:
+    """Outcomes so far: by kind of fault, a list of verdicts for each that struck."""
+
+    verdicts: dict[str, list[list[Verdict]]] = field(default_factory=lambda: defaultdict(list))
+    jobs: int = 0
+    schemes: set[str] = field(default_factory=set)
+
+    def count(self, what: str, kind: str | None = None) -> int:
+        """Faults with such a verdict."""
+        return sum(
+            any(verdict.what == what for verdict in found)
+            for name, faults in self.verdicts.items()
+            for found in faults
+            if kind in (None, name)
+        )
+
+    @property
+    def faults(self) -> int:
+        return sum(map(len, self.verdicts.values()))
+
+    @property
+    def failed(self) -> bool:
+        return any(self.count(what) for what in (HUNG, LOST, WRONG))
+
+    def row(self, name: str, kind: str | None) -> list[str]:
+        faults = self.faults if kind is None else len(self.verdicts[kind])
+        bad = [self.count(what, kind) for what in (HUNG, LOST, WRONG)]
+        survived = sum(
+            not any(verdict.what != UNTOLD for verdict in found)
+            for group, faults in self.verdicts.items()
+            for found in faults
+            if kind in (None, group)
+        )
+        return [name, *map(str, (faults, survived, *bad, self.count(UNTOLD, kind)))]
+
+    def table(self) -> str:
+        rows = [self.row(kind, kind) for kind in ALL_KINDS if self.verdicts.get(kind)]
+        rows += [self.row(kind, kind) for kind in self.verdicts if kind not in ALL_KINDS]
+        return markdown(["fault", "struck", "survived", HUNG, LOST, WRONG, UNTOLD], [*rows, self.row("all", None)])
+
+
+# ---- one job ----
+
+
+def run_rank(
+    rank: int,
+    arguments: list[str],
+    notes: Notes,
+    job: Job,
+    fault: Fault | None,
+    folder: Path,
+    breakage: Breakage | None,
+) -> None:
+    """In a forked rank: the program, with what befalls it."""
+    from hkd_hpc import train
+
+    if breakage:
+        breakage(rank)
+    note_progress(rank, notes)
+    if job.nan:
+        install_nan(*job.nan, notes)
+    if fault:
+        install(rank, fault, notes, folder)
+    sys.exit(train.main(arguments))
+
+
+def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | None) -> Attempt:
+    """--resume=auto with so many ranks, which starts afresh where there is nothing yet."""
+    notes = Notes(Path(tempfile.mkdtemp(dir=site.data.parent)))
+    timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
+    arguments = [
+        "--resume=auto",
+        "--out",
+        str(folder),
+        *SMALL,
+        f"data.path={site.data}",
+        *job.settings,
+        f"comm.timeout_s={timeout_s:g}",
+        "comm.start_timeout_s=30",
+    ]
+    hung: list[int] = []
+    late, results = watch_ranks(
+        ranks,
+        run_rank,
+        arguments,
+        notes,
+        job,
+        fault,
+        folder,
+        site.breakage,
+        timeout_s=LONGEST_S,
+        watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung),
+    )
+    return Attempt(late or hung, results, notes)
+
+
+def watcher(
+    fault: Fault | None, notes: Notes, arguments: list[str], limit_s: float, hung: list[int]
+) -> Callable[[dict[int, int]], None]:
+    """What the batch system, or another user, does from outside; after limit_s what still runs is killed and `hung`."""
+    struck_s = 0.0
+
+    def watch(running: dict[int, int]) -> None:
+        nonlocal struck_s
+        if not fault or not notes.has("struck"):
+            return
+        struck_s = struck_s or time.monotonic()
+        if time.monotonic() - struck_s > limit_s and not hung:
+            hung.extend(running)
+            for pid in running.values():
+                os.kill(pid, signal.SIGKILL)
+        if fault.kind == KILL_ALL or (fault.kind == STOP and list(running) == [fault.victim]):
+            for pid in running.values():
+                os.kill(pid, signal.SIGKILL)
+        if fault.kind == SECOND and not notes.has("second job ended"):
+            _, (second,) = watch_ranks(1, second_rank, arguments, timeout_s=40)
+            if second.exit_code != 2 or "in use by another run" not in second.output:
+                notes.add("second job let in")
+            notes.add("second job ended")
+
+    return watch
+
+
+def second_rank(rank: int, arguments: list[str]) -> None:
+    """A job that finds the folder in use, and does not wait for long."""
+    from hkd_hpc import train
+
+    train.HOLDER_WAIT_S = 1.0
+    sys.exit(train.main(arguments))
+
+
+def quiet_run(site: Site, job: Job, folder: Path) -> Expected | Verdict:
+    """What one process makes of the job's settings, or what is wrong although nothing befell it."""
+    attempt = run_attempt(site, job, folder, 1, None)
+    if attempt.late or not attempt.succeeded:
+        return Verdict(HUNG if attempt.late else LOST, f"its quiet run failed\n{attempt.output}")
+    return Expected.of(folder)
+
+
+def run_job(site: Site, job: Job, tally: Tally, say: Say) -> None:
+    """All steps of a job, until it is complete or something is wrong; what befell it goes into the tally."""
+    home = Path(tempfile.mkdtemp(prefix=f"job{job.number}-", dir=site.root))
+    tally.jobs += 1
+    tally.schemes.add(job.scheme)
+    expected = quiet_run(site, job, home / "quiet")
+    if isinstance(expected, Verdict):
+        book(tally, [NO_FAULT], [expected], job, Step(1, None), say)
+        return
+    folder, known, nan_struck, blamed = home / "run", Known(), False, [NO_FAULT]
+    for step in job.steps:
+        struck = [step.hurt] if step.hurt and hurt(step, folder, known) else []
+        attempt = run_attempt(site, job, folder, step.ranks, step.fault)
+        filler(folder).unlink(missing_ok=True)
+        struck += [step.fault.kind] if attempt.notes.has("struck") else []
+        nan_struck |= attempt.notes.has("nan")
+        if REMOVED in struck:
+            known.saved = 0
+        found = judge(job, step.fault, attempt, folder, known, expected)
+        found += [Verdict(WRONG, "a second job was let into the folder")] * attempt.notes.has("second job let in")
+        complete = attempt.succeeded and bool(summary(folder))  # what is killed after its end may leave a lock behind
+        found += judge_litter(folder) if complete else []
+        blamed = struck or blamed
+        book(tally, struck if struck or not found else blamed, found, job, step, say)
+        if complete or any(verdict.what != UNTOLD for verdict in found):
+            break
+    if nan_struck:
+        found = judge_nan(job, folder) if complete else []
+        book(tally, [NAN], found, job, step, say)
+    shutil.rmtree(home)
+
+
+def hurt(step: Step, folder: Path, known: Known) -> bool:
+    """Whether there was something to hurt."""
+    try:
+        path = hurt_files(step.hurt, folder, step.place)
+    except FileNotFoundError:
+        return False
+    if path:
+        known.spoil(path, folder)
+    return True
+
+
+def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: Step, say: Say) -> None:
+    for kind in kinds:
+        tally.verdicts[kind].append(found)
+    for verdict in found:
+        say(
+            f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
+            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.torture --seed "
+            f"{job.seed} --only {job.number}"
+        )
+
+
+# ---- many jobs ----
+
+
+@contextlib.contextmanager
+def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None = None) -> Iterator[Site]:
+    """A temporary place with the data. Runs lie on a small disk of their own; without leave to mount none is filled."""
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        root = Path(name, "runs")
+        root.mkdir()
+        mount = shutil.which("mount")
+        command = [str(mount), "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(root)]
+        mounted = bool(mount) and subprocess.run(command, capture_output=True).returncode == 0
+        try:
+            possible = tuple(kind for kind in kinds if kind != FULL or mounted)
+            yield Site(root, save_data(Path(name, "data.npz")), possible, breakage)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", str(root)], check=True)  # ranks may need a moment to end
+
+
+def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
+    """The jobs of these numbers, none begun once until(tally)."""
+    tally = Tally()
+    for number in numbers:
+        if until(tally):
+            break
+        run_job(site, draw_job(seed, number, site.kinds), tally, say)
+    return tally
+
+
+def load_all() -> None:
+    """Once, so that no forked rank has to."""
+    import torch
+
+    from hkd_hpc import assemble, train  # noqa: F401
+
+    torch.set_num_threads(1)
+    for name in schemes.REGISTRY:
+        schemes.get(name)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.torture",
+        allow_abbrev=False,
+        description="Small jobs, broken at random, resumed, and compared with quiet runs.",
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="start no new job after so long (default 5)")
+    parser.add_argument(
+        "--faults", type=int, default=sys.maxsize, metavar="N", help="start no new job after so many faults"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="what is drawn (default 0)")
+    parser.add_argument("--only", type=int, metavar="N", help="job N of the seed alone")
+    parser.add_argument("--self-test", action="store_true", help="break the program on purpose: is it noticed?")
+    options = parser.parse_args(arguments)
+    if options.seed < 0 or options.minutes <= 0 or options.faults < 1 or (options.only or 0) < 0:
+        parser.error("--minutes must be above 0, --faults at least 1, --seed and --only at least 0")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    say = lambda text: print(text, flush=True)
+    load_all()
+    if options.self_test:
+        from .mutants import self_test
+
+        return self_test(say)
+    end_s = time.monotonic() + 60 * options.minutes
+    until = lambda tally: time.monotonic() > end_s or tally.faults >= options.faults
+    numbers = itertools.count() if options.only is None else iter([options.only])
+    with working_site() as site:
+        tally = torture(site, options.seed, numbers, until, say)
+    say(
+        f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
+        f"{len(tally.verdicts)} kinds\n\n{tally.table()}"
+    )
+    return int(tally.failed)
+
+
+def command() -> int:
+    """`main` for a process of its own: also when it is killed, the small disk goes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return main()

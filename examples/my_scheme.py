@@ -1,14 +1,12 @@
 """A scheme of one's own: cross-entropy with logits adjusted for how a client's class mix differs from the federation's.
 
-After logit adjustment (Menon et al., ICLR 2021): z + tau * (log local prior - log prior of all clients), in training
-only.
+After logit adjustment (Menon et al., ICLR 2021): z + tau * (log local prior - log prior of all clients), in training.
 """
 
 from dataclasses import dataclass
 
-from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import Scheme, SchemeSettings, setting
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload, rounds, schemes
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Workbench
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, LocalTrainer
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import config as config_module
@@ -26,7 +26,7 @@ from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.runtime import identity, versions
 from hkd_hpc.schemes import contract
-from hkd_hpc.schemes.base import Facts
+from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.server import Images, Server, message_type
 from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder
@@ -85,7 +85,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     flat = FlatModel(agreed_net(comm, config, dataset), comm.device)
     scheme = scheme_class(
         config.scheme,
-        Facts(
+        RunInfo(
             dataset.classes,
             config.model.latent,
             config.fed.clients,
@@ -106,10 +106,10 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
             "code": json.dumps(identity.code_of(asked)),
         },
     )
-    bench = Workbench(flat, scheme, config)
+    trainer = LocalTrainer(flat, scheme, config)
     if comm.rank == 0:
-        warn_of_idle(config, bench)
-    require_trainable(partition, bench)
+        warn_of_idle(config, trainer)
+    require_trainable(partition, trainer)
     images = [len(index) for index in partition.train]
     rank_of = deal(images, comm.size)
     x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
@@ -121,18 +121,18 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
     ]
     places = max(np.bincount(rank_of))
     server = (
-        make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of, names)
+        make_server(config, asked, comm, folder, dataset, partition, dealt, trainer, rank_of, names)
         if comm.rank == 0
         else None
     )
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
-    worker = Worker(comm, bench, here, places, images)
+    worker = Worker(comm, trainer, here, places, images)
     comm.watch_steps(lambda: worker.lanes.steps)
     return rounds.Job(
         config,
         comm,
-        bench,
+        trainer,
         worker,
         server,
         rank_of,
@@ -178,10 +178,10 @@ def shapes_of(net: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def warn_of_idle(config: Config, bench: Workbench) -> None:
+def warn_of_idle(config: Config, trainer: LocalTrainer) -> None:
     """Say what was asked for and cannot be had on this device, with this scheme and model."""
-    device = bench.flat.values_V.device
-    no_graphs, no_lanes = graphs.why_not(bench.scheme, bench.flat.net, device), one_lane(bench)
+    device = trainer.flat.values_V.device
+    no_graphs, no_lanes = graphs.why_not(trainer.scheme, trainer.flat.net, device), one_lane(trainer)
     if config.run.graphs == "on" and no_graphs:
         messages.warn(f"run.graphs=on has no effect: {no_graphs}")
     if config.run.lanes > 1 and no_lanes:
@@ -190,21 +190,22 @@ def warn_of_idle(config: Config, bench: Workbench) -> None:
         messages.warn("train.precision=tf32 is fp32 here: there is no GPU")
 
 
-def one_lane(bench: Workbench) -> str:
+def one_lane(trainer: LocalTrainer) -> str:
     """Why clients cannot be trained side by side, empty where they can."""
-    if bench.flat.values_V.device.type == "cpu":
+    if trainer.flat.values_V.device.type == "cpu":
         return "there is no GPU; on CPUs, more ranks train clients side by side"
-    if not graphs.promises(bench.flat.net):
-        return f"{type(bench.flat.net).__name__} does not say `captures = True`: it may draw from torch's one generator"
+    if not graphs.promises(trainer.flat.net):
+        name = type(trainer.flat.net).__name__
+        return f"{name} does not say `cuda_graph_safe = True`: it may draw from torch's one generator"
     return ""
 
 
-def require_trainable(partition: Partition, bench: Workbench) -> None:
+def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
     largest = max(len(index) for index in partition.train)
-    if largest < bench.fewest:
+    if largest < trainer.fewest:
         raise UsageError(
             f"fed.clients={len(partition.train)}: no client gets more than {largest} training image(s), and "
-            f"this model needs {bench.fewest}; lower fed.clients or raise data.fraction"
+            f"this model needs {trainer.fewest}; lower fed.clients or raise data.fraction"
         )
 
 
@@ -326,7 +327,7 @@ def client_names(config: Config, dataset: sources.DataSet) -> list[str]:
     return [] if np.array_equal(ids, np.arange(len(ids))) else [str(number) for number in ids]
 
 
-def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, rank_of, names) -> Server:
+def make_server(config, asked, comm, folder, dataset, partition, dealt, trainer, rank_of, names) -> Server:
     """`asked`, `dealt`: settings and partition before a scheme that pools all data made one client of them."""
     resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)
     held_out = np.concatenate(partition.val)
@@ -341,13 +342,13 @@ def make_server(config, asked, comm, folder, dataset, partition, dealt, bench, r
         "clients": {"rank": np.array(rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
         "parameters": {
-            "model": bench.flat.parameter_count,
-            "held": bench.scheme.parameters_held(bench.flat.parameter_count),
+            "model": trainer.flat.parameter_count,
+            "held": trainer.scheme.parameters_held(trainer.flat.parameter_count),
         },
         "baselines": baselines(dataset, dealt),
         "world": {"ranks": comm.size, "plan": comm.plan_line},
     }
-    return Server(config, bench, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
+    return Server(config, trainer, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
 
 
 def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
@@ -508,7 +509,7 @@ def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dic
     return {key: pair for key, pair in (changes | unknown).items() if key != identity.THREADS}  # which is a setting
 
 
-def refuse_other_code(had: identity.Facts, now: identity.Facts, unknown: dict) -> None:
+def refuse_other_code(had: identity.RunInfo, now: identity.RunInfo, unknown: dict) -> None:
     """UsageError (--strict-code) unless all rounds before are known to have had the code that there is now."""
     if unknown:
         raise UsageError(
@@ -539,7 +540,7 @@ def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
     comm.broadcast(done, "start")
     job.done = int(done[0])
     comm.broadcast(payload.as_bytes(job.message), "start")
-    job.counters = unpack_counters(job.message[0]["counters"], job.bench.flat.counters)
+    job.counters = unpack_counters(job.message[0]["counters"], job.trainer.flat.counters)
     spread_states(job, states)
 
 
@@ -557,9 +558,9 @@ def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> 
 
 def widen(job: rounds.Job) -> None:
     """Open the lanes on which this rank trains clients side by side (run.lanes), once the next round is known."""
-    config, bench, device = job.config, job.bench, job.comm.device
-    clients = [client for client in job.worker.clients if bench.can_train(client)]
-    if min(config.run.lanes, len(clients)) < 2 or one_lane(bench) or job.done == config.fed.rounds:
+    config, trainer, device = job.config, job.trainer, job.comm.device
+    clients = [client for client in job.worker.clients if trainer.can_train(client)]
+    if min(config.run.lanes, len(clients)) < 2 or one_lane(trainer) or job.done == config.fed.rounds:
         return
     largest = max(clients, key=lambda client: len(client.y_train))
     rehearsal = (
@@ -570,9 +571,9 @@ def widen(job: rounds.Job) -> None:
         job.done + 1,
         2,
     )
-    what = config, bench.scheme.facts.classes, tuple(largest.x_train.shape[1:]), device
-    make = lambda: Workbench(make_model(*what), bench.scheme, config)
-    job.worker.lanes = open_lanes(bench, make, config.run.lanes, rehearsal, len(clients), job.comm.sharers)
+    what = config, trainer.scheme.facts.classes, tuple(largest.x_train.shape[1:]), device
+    make = lambda: LocalTrainer(make_model(*what), trainer.scheme, config)
+    job.worker.lanes = open_lanes(trainer, make, config.run.lanes, rehearsal, len(clients), job.comm.sharers)
 
 
 # --- the dry run

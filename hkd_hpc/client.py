@@ -1,4 +1,4 @@
-"""One client and its local training. A rank trains its clients one after the other on one workbench (one model)."""
+"""One client and its local training. A rank trains its clients one after the other on one local trainer (one model)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Client:
     name: str = ""  # of a natural client whose id in the data is another than `id`
 
     def leave(self) -> None:
-        """Let go of the workbench's model, so that a workbench that is closed frees its memory."""
+        """Let go of the local trainer's model, so that a local trainer that is closed frees its memory."""
         self.net = self.flat = self.received_V = None
         self.cache = {}
 
@@ -94,7 +94,7 @@ class Trained:
     report: dict[str, torch.Tensor]
 
 
-class Workbench:
+class LocalTrainer:
     """One rank's model, optimiser and rule of local training; the same rule for every scheme."""
 
     def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):

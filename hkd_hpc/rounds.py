@@ -17,7 +17,7 @@ import torch
 
 from hkd_hpc import payload
 from hkd_hpc.aggregate import FixedPointSum, require_weight
-from hkd_hpc.client import OWN_MODEL, Workbench
+from hkd_hpc.client import OWN_MODEL, LocalTrainer
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config.config import Config
@@ -38,7 +38,7 @@ class Job:
 
     config: Config
     comm: Comm
-    bench: Workbench
+    trainer: LocalTrainer
     worker: Worker
     server: Server | None
     rank_of: list[int]
@@ -116,7 +116,7 @@ def with_statistics_of(job: Job, clients: list[int], kind: str) -> torch.Tensor:
     here.
     """
     job.worker.measure_statistics(clients, job.weights_V, job.counters)
-    values_V, parameters = job.weights_V.clone(), len(job.bench.flat.parameters_P)
+    values_V, parameters = job.weights_V.clone(), len(job.trainer.flat.parameters_P)
     mean_into(job, values_V[parameters:], job.worker.statistics_sum, kind)
     return values_V
 
@@ -139,7 +139,7 @@ def send_message(job: Job, round: int, gathered: np.ndarray | None) -> None:
     if job.server:
         job.message = job.server.combine(round, gathered)
     job.comm.broadcast(payload.as_bytes(job.message), "knowledge_down")
-    job.counters = unpack_counters(job.message[0]["counters"], job.bench.flat.counters)
+    job.counters = unpack_counters(job.message[0]["counters"], job.trainer.flat.counters)
 
 
 def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -172,7 +172,7 @@ def saved(job: Job, round: int) -> bool:
 
 def state_shapes(job: Job, round: int) -> payload.Shapes:
     """What a client may keep: the scheme's state, and in the last round its own model."""
-    shapes = job.bench.scheme.client_state_shapes() | job.bench.own_shapes()
+    shapes = job.trainer.scheme.client_state_shapes() | job.trainer.own_shapes()
     if round == job.config.fed.rounds and job.config.run.client_models:
         shapes[OWN_MODEL] = tuple(job.weights_V.shape)
     return shapes
@@ -220,7 +220,7 @@ def finale(job: Job) -> None:
     job.comm.at(job.done, "finale")
     found = {"global": gather_rows(job, job.worker.examine(job.weights_V, job.counters))}
     reestimated_V = with_statistics_of(job, list(range(len(job.rank_of))), "finale")
-    if job.config.fed.finetune_epochs and not job.bench.scheme.pools_data:  # else there are no clients to tune it on
+    if job.config.fed.finetune_epochs and not job.trainer.scheme.pools_data:  # else there are no clients to tune it on
         found["finetuned"] = gather_rows(job, job.worker.finetune(job.weights_V, job.counters, job.done + 1))
     if job.server:
         job.server.finish(found, reestimated_V)

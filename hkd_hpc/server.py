@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload, rng
-from hkd_hpc.client import Workbench
+from hkd_hpc.client import LocalTrainer
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models import evaluate
@@ -82,7 +82,7 @@ class Server:
     def __init__(
         self,
         config,
-        bench: Workbench,
+        trainer: LocalTrainer,
         folder: RunFolder,
         test: Images,
         val: Images,
@@ -96,10 +96,10 @@ class Server:
         `uninterrupted()`: a context in which the failure of another rank does not cut off what is written.
         """
         self.uninterrupted = uninterrupted
-        self.config, self.bench, self.folder, self.history, self.static = config, bench, folder, history, static
+        self.config, self.trainer, self.folder, self.history, self.static = config, trainer, folder, history, static
         self.test_images, self.val_images = test, val
-        self.scheme_server = SchemeServer(bench.flat.net, config.run.seed)
-        self.message_type = message_type(bench.scheme, counter_size(bench.flat.counters))
+        self.scheme_server = SchemeServer(trainer.flat.net, config.run.seed)
+        self.message_type = message_type(trainer.scheme, counter_size(trainer.flat.counters))
         self.pending: dict | None = None
         self.warning = ""
         self.wire_before: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Server:
         server = self.scheme_server
         server.round, server.client_ids = round, good["client"].tolist()
         message = np.zeros(1, self.message_type)
-        scheme = self.bench.scheme
+        scheme = self.trainer.scheme
         combined = scheme.combine(server, payload.tensors_of(good))
         contract.check_tensors(scheme, "combine", combined, scheme.message_shapes())
         contract.check_server_state(scheme, server.state)
@@ -169,7 +169,7 @@ class Server:
     def _local_numbers(self, gathered: np.ndarray) -> dict:
         good = gathered[gathered["status"] == OK]
         images, tests = good["weight"].sum(), good["test_n"].sum()
-        worst_tenth, spread = (NAN, NAN) if self.bench.scheme.pools_data else spread_of(accuracy_of(good, "test"))
+        worst_tenth, spread = (NAN, NAN) if self.trainer.scheme.pools_data else spread_of(accuracy_of(good, "test"))
         row = {
             "local_test_accuracy": good["test_correct"].sum() / tests if tests else NAN,
             "local_test_n": int(tests),
@@ -181,14 +181,14 @@ class Server:
             "clients_refused": int(np.isin(gathered["status"], BAD).sum()),
             "clients_failed": int(np.isin(gathered["status"], (DROPPED, LATE)).sum()),
         }
-        for j, term in enumerate(self.bench.scheme.terms):
+        for j, term in enumerate(self.trainer.scheme.terms):
             row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
         return row
 
     def _payload_bytes(self, gathered: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
-        scheme = self.bench.scheme
-        weights, delivered = self.bench.payload_floats, gathered["status"] == OK
+        scheme = self.trainer.scheme
+        weights, delivered = self.trainer.payload_floats, gathered["status"] == OK
         up = [
             scheme.report_floats(payload.tensors_of(report)) if good else 0 for report, good in zip(gathered, delivered)
         ]
@@ -214,7 +214,7 @@ class Server:
             "report_s": column(gathered["report_s"]),
             "status": column(gathered["status"]),
         }
-        for j, term in enumerate(self.bench.scheme.terms):
+        for j, term in enumerate(self.trainer.scheme.terms):
             row[f"loss/{term}"] = column(good["loss"][:, j], good)
         return row | {name: column(count) for name, count in payload_bytes.items()}
 
@@ -263,7 +263,7 @@ class Server:
         """Hash the noted round and write its checkpoint, if it has one."""
         start_s = time.perf_counter()
         round = int(self.history.rounds["round"][-1])
-        arrays = self.bench.flat.arrays(self.pending["weights_V"], self.pending["counters"])
+        arrays = self.trainer.flat.arrays(self.pending["weights_V"], self.pending["counters"])
         self.history.set_last(weights_sha256=weights_sha256(arrays))
         if checkpoint:
             save_s = time.perf_counter()
@@ -300,7 +300,7 @@ class Server:
         start_s = time.perf_counter()
         self.write_metrics()
         self.write_s = time.perf_counter() - start_s
-        messages.say(messages.progress_line(self.history, self.clock, self.bench.scheme.terms))
+        messages.say(messages.progress_line(self.history, self.clock, self.trainer.scheme.terms))
 
     def _test_round(self, pending: dict) -> None:
         """Test the global model of the last row; logits that are not finite are told, and no accuracy."""
@@ -327,8 +327,8 @@ class Server:
 
     def test(self, weights_V: torch.Tensor, counters, images: Images) -> Tested:
         """A global model on these images."""
-        self.bench.flat.load(weights_V, counters)
-        return evaluate.test(self.bench.flat.net, images.x_NCHW, images.y_N)
+        self.trainer.flat.load(weights_V, counters)
+        return evaluate.test(self.trainer.flat.net, images.x_NCHW, images.y_N)
 
     def _checkpoint(self, round: int, arrays: dict, rows: dict) -> dict:
         """The complete state after a round."""
@@ -354,7 +354,7 @@ class Server:
         """
         self.history = History.from_tree(tree, self.config.fed.clients)
         self.scheme_server.state = {name: torch.as_tensor(np.array(a)) for name, a in tree.get("server", {}).items()}
-        flat = self.bench.flat
+        flat = self.trainer.flat
         message = np.zeros(1, self.message_type)
         stored = dict(tree["message"])
         message[0]["counters"] = stored.pop("counters")
@@ -386,7 +386,7 @@ class Server:
 
     def _reproducible(self) -> str:
         """Empty where another run of these settings gives the same bits."""
-        is_free = self.bench.flat.values_V.is_cuda and not self.config.run.deterministic
+        is_free = self.trainer.flat.values_V.is_cuda and not self.config.run.deterministic
         return "not bit-reproducible: on a GPU without run.deterministic=true" if is_free else ""
 
     def write_metrics(self) -> None:
@@ -410,7 +410,9 @@ class Server:
         RunError, and no summary, where the final global model's logits are not finite (fed.max_bad_fraction=1: a
         summary with NaN), or too many fine-tuned clients'.
         """
-        counters = unpack_counters(np.zeros(counter_size(self.bench.flat.counters), np.int64), self.bench.flat.counters)
+        counters = unpack_counters(
+            np.zeros(counter_size(self.trainer.flat.counters), np.int64), self.trainer.flat.counters
+        )
         tested = self.test(reestimated_V, counters, self.test_images)
         if "finetuned" in found:
             found["finetuned"] = self._accepted(found["finetuned"])
@@ -474,7 +476,7 @@ class Server:
             **{f"{name}_on_local_test": rows for name, rows in found.items()},
             **{f"{name}_{kind}": value for name, three in readings.items() for kind, value in three.items()},
             "warnings": "; ".join(filter(None, warnings)),
-            "remark": self.bench.scheme.remark,
+            "remark": self.trainer.scheme.remark,
             "batchnorm": self.config.train.batchnorm,
             "reproducible": self._reproducible(),
             "changes": messages.changes_text(self.static.get("changes_json", "[]")),

@@ -9,7 +9,7 @@ import torch
 
 from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, Trained, Workbench
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, LocalTrainer, Trained
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
@@ -38,19 +38,19 @@ def report_type(scheme, counters: int) -> np.dtype:
 class Worker:
     """The clients of one rank. `places`: the largest number of clients on any rank, so that all ranks send alike."""
 
-    def __init__(self, comm: Comm, bench: Workbench, clients: list[Client], places: int, images_M: list[int]):
+    def __init__(self, comm: Comm, trainer: LocalTrainer, clients: list[Client], places: int, images_M: list[int]):
         """images_M: training images by client, of all clients."""
-        self.lanes = Lanes([bench])  # more on a GPU, where assemble.widen finds room
-        self.comm, self.bench, self.clients, self.places = comm, bench, clients, places
-        self.able = [client for client, images in enumerate(images_M) if images >= bench.fewest]
+        self.lanes = Lanes([trainer])  # more on a GPU, where assemble.widen finds room
+        self.comm, self.trainer, self.clients, self.places = comm, trainer, clients, places
+        self.able = [client for client, images in enumerate(images_M) if images >= trainer.fewest]
         self.delivered: list[int] = []  # those here whose weights are in the sum
         total_images = max(sum(images_M), 1)
-        self.names = quarantine.names(bench.flat, bench.scheme.report_shapes(), bench.scheme.terms)
-        self.report_type = report_type(bench.scheme, counter_size(bench.flat.counters))
+        self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
+        self.report_type = report_type(trainer.scheme, counter_size(trainer.flat.counters))
         self.sum = FixedPointSum(
-            len(bench.flat.values_V), total_images, bench.flat.values_V.device, bench.flat.averaged_spans
+            len(trainer.flat.values_V), total_images, trainer.flat.values_V.device, trainer.flat.averaged_spans
         )
-        self.statistics_sum = FixedPointSum(len(bench.flat.statistics_S), total_images, bench.flat.values_V.device)
+        self.statistics_sum = FixedPointSum(len(trainer.flat.statistics_S), total_images, trainer.flat.values_V.device)
 
     def train(
         self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool
@@ -62,7 +62,7 @@ class Worker:
         self.delivered.clear()
         reports = np.zeros(self.places, self.report_type)
         reports["client"] = -1
-        config = self.bench.config
+        config = self.trainer.config
         dropped, late = draw_failures(config.fed, config.run.seed, round, sorted(set(cohort).intersection(self.able)))
         here = [client for client in self.clients if client.id in set(cohort)]
         waiting = []
@@ -71,14 +71,14 @@ class Worker:
             epochs = (
                 config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
             )
-            if client.id in dropped or not epochs or not self.bench.can_train(client):
+            if client.id in dropped or not epochs or not self.trainer.can_train(client):
                 report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
             else:
                 waiting.append((report, client, epochs))
         while waiting:
-            self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.benches) == 1 else None)
+            self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.trainers) == 1 else None)
             self.sum.bank()  # the models' memory is about to be used for the next clients
-            group = waiting[: len(self.lanes.benches)]
+            group = waiting[: len(self.lanes.trainers)]
             before = [dict(client.state) for _, client, _ in group]
             trained = self.lanes.train(
                 [(client, weights_V, counters, message, round, epochs) for _, client, epochs in group]
@@ -112,10 +112,10 @@ class Worker:
 
     def _add(self, client: Client, trained: Trained) -> Finding | None:
         """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
-        flat, max_norm = client.flat, self.bench.config.fed.max_norm
+        flat, max_norm = client.flat, self.trainer.config.fed.max_norm
         found = (
             quarantine.bad_report(trained.report, max_norm)
-            or quarantine.bad_loss(dict(zip(self.bench.scheme.terms, trained.loss_by_term)))
+            or quarantine.bad_loss(dict(zip(self.trainer.scheme.terms, trained.loss_by_term)))
             or quarantine.bad_update(flat, client.received_V, max_norm)
             or quarantine.bad_test(trained.test.nonfinite, trained.val.nonfinite)
         )
@@ -125,17 +125,17 @@ class Worker:
 
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
-        return len(client.y_train) if self.bench.config.fed.average == "images" else 1
+        return len(client.y_train) if self.trainer.config.fed.average == "images" else 1
 
     def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
         self.statistics_sum.clear()
         for client in self.clients:
-            if client.id in clients and self.bench.can_train(client):
+            if client.id in clients and self.trainer.can_train(client):
                 self.statistics_sum.bank()
-                self.bench.flat.load(weights_V, counters)
-                evaluate.reestimate_batch_norm(self.bench.flat.net, client.x_train)
-                refused = self.statistics_sum.add(self.bench.flat.statistics_S, self.weight_of(client))
+                self.trainer.flat.load(weights_V, counters)
+                evaluate.reestimate_batch_norm(self.trainer.flat.net, client.x_train)
+                refused = self.statistics_sum.add(self.trainer.flat.statistics_S, self.weight_of(client))
                 if refused:
                     log.warn(
                         f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global "
@@ -148,23 +148,23 @@ class Worker:
         how many its logits are not finite."""
         rows = np.full((self.places, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
-            self.bench.flat.load(weights_V, counters)
-            row[:] = result_row(client, evaluate.test(self.bench.flat.net, client.x_test, client.y_test))
+            self.trainer.flat.load(weights_V, counters)
+            row[:] = result_row(client, evaluate.test(self.trainer.flat.net, client.x_test, client.y_test))
         return rows
 
     def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
-        config = self.bench.config
+        config = self.trainer.config
         epochs = config.fed.finetune_epochs
-        bench = Workbench(self.bench.flat, Scheme(SchemeSettings(), self.bench.scheme.facts), config)
+        trainer = LocalTrainer(self.trainer.flat, Scheme(SchemeSettings(), self.trainer.scheme.facts), config)
         rows = np.full((self.places, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
             row[:] = result_row(client, evaluate.Tested())
-            if bench.can_train(client):
+            if trainer.can_train(client):
                 own = {name: client.state[name] for name in (OWN_MODEL, OWN_STATISTICS) if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
-                row[:] = result_row(client, bench.run(plain, weights_V, counters, {}, round, epochs).test)
+                row[:] = result_row(client, trainer.run(plain, weights_V, counters, {}, round, epochs).test)
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Toy nets, clients and workbenches: images of 3 x 2 x 2, three classes, all of it trained in milliseconds."""
+"""Toy nets, clients and local trainers: images of 3 x 2 x 2, three classes, all of it trained in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from hkd_hpc import schemes
-from hkd_hpc.client import Client, Workbench
+from hkd_hpc.client import Client, LocalTrainer
 from hkd_hpc.config import config
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
-from hkd_hpc.schemes.base import Facts
+from hkd_hpc.schemes.base import RunInfo
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -83,16 +83,16 @@ def toy_client():
 
 
 @pytest.fixture
-def toy_bench():
-    """make(net, scheme name, "section.key=value" ...): a workbench as a rank has it."""
+def toy_trainer():
+    """make(net, scheme name, "section.key=value" ...): a local trainer as a rank has it."""
 
-    def make(net: nn.Module, scheme: str = "fedavg", *overrides: str) -> Workbench:
+    def make(net: nn.Module, scheme: str = "fedavg", *overrides: str) -> LocalTrainer:
         settings = config.resolve(
             overrides=[f"scheme.name={scheme}", "train.epochs=2", "train.batch_size=8", *overrides]
         )
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
-        facts = Facts(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
-        return Workbench(flat, schemes.get(scheme)(settings.scheme, facts), settings)
+        facts = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
+        return LocalTrainer(flat, schemes.get(scheme)(settings.scheme, facts), settings)
 
     return make

@@ -42,61 +42,63 @@ def test_every_image_once_and_never_a_last_batch_of_one(size):
         assert all(2 <= stop - start <= size + 1 for start, stop in bounds)
 
 
-def run(bench, client, message=None, round: int = 1):
-    counters = [c.clone() for c in bench.flat.counters]
-    return bench.run(client, bench.flat.values_V.clone(), counters, message or {}, round)
+def run(trainer, client, message=None, round: int = 1):
+    counters = [c.clone() for c in trainer.flat.counters]
+    return trainer.run(client, trainer.flat.values_V.clone(), counters, message or {}, round)
 
 
-def after(bench, client, round: int = 1) -> torch.Tensor:
-    run(bench, client, round=round)
-    return bench.flat.values_V.clone()
+def after(trainer, client, round: int = 1) -> torch.Tensor:
+    run(trainer, client, round=round)
+    return trainer.flat.values_V.clone()
 
 
 @pytest.mark.parametrize(
     "batch_norm, images, can",
     [(True, 0, False), (True, 1, False), (True, 2, True), (False, 0, False), (False, 1, True)],
 )
-def test_who_can_train(toy_bench, toy_net, toy_client, batch_norm, images, can):
-    bench = toy_bench(toy_net(batch_norm=batch_norm))
+def test_who_can_train(toy_trainer, toy_net, toy_client, batch_norm, images, can):
+    trainer = toy_trainer(toy_net(batch_norm=batch_norm))
     client = toy_client([0] * images)
-    assert bench.can_train(client) is can
+    assert trainer.can_train(client) is can
     if can:
-        result = run(bench, client)
+        result = run(trainer, client)
         assert np.isfinite(result.loss_by_term).all()
-        assert torch.isfinite(bench.flat.values_V).all()
+        assert torch.isfinite(trainer.flat.values_V).all()
 
 
-def test_batch_norm_without_running_statistics_cannot_train_on_one_image_either(toy_bench, toy_net, toy_client):
+def test_batch_norm_without_running_statistics_cannot_train_on_one_image_either(toy_trainer, toy_net, toy_client):
     net = toy_net(batch_norm=True)
     net.extractor[2] = nn.BatchNorm1d(8, track_running_stats=False)
-    assert not toy_bench(net).can_train(toy_client([0]))
+    assert not toy_trainer(net).can_train(toy_client([0]))
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 8, 9, 17])
 @pytest.mark.parametrize("scheme", ["fedavg", "fedhkd", "fedhkd_star"])
-def test_tiny_clients_train_with_batch_norm(toy_bench, toy_net, toy_client, scheme, images):
-    bench = toy_bench(toy_net(batch_norm=images > 1), scheme, "scheme.nu=0" if "hkd" in scheme else "train.epochs=2")
-    message = {name: torch.ones(shape) for name, shape in bench.scheme.message_shapes().items()}
-    result = run(bench, toy_client([i % 3 for i in range(images)]), message)
+def test_tiny_clients_train_with_batch_norm(toy_trainer, toy_net, toy_client, scheme, images):
+    trainer = toy_trainer(
+        toy_net(batch_norm=images > 1), scheme, "scheme.nu=0" if "hkd" in scheme else "train.epochs=2"
+    )
+    message = {name: torch.ones(shape) for name, shape in trainer.scheme.message_shapes().items()}
+    result = run(trainer, toy_client([i % 3 for i in range(images)]), message)
     assert np.isfinite(result.loss_by_term).all()
-    assert torch.isfinite(bench.flat.values_V).all()
+    assert torch.isfinite(trainer.flat.values_V).all()
     assert all(torch.isfinite(tensor).all() for tensor in result.report.values())
 
 
-def test_a_client_without_test_images(toy_bench, toy_net, toy_client):
+def test_a_client_without_test_images(toy_trainer, toy_net, toy_client):
     client = toy_client([0, 1, 2])
     client.x_test, client.y_test = client.x_test[:0], client.y_test[:0]
-    assert run(toy_bench(toy_net()), client).test.correct == 0
+    assert run(toy_trainer(toy_net()), client).test.correct == 0
 
 
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("round, lr", [(1, 1e-3), (11, 5e-4)])
 @pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr, clip):
+def test_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client, round, lr, clip):
     """torch.optim.Adam, a new permutation an epoch from the client's stream, batches of 8 and a last one of 9."""
     client, net = toy_client([i % 3 for i in range(17)], id=4, seed=6), toy_net()
-    bench = toy_bench(toy_net(), "fedavg", "train.epochs=3", f"train.clip_norm={clip}")
-    result = run(bench, client, round=round)
+    trainer = toy_trainer(toy_net(), "fedavg", "train.epochs=3", f"train.clip_norm={clip}")
+    result = run(trainer, client, round=round)
     adam, stream = torch.optim.Adam(net.parameters(), lr=lr), rng.stream(6, "batches", round, 4)
     for _ in range(3):
         order, losses = stream.permutation(17), []
@@ -109,7 +111,7 @@ def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr,
             if clip:
                 nn.utils.clip_grad_norm_(net.parameters(), clip)
             adam.step()
-    own = bench.flat.net.state_dict()
+    own = trainer.flat.net.state_dict()
     for name, tensor in net.state_dict().items():
         np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), rtol=0, atol=1e-12, err_msg=name)
     assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-12)  # over the images of the last epoch
@@ -118,15 +120,23 @@ def test_training_equals_a_plain_loop(toy_bench, toy_net, toy_client, round, lr,
     assert result.test.correct == correct
 
 
-def test_same_bits_whatever_happened_before(toy_bench, toy_net, toy_client):
+def test_same_bits_whatever_happened_before(toy_trainer, toy_net, toy_client):
     """Another client, another round, a draw from the global generator: none of them leaves a trace."""
-    bench, client, other = toy_bench(toy_net()), toy_client([0, 1, 2] * 5), toy_client([2, 1] * 6, id=1)
-    start_V, counters = bench.flat.values_V.clone(), [c.clone() for c in bench.flat.counters]
-    first = bench.run(client, start_V, counters, {}, 1), bench.flat.values_V.clone(), bench.flat.counters[0].item()
-    bench.run(other, start_V, counters, {}, 1)
-    bench.run(client, start_V, counters, {}, 2)
+    trainer, client, other = toy_trainer(toy_net()), toy_client([0, 1, 2] * 5), toy_client([2, 1] * 6, id=1)
+    start_V, counters = trainer.flat.values_V.clone(), [c.clone() for c in trainer.flat.counters]
+    first = (
+        trainer.run(client, start_V, counters, {}, 1),
+        trainer.flat.values_V.clone(),
+        trainer.flat.counters[0].item(),
+    )
+    trainer.run(other, start_V, counters, {}, 1)
+    trainer.run(client, start_V, counters, {}, 2)
     torch.rand(100), np.random.random(5)
-    again = bench.run(client, start_V, counters, {}, 1), bench.flat.values_V.clone(), bench.flat.counters[0].item()
+    again = (
+        trainer.run(client, start_V, counters, {}, 1),
+        trainer.flat.values_V.clone(),
+        trainer.flat.counters[0].item(),
+    )
     assert torch.equal(first[1], again[1])
     assert first[0].loss_by_term == again[0].loss_by_term
     assert first[2] == again[2] == 4  # 2 epochs of 2 batches
@@ -134,11 +144,11 @@ def test_same_bits_whatever_happened_before(toy_bench, toy_net, toy_client):
     assert not torch.equal(first[1], start_V)
 
 
-def test_dropout_is_a_function_of_seed_round_and_client(toy_bench, toy_net, toy_client):
+def test_dropout_is_a_function_of_seed_round_and_client(toy_trainer, toy_net, toy_client):
     def with_dropout():
         net = toy_net(batch_norm=False)
         net.extractor.insert(2, nn.Dropout(0.5))
-        return toy_bench(net)
+        return toy_trainer(net)
 
     client = toy_client([0, 1, 2] * 4)
     torch.manual_seed(1)
@@ -177,14 +187,14 @@ class Watcher(Scheme):
         client.flat.grad_P.zero_()
 
 
-def test_hooks_of_a_scheme(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(batch_norm=False), "fedavg", "train.epochs=1"), toy_client([0, 1, 2] * 3)
-    bench.scheme = Watcher(bench.scheme.settings, bench.scheme.facts)
-    start_V = bench.flat.values_V.clone()
-    run(bench, client)
-    assert sorted(i for batch in bench.scheme.seen for i in batch) == list(range(9))
-    assert bench.scheme.mode
-    assert [len(batch) for batch in bench.scheme.seen] == [9]
-    assert bench.scheme.gradient.any()
-    assert torch.equal(bench.flat.values_V, start_V)
+def test_hooks_of_a_scheme(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(batch_norm=False), "fedavg", "train.epochs=1"), toy_client([0, 1, 2] * 3)
+    trainer.scheme = Watcher(trainer.scheme.settings, trainer.scheme.facts)
+    start_V = trainer.flat.values_V.clone()
+    run(trainer, client)
+    assert sorted(i for batch in trainer.scheme.seen for i in batch) == list(range(9))
+    assert trainer.scheme.mode
+    assert [len(batch) for batch in trainer.scheme.seen] == [9]
+    assert trainer.scheme.gradient.any()
+    assert torch.equal(trainer.flat.values_V, start_V)
     assert client.cache == {}

@@ -81,10 +81,10 @@ def sick(client, round, where):
     """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
 
     def patch(rank):
-        from hkd_hpc.client import Workbench
+        from hkd_hpc.client import LocalTrainer
         from hkd_hpc.models import evaluate
 
-        original, predict = Workbench._epochs, evaluate.predict
+        original, predict = LocalTrainer._epochs, evaluate.predict
         now = []
 
         def epochs(self, who, count):
@@ -100,7 +100,7 @@ def sick(client, round, where):
             feature_ND, logits_NC = predict(*arguments)
             return feature_ND, logits_NC * NAN if now == [(client, round)] and where == "predictions" else logits_NC
 
-        Workbench._epochs, evaluate.predict = epochs, predicted
+        LocalTrainer._epochs, evaluate.predict = epochs, predicted
 
     return patch
 
@@ -149,9 +149,9 @@ def make_nan(client, round):
     """All weights and buffers of this client become NaN at the end of its training in one round."""
 
     def patch(rank):
-        from hkd_hpc.client import Workbench
+        from hkd_hpc.client import LocalTrainer
 
-        original = Workbench._epochs
+        original = LocalTrainer._epochs
 
         def epochs(self, who, count):
             terms = yield from original(self, who, count)
@@ -159,7 +159,7 @@ def make_nan(client, round):
                 self.flat.values_V.fill_(NAN)
             return terms
 
-        Workbench._epochs = epochs
+        LocalTrainer._epochs = epochs
 
     return patch
 
@@ -220,12 +220,12 @@ def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
         assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith("global/"))
 
 
-def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_bench, toy_net, toy_client):
-    bench = toy_bench(toy_net(), "fedavg")
-    steps, step = [], bench._step
-    bench._step = lambda client, index_B, lr: steps.append(len(index_B)) or step(client, index_B, lr) * INF
+def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_trainer, toy_net, toy_client):
+    trainer = toy_trainer(toy_net(), "fedavg")
+    steps, step = [], trainer._step
+    trainer._step = lambda client, index_B, lr: steps.append(len(index_B)) or step(client, index_B, lr) * INF
     client = toy_client([0, 1, 2, 0])
-    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5)
+    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5)
     assert sum(steps) == 4  # images: one epoch
 
 

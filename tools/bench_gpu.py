@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import assemble, rounds, schemes
-from hkd_hpc.comm.control.base import Alone
+from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.config import config as config_module
 from hkd_hpc.config.paths import path_argument
@@ -128,7 +128,7 @@ class Bench:
         """Seconds of the rounds of a run of one process, after the first two."""
         gc.collect()  # the row before must not hold memory
         assemble.set_up_torch(config, self.device)
-        comm = LocalComm(Alone(), 0, ["here"], (0, 1), self.device, "one process")
+        comm = LocalComm(NullControl(), 0, ["here"], (0, 1), self.device, "one process")
         with tempfile.TemporaryDirectory(dir=self.folder) as name, contextlib.redirect_stdout(io.StringIO()):
             folder = RunFolder(Path(name))
             folder.create()

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control.base import RESUME_ADVICE, Alone, Control, Failure, Terminated
-from hkd_hpc.comm.control.coordinator import Hub, Spoke
+from hkd_hpc.comm.control.base import RESUME_ADVICE, Control, Failure, NullControl, Terminated
+from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
     LOCALHOST,
     Address,
@@ -54,7 +54,12 @@ class World:
     """
 
     def __init__(
-        self, hint: Hint, members: list[Member], control: Control | Alone, address: str, mpi: MpiWorld | None = None
+        self,
+        hint: Hint,
+        members: list[Member],
+        control: Control | NullControl,
+        address: str,
+        mpi: MpiWorld | None = None,
     ) -> None:
         self.hint, self.rank, self.size = hint, hint.rank, len(members)
         self.hosts = [member.host for member in members]
@@ -83,7 +88,7 @@ class World:
             hint = read_hint(env)
             hint = without_mpi(hint, env) if backend == "gloo" else hint
             if hint.size == 1:
-                return cls(hint, [Member.here(0)], Alone(), LOCALHOST)
+                return cls(hint, [Member.here(0)], NullControl(), LOCALHOST)
             guard = StartGuard.begin(hint, start_timeout_s)
             opener = _open_mpi if hint.launcher == "mpi" else _open
             return opener(hint, guard, timeout_s, env)
@@ -232,8 +237,8 @@ def _star(
     if listener is not None:
         with listener:
             links, members = accept_all(listener, address.token, me, hint.size, guard.problem)
-        control: Control = Hub(0, members, links, chain, timeout_s)
+        control: Control = Coordinator(0, members, links, chain, timeout_s)
     else:
         link, members = join(address, me, hint.size, guard.problem)
-        control = Spoke(hint.rank, members, {0: link}, chain, timeout_s)
+        control = Peer(hint.rank, members, {0: link}, chain, timeout_s)
     return World(hint, members, control, address.host, mpi)

@@ -187,7 +187,7 @@ class RunSettings:
     graphs: str = setting(
         "off",
         "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
-        "`captures = True`; its speed is unmeasured",
+        "`cuda_graph_safe = True`; its speed is unmeasured",
         choices=("off", "on"),
     )
     lanes: int = setting(

@@ -16,7 +16,7 @@ def headline(config, comm, job) -> str:
     return (
         f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {dealt_text(config.data)}, "
         f"{fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with "
-        f"{job.bench.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}\n{comm.cores_line}"
+        f"{job.trainer.flat.parameter_count:,} parameters, seed {config.run.seed}\n{comm.plan_line}\n{comm.cores_line}"
     )
 
 
@@ -88,7 +88,7 @@ def class_lines(partition: dict) -> list[str]:
 
 def memory_lines(job) -> list[str]:
     """Bytes a client rank holds: global weights, model, gradient, two moments, the exact sum; and its images."""
-    flat = job.bench.flat
+    flat = job.trainer.flat
     busiest = Counter(job.rank_of).most_common(1)[0]
     banked_bytes = 8 * job.worker.sum.length if busiest[1] > 1 else 0  # a sum of one client is made piece by piece
     moments = sum(stop - start for start, stop in flat.live_spans)
@@ -101,7 +101,7 @@ def memory_lines(job) -> list[str]:
 
 def bytes_lines(config, job) -> list[str]:
     """Bytes a round: weights as the paper counts them, and the blocks that really travel."""
-    weights = job.bench.payload_floats * 4
+    weights = job.trainer.payload_floats * 4
     return [
         f"payload of a client and round: {bytes_text(weights)} of weights each way",
         f"on the wire: {bytes_text((job.worker.sum.length + 1) * 8)} a rank in the all-reduce, "

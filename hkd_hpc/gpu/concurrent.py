@@ -1,4 +1,4 @@
-"""Clients of one rank trained side by side on one GPU. A lane is a workbench: a model, an optimiser, a stream.
+"""Clients of one rank trained side by side on one GPU. A lane is a local trainer: a model, an optimiser, a stream.
 
 One client's small batches leave most of a GPU idle. The host launches an epoch on every lane before it waits for any.
 What a client's training gives does not depend on who trains beside it, and sums of weights are exact: any number of
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from hkd_hpc.client import Trained, Workbench
+    from hkd_hpc.client import LocalTrainer, Trained
 
 SPARE = 0.1  # of the free memory: later rounds may hold more than the first
 
 
-def side_by_side(benches: Sequence[Workbench], tasks: Sequence[tuple]) -> list[Trained]:
-    """Train one task (the arguments of Workbench.run) on each bench, as many as there are of both; the results."""
-    going = {lane: bench.training(*task) for lane, (bench, task) in enumerate(zip(benches, tasks))}
+def side_by_side(trainers: Sequence[LocalTrainer], tasks: Sequence[tuple]) -> list[Trained]:
+    """Train one task (the arguments of LocalTrainer.run) on each trainer, as many as there are of both; the results."""
+    going = {lane: trainer.training(*task) for lane, (trainer, task) in enumerate(zip(trainers, tasks))}
     results: dict[int, Trained] = {}
     for lane in going:
-        wait(benches[lane].stream, None)  # for what this stream still does to the weights
+        wait(trainers[lane].stream, None)  # for what this stream still does to the weights
     while going:
         for lane, training in list(going.items()):
-            with on(benches[lane].stream):
+            with on(trainers[lane].stream):
                 try:
                     next(training)
                 except StopIteration as end:
                     results[lane] = end.value
                     del going[lane]
     for lane in results:
-        wait(None, benches[lane].stream)
+        wait(None, trainers[lane].stream)
     return [results[lane] for lane in sorted(results)]
 
 
@@ -56,26 +56,26 @@ def wait(late: torch.cuda.Stream | None, early: torch.cuda.Stream | None) -> Non
 
 
 class Lanes:
-    """The workbenches of a rank."""
+    """The local trainers of a rank."""
 
-    def __init__(self, benches: list[Workbench]):
-        self.benches = benches
+    def __init__(self, trainers: list[LocalTrainer]):
+        self.trainers = trainers
 
     @property
     def steps(self) -> int:
         """Taken in all."""
-        return sum(bench.steps for bench in self.benches)
+        return sum(trainer.steps for trainer in self.trainers)
 
     def train(self, tasks: Sequence[tuple]) -> list[Trained]:
-        """Train the first of these tasks (the arguments of Workbench.run), one on each lane; their results.
+        """Train the first of these tasks (the arguments of LocalTrainer.run), one on each lane; their results.
 
         Where memory does not suffice, half of the lanes go, and it begins again.
         """
-        if len(self.benches) == 1:
-            return [self.benches[0].run(*tasks[0])]
+        if len(self.trainers) == 1:
+            return [self.trainers[0].run(*tasks[0])]
         before = [dict(client.state) for client, *_ in tasks]
         try:
-            return side_by_side(self.benches, tasks)
+            return side_by_side(self.trainers, tasks)
         except torch.cuda.OutOfMemoryError:
             pass  # only after this block is free what the attempt held
         for (client, *_), state in zip(tasks, before):
@@ -85,28 +85,28 @@ class Lanes:
         return self.train(tasks)
 
     def _halve(self) -> None:
-        lanes = len(self.benches) // 2
+        lanes = len(self.trainers) // 2
         messages.warn(
-            f"{len(self.benches)} clients side by side need more memory than there is; from now on {lanes} (run.lanes)"
+            f"{len(self.trainers)} clients side by side need more memory than there is; from now on {lanes} (run.lanes)"
         )
-        on_gpu = self.benches[0].flat.values_V.is_cuda
+        on_gpu = self.trainers[0].flat.values_V.is_cuda
         if on_gpu:
             torch.cuda.synchronize()
-        del self.benches[lanes:]
-        if lanes == 1 and self.benches[0].graphs:
-            self.benches[0].graphs.alone = True
+        del self.trainers[lanes:]
+        if lanes == 1 and self.trainers[0].graphs:
+            self.trainers[0].graphs.alone = True
         gc.collect()  # a network in bf16 is part of a cycle (models.train_in_bf16)
         if on_gpu:
             torch.cuda.empty_cache()
 
 
 def open_lanes(
-    first: Workbench, make: Callable[[], Workbench], asked: int, rehearsal: tuple, clients: int, sharers: int = 1
+    first: LocalTrainer, make: Callable[[], LocalTrainer], asked: int, rehearsal: tuple, clients: int, sharers: int = 1
 ) -> Lanes:
     """As many lanes as were asked for, have clients, and fit into this rank's part of the GPU's free memory, which one
     training tells.
 
-    `rehearsal`: arguments of Workbench.run; its client is changed by it. `sharers`: ranks on this GPU.
+    `rehearsal`: arguments of LocalTrainer.run; its client is changed by it. `sharers`: ranks on this GPU.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -124,12 +124,12 @@ def open_lanes(
             f"run.lanes={asked}: {lanes} fit, each needs {messages.bytes_text(lane_bytes)}, and "
             f"{messages.bytes_text(free_bytes)} are free beside the first"
         )
-    benches = [first, *(make() for _ in range(lanes - 1))]
-    for bench in benches if lanes > 1 else ():
-        bench.stream = torch.cuda.Stream()
-        if bench.graphs:
-            bench.graphs.alone = False
-    return Lanes(benches)
+    trainers = [first, *(make() for _ in range(lanes - 1))]
+    for trainer in trainers if lanes > 1 else ():
+        trainer.stream = torch.cuda.Stream()
+        if trainer.graphs:
+            trainer.graphs.alone = False
+    return Lanes(trainers)
 
 
 def fitting(asked: int, clients: int, free_bytes: int, lane_bytes: int) -> int:

@@ -3,7 +3,7 @@
 A GPU computes the steps of a small network faster than Python launches their kernels; a graph launches those of a whole
 epoch at once. It repeats them on fixed addresses, so a client's tensors are copied onto a `Stage` first; and nothing in
 an epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
-`captures = True`. The recorded graphs of a workbench share their memory: one is replayed after the other.
+`cuda_graph_safe = True`. The recorded graphs of a local trainer share their memory: one is replayed after the other.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     Epoch = Callable[[Client, torch.Tensor, list[tuple[int, int]], "float | torch.Tensor"], torch.Tensor]
     Work = Callable[[], torch.Tensor]
 
-KEPT = 8  # signatures of a workbench; then the oldest goes
+KEPT = 8  # signatures of a local trainer; then the oldest goes
 MOST_STEPS = 200  # of an epoch: a graph has hundreds of kernels a step, and takes memory and time to make for each
 PLAIN = (bool, int, float, str, type(None))
 
 
-def promises(thing: object, what: str = "captures") -> bool:
-    """Whether its class says `captures = True` (or `what`) itself: one that is derived from it may do otherwise."""
+def promises(thing: object, what: str = "cuda_graph_safe") -> bool:
+    """Whether its class says `cuda_graph_safe = True` (or `what`) itself: one that is derived from it may do
+    otherwise.
+    """
     return vars(type(thing)).get(what) is True
 
 
@@ -40,7 +42,7 @@ def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:
     if device.type != "cuda":
         return "there is no GPU"
     unsure = [type(thing).__name__ for thing in (scheme, net) if not promises(thing)]
-    return f"{unsure[0]} does not say `captures = True`" if unsure else ""
+    return f"{unsure[0]} does not say `cuda_graph_safe = True`" if unsure else ""
 
 
 class Stage:
@@ -95,11 +97,11 @@ def signature(client: Client) -> tuple:
 
 
 class Graphs:
-    """The epochs of one workbench. The first of a signature is trained as usual, which also wakes the libraries; the
-    second is recorded, and replayed from then on.
+    """The epochs of one local trainer. The first of a signature is trained as usual, which also wakes the libraries;
+    the second is recorded, and replayed from then on.
 
     `record(work)` gives a function that repeats this work and returns what it returned; by itself it computes nothing.
-    `alone`: no other workbench trains at the same time. Otherwise a recording that finds no memory raises
+    `alone`: no other local trainer trains at the same time. Otherwise a recording that finds no memory raises
     OutOfMemoryError, so that there are fewer of them; alone it does without graphs.
     """
 

@@ -26,7 +26,12 @@ from hkd_hpc.store.lock import RunLock, process_mark
 
 DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 FOREVER_MIN = 1_000_000
-DEAF = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, a signal must not end the job
+IGNORED_SIGNALS = (
+    "bash",
+    "-c",
+    'trap "" USR1 USR2; exec "$@"',
+    "bash",
+)  # until Python listens, a signal must not end the job
 LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
 # srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps
 # caches there, as in slurm/common.sh.
@@ -176,7 +181,10 @@ def slurm_executor(root: Path, options: Options, ranks: int):
     python = options.python or shlex.quote(sys.executable)
     cores = cores_of(options, ranks)
     executor = AutoExecutor(
-        root / "submitit", cluster="slurm", slurm_max_num_timeout=1_000_000, slurm_python=f"{shlex.join(DEAF)} {python}"
+        root / "submitit",
+        cluster="slurm",
+        slurm_max_num_timeout=1_000_000,
+        slurm_python=f"{shlex.join(IGNORED_SIGNALS)} {python}",
     )
     slurm = dict(options.slurm)
     additional = {

@@ -1,7 +1,7 @@
 """What a kind of cell needs, found by trying it: bytes of the real objects, seconds of a few real FedAvg steps.
 
 `ask` starts a process of its own for it, which reads a request and writes the answer, both JSON: only there torch is
-imported. A timed step is `Workbench.run` on random images at the cell's batch size.
+imported. A timed step is `LocalTrainer.run` on random images at the cell's batch size.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def answer(request: dict) -> dict:
 def sizes(flat, config, kind: dict) -> dict[str, int]:
     """Bytes and counts of the real objects; *_bytes of one client, of one record, or of the model as it is stored."""
     from hkd_hpc import schemes
-    from hkd_hpc.client import Workbench
+    from hkd_hpc.client import LocalTrainer
     from hkd_hpc.data import public
     from hkd_hpc.data.partition import floor
-    from hkd_hpc.schemes.base import Facts
+    from hkd_hpc.schemes.base import RunInfo
     from hkd_hpc.server import message_type
     from hkd_hpc.worker import counter_size, report_type
 
-    facts = Facts(
+    facts = RunInfo(
         kind["classes"],
         config.model.latent,
         config.fed.clients,
@@ -101,7 +101,7 @@ def sizes(flat, config, kind: dict) -> dict[str, int]:
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, facts)
     counters = counter_size(flat.counters)
-    kept = scheme.client_state_shapes() | Workbench(flat, scheme, config).own_shapes()
+    kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
     return {
         "parameters": flat.parameter_count,
         "held": scheme.parameters_held(flat.parameter_count),
@@ -123,16 +123,16 @@ def product(shape) -> int:
 def seconds(flat, config, kind: dict) -> dict[str, float]:
     """{train_s, eval_s}: of one image in local training by FedAvg, and in a test."""
     from hkd_hpc import schemes
-    from hkd_hpc.client import Workbench
+    from hkd_hpc.client import LocalTrainer
     from hkd_hpc.models import evaluate
-    from hkd_hpc.schemes.base import Facts, SchemeSettings
+    from hkd_hpc.schemes.base import RunInfo, SchemeSettings
 
-    facts = Facts(kind["classes"], config.model.latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
+    facts = RunInfo(kind["classes"], config.model.latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
     scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), facts)
     once = replace(config, train=replace(config.train, epochs=1))
-    bench, batch = Workbench(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
+    trainer, batch = LocalTrainer(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
     train = lambda steps: (
-        bench.run(
+        trainer.run(
             make_client(flat, kind, steps * batch),
             flat.values_V.clone(),
             [counter.clone() for counter in flat.counters],

@@ -71,7 +71,7 @@ class Found:
     be read or is that of another run, and for runs of different data."""
 
     summaries: dict[str, dict]
-    facts: dict[str, identity.Facts]
+    facts: dict[str, identity.RunInfo]
     faults: list[str]
 
 
@@ -106,13 +106,13 @@ def alike(cells: list[Cell]) -> Iterator[list[Cell]]:
         yield from groups.values()
 
 
-def different_data(cells: list[Cell], facts: dict[str, identity.Facts]) -> list[str]:
+def different_data(cells: list[Cell], facts: dict[str, identity.RunInfo]) -> list[str]:
     """A line where the runs of these cells were trained on different data."""
     found = identity.mixed({cell.name: facts[cell.name] for cell in cells if cell.name in facts})
     return identity.lines({key: by_value for key, by_value in found.items() if key == identity.CONTENT})
 
 
-def remarks(facts: dict[str, identity.Facts]) -> list[str]:
+def remarks(facts: dict[str, identity.RunInfo]) -> list[str]:
     """A line for each other fact in which the complete runs differ: code, versions, threads."""
     return identity.lines({key: by_value for key, by_value in identity.mixed(facts).items() if key != identity.CONTENT})
 

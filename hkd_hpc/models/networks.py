@@ -25,7 +25,7 @@ from hkd_hpc.runtime.frames import place_of
 class Net(nn.Module):
     """An extractor that ends in the latent vector, and a linear classifier on it (also used on hyper-knowledge)."""
 
-    captures = True  # as schemes/base.py says of a scheme
+    cuda_graph_safe = True  # as schemes/base.py says of a scheme
 
     def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
         super().__init__()

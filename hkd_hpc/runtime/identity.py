@@ -5,7 +5,7 @@ Every run stores it in metrics.h5 and its checkpoints. It is compared where a ru
 run of some settings, or put beside others. A run of an earlier version has no hashes: what is unknown differs from
 nothing. Imports no torch.
 
-Facts of a run: {"code.hkd_hpc": [values], ...}, of each fact all values that the run had, the latest last. Keys:
+RunInfo of a run: {"code.hkd_hpc": [values], ...}, of each fact all values that the run had, the latest last. Keys:
 code.<module>, data.content (both SHA-256), version.<package>, run.threads.
 """
 
@@ -25,7 +25,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 
 CONTENT, THREADS = "data.content", "run.threads"
-Facts = dict[str, list[str]]
+RunInfo = dict[str, list[str]]
 # settings that may change in the middle of a run, and its rounds are still those of the settings at its end
 CHANGE_NO_ROUND = ("fed.rounds", "run.checkpoint_every", "run.evaluate_every", "run.client_models", THREADS)
 
@@ -73,7 +73,7 @@ def to_json(config: Config, data_sha256: str) -> str:
     return json.dumps({**code_of(config), CONTENT: data_sha256})
 
 
-def facts_of(record: Mapping[str, Any]) -> Facts:
+def facts_of(record: Mapping[str, Any]) -> RunInfo:
     """Of the record in metrics.h5 or a checkpoint: config_json, versions_json, identity_json, changes_json, as far as
     they are there."""
     text = lambda part, empty: json.loads(record.get(f"{part}_json", empty))
@@ -88,12 +88,12 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
     return {key: list(dict.fromkeys(values))[::-1] for key, values in had.items()}
 
 
-def changes(before: Facts, now: Facts) -> dict[str, list[str]]:
+def changes(before: RunInfo, now: RunInfo) -> dict[str, list[str]]:
     """{key: [before, now]} of what both know, and is not the same."""
     return {key: [before[key][-1], now[key][-1]] for key in now if key in before and before[key][-1] != now[key][-1]}
 
 
-def unknown(before: Mapping[str, Any], now: Facts) -> dict[str, list]:
+def unknown(before: Mapping[str, Any], now: RunInfo) -> dict[str, list]:
     """{key: [None, now]} of the hashes that a record of an earlier version lacks; nothing of a record that has any."""
     return (
         {}
@@ -106,7 +106,7 @@ def is_code(key: str) -> bool:
     return key.startswith("code.")
 
 
-def has_other_code(before: Facts, now: Facts) -> bool:
+def has_other_code(before: RunInfo, now: RunInfo) -> bool:
     """Whether any round before, as far as is known, had other code than there is now."""
     return any(set(before[key]) - {now[key][-1]} for key in filter(is_code, now) if key in before)
 
@@ -128,7 +128,7 @@ def short(value: Any) -> str:
 # ---- runs side by side
 
 
-def mixed(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
+def mixed(runs: Mapping[str, RunInfo]) -> dict[str, dict[str, list[str]]]:
     """{key: {value: [names of the runs that have it]}} of the facts in which the runs differ."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, facts in runs.items():
@@ -138,7 +138,7 @@ def mixed(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
     return {key: by_value for key, by_value in found.items() if len(by_value) > 1}
 
 
-def mixed_code(runs: Mapping[str, Facts]) -> dict[str, dict[str, list[str]]]:
+def mixed_code(runs: Mapping[str, RunInfo]) -> dict[str, dict[str, list[str]]]:
     """Of `mixed`, the code alone."""
     return {key: by_value for key, by_value in mixed(runs).items() if is_code(key)}
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunInfo:
     """What a scheme may know about the run."""
 
     classes: int
@@ -61,7 +61,7 @@ class Scheme:
     # True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep nothing, and read of
     # a client only net, flat, message, cache, the received weights and images: run.graphs may replay them. Each class
     # says it for itself
-    captures = True
+    cuda_graph_safe = True
     # a promise, not inherited either: `loss` writes every live number of `client.flat.grad_P`, so nobody need zero it
     sets_gradient = False
     remark = ""  # what people must know about its results; printed with them
@@ -71,7 +71,7 @@ class Scheme:
     # seconds of a round / those of the reference: what tools.bench asks for, and the FedHKD paper's on CIFAR10
     slowdown: tuple[float | None, float | None] = (None, None)
 
-    def __init__(self, settings, facts: Facts):
+    def __init__(self, settings, facts: RunInfo):
         self.settings, self.facts = settings, facts
 
     # --- what travels and what stays, beside the weights

@@ -15,7 +15,7 @@ class Central(Scheme):
 
     shares_weights = False
     pools_data = True
-    captures = True
+    cuda_graph_safe = True
     remark = (
         "the images of all clients were trained on in one place, so there are no clients to sample, to average or to "
         "fine-tune on; local is the one model on all local tests together"

@@ -42,7 +42,7 @@ class FedAlign(Scheme):
     terms = ("cross_entropy", "alignment")
     tunes = {"mu": (0.05, 0.15, 0.45, 1.0, 2.0)}  # .45: its paper and the FedHKD paper; the rest of the grid is ours
     slowdown = (1.60, 4.16)
-    captures = True
+    cuda_graph_safe = True
 
     def begin(self, client):
         if not hasattr(client.net, "last_stage"):

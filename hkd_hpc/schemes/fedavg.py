@@ -11,4 +11,4 @@ from hkd_hpc.schemes.base import Scheme
 class FedAvg(Scheme):
     """The reference that every other scheme is compared with."""
 
-    captures = True
+    cuda_graph_safe = True

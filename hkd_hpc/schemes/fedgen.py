@@ -63,7 +63,7 @@ class FedGen(Scheme):
     # one value for both; 10: its code and the FedHKD paper, 1: its paper's objective; the rest of the grid is ours
     tunes = {"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)}
     slowdown = (1.20, 1.21)
-    captures = False  # noise and labels are drawn in each batch
+    cuda_graph_safe = False  # noise and labels are drawn in each batch
 
     # --- what travels
 

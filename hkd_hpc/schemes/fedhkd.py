@@ -82,7 +82,7 @@ class FedHKD(Scheme):
     # one value for both, as in the paper (.05) and the authors' code (.1); the rest of the grid is ours
     tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}
     slowdown = (1.10, 1.47)
-    captures = True
+    cuda_graph_safe = True
 
     def __init__(self, settings, facts):
         super().__init__(settings, facts)
@@ -165,4 +165,4 @@ class FedHKDStar(FedHKD):
     Settings = FedHKDStarSettings
     tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}
     slowdown = (1.10, 1.29)
-    captures = True
+    cuda_graph_safe = True

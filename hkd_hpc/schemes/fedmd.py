@@ -44,7 +44,7 @@ class FedMD(Scheme):
     needs_public = True
     tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # .05: the FedHKD paper, .1: its code; the rest is ours
     slowdown = (2.00, 2.58)
-    captures = False  # which public images are next is kept from batch to batch, in an order drawn on the way
+    cuda_graph_safe = False  # which public images are next is kept from batch to batch, in an order drawn on the way
 
     def __init__(self, settings, facts):
         super().__init__(settings, facts)

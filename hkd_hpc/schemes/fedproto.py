@@ -46,7 +46,7 @@ class FedProto(Scheme):
     terms = ("cross_entropy", "prototype")
     tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # 1 and .1: its code on MNIST and CIFAR10; .05: the FedHKD paper
     slowdown = (1.10, 1.34)
-    captures = True
+    cuda_graph_safe = True
 
     def __init__(self, settings, facts):
         super().__init__(settings, facts)

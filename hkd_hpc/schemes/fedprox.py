@@ -30,7 +30,7 @@ class FedProx(Scheme):
     terms = ("cross_entropy", "proximal")
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
     slowdown = (1.05, 1.18)
-    captures = True
+    cuda_graph_safe = True
     sets_gradient = True
 
     def parameters_held(self, model):

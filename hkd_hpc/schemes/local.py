@@ -13,5 +13,5 @@ class Local(Scheme):
     """Every client for itself."""
 
     shares_weights = False
-    captures = True
+    cuda_graph_safe = True
     remark = "nothing is exchanged; global is the plain mean of the clients' own models, which no client ever gets"

@@ -33,7 +33,7 @@ class Moon(Scheme):
     terms = ("cross_entropy", "contrastive")
     tunes = {"mu": (0.01, 0.1, 1.0, 5.0, 10.0)}  # its authors searched .001 to 10: 5 on CIFAR10, 1 elsewhere
     slowdown = (1.25, 2.36)
-    captures = True
+    cuda_graph_safe = True
 
     def client_state_shapes(self):
         return {"previous": (self.facts.values,)}

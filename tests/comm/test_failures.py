@@ -15,7 +15,7 @@ from comm_contract import sum_
 from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
 
 from hkd_hpc.comm import World
-from hkd_hpc.comm.control.diagnostics import Patient, report
+from hkd_hpc.comm.control.diagnostics import RankState, report
 from hkd_hpc.errors import RunError, UsageError
 from tools.forked_ranks import free_port, run_ranks, watch_ranks
 
@@ -267,10 +267,10 @@ def test_rank_that_takes_steps_is_not_late():
 
 def test_report_groups_the_ranks_of_a_large_job():
     """Worked out by hand: 14 ranks, of which 12 wait, one trains and one is gone from there."""
-    waiting = [Patient(rank, f"rank {rank}", "round 3, phase weights", 10.0 + rank, waits=True) for rank in range(12)]
+    waiting = [RankState(rank, f"rank {rank}", "round 3, phase weights", 10.0 + rank, waits=True) for rank in range(12)]
     others = [
-        Patient(12, "rank 12", "round 3, phase training, client 9", 99.0, stack="  File x\n"),
-        Patient(13, "rank 13", "start-up", 5.0, condition="its process is gone"),
+        RankState(12, "rank 12", "round 3, phase training, client 9", 99.0, stack="  File x\n"),
+        RankState(13, "rank 13", "start-up", 5.0, condition="its process is gone"),
     ]
     assert (
         report([*waiting, *others], "Advice.")

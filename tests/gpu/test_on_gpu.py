@@ -36,7 +36,7 @@ class Played:
         self.run = Federation(data, scheme, *more, device=device)
         job = self.run.job
         assemble.widen(job)
-        self.lanes = list(job.worker.lanes.benches)
+        self.lanes = list(job.worker.lanes.trainers)
         before_V = job.weights_V.cpu().clone()
         self.rounds = self.run.play(rounds)
         self.moved_V = self.rounds[-1].weights_V.cpu() - before_V
@@ -59,9 +59,9 @@ def test_a_round_is_near_to_that_of_a_cpu(data, scheme):
 @pytest.mark.parametrize("scheme", RECORDED)
 def test_graphs_are_near_to_the_usual_way(data, scheme, lanes):
     own = Played(data, scheme, *LONGER, "run.graphs=on", f"run.lanes={lanes}")
-    for bench in own.lanes:
-        assert not bench.graphs.failed
-        assert any(bench.graphs.recorded.values())
+    for trainer in own.lanes:
+        assert not trainer.graphs.failed
+        assert any(trainer.graphs.recorded.values())
     require_close(own, Played(data, scheme, *LONGER))
 
 
@@ -82,7 +82,7 @@ def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deter
     settings = (*LONGER, f"model.name={model}", deterministic)
     assemble.set_up_torch(config.resolve(overrides=[deterministic]), torch.device("cuda"))
     own, usual = Played(data, "fedhkd", *settings, *more), Played(data, "fedhkd", *settings)
-    assert all(not bench.graphs or not bench.graphs.failed for bench in own.lanes)
+    assert all(not trainer.graphs or not trainer.graphs.failed for trainer in own.lanes)
     assert torch.equal(own.rounds[-1].weights_V, usual.rounds[-1].weights_V)
 
 
@@ -90,14 +90,14 @@ def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deter
 def test_lanes_are_near_to_one(data, scheme):
     own = Played(data, scheme, *LONGER, "run.lanes=3")
     assert len(own.lanes) == 3
-    assert len({bench.stream for bench in own.lanes}) == 3
+    assert len({trainer.stream for trainer in own.lanes}) == 3
     require_close(own, Played(data, scheme, *LONGER))
 
 
 class Waits(Scheme):
     """Promises what it does not keep."""
 
-    captures = True
+    cuda_graph_safe = True
 
     def loss(self, client, batch):
         terms = super().loss(client, batch)
@@ -107,7 +107,7 @@ class Waits(Scheme):
 def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
     own = Played(data, "fedavg", *LONGER)
     broken = Federation(data, "fedavg", *LONGER, "run.graphs=on", device="cuda")
-    broken.job.bench.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
+    broken.job.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
     stream, start_V = torch.cuda.current_stream(), broken.job.weights_V.cpu().clone()
     capsys.readouterr()
     broken.play(2)
@@ -129,18 +129,18 @@ class Greedy(Scheme):
 def test_without_enough_memory_lanes_are_halved(data, capsys):
     own = Federation(data, "fedavg", "run.lanes=3", device="cuda")
     assemble.widen(own.job)
-    assert len(own.job.worker.lanes.benches) == 3
+    assert len(own.job.worker.lanes.trainers) == 3
     torch.cuda.empty_cache()
     greedy = Greedy(own.scheme.settings, own.scheme.facts)
     greedy.free_bytes = torch.cuda.mem_get_info()[0]
-    for bench in own.job.worker.lanes.benches:
-        bench.scheme = greedy
-    models = [weakref.ref(bench.flat) for bench in own.job.worker.lanes.benches[1:]]
-    del bench
+    for trainer in own.job.worker.lanes.trainers:
+        trainer.scheme = greedy
+    models = [weakref.ref(trainer.flat) for trainer in own.job.worker.lanes.trainers[1:]]
+    del trainer
     [played] = own.play(1)
     assert [model() for model in models] == [None, None]
     assert not played.reports["status"].any()
-    assert len(own.job.worker.lanes.benches) == 1
+    assert len(own.job.worker.lanes.trainers) == 1
     assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
 
 
@@ -178,12 +178,12 @@ def test_tests_stay_in_fp32(gpu):
 def test_many_signatures_on_one_gpu(data):
     """Clients of ten sizes: the oldest graphs go, and nothing is lost."""
     own = Federation(data, "fedavg", "train.epochs=3", "run.graphs=on", device="cuda")
-    bench, [client, *_] = own.job.bench, own.clients
+    trainer, [client, *_] = own.job.trainer, own.clients
     whole = client.x_train, client.y_train
     for images in [*range(16, 26), 16, 25]:
         client.x_train, client.y_train = whole[0][:images].contiguous(), whole[1][:images].contiguous()
-        bench.run(client, own.job.weights_V, own.job.counters, own.message, 1)
-        assert bool(torch.isfinite(bench.flat.values_V).all())
-    assert isinstance(bench.graphs, Graphs)
-    assert len(bench.graphs.recorded) == 8
-    assert not bench.graphs.failed
+        trainer.run(client, own.job.weights_V, own.job.counters, own.message, 1)
+        assert bool(torch.isfinite(trainer.flat.values_V).all())
+    assert isinstance(trainer.graphs, Graphs)
+    assert len(trainer.graphs.recorded) == 8
+    assert not trainer.graphs.failed

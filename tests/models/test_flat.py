@@ -176,12 +176,12 @@ def test_schema_tells_models_apart():
     assert FlatModel(first).schema() == FlatModel(small_net()).schema() != FlatModel(second).schema()
 
 
-def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_net, toy_bench):
+def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_net, toy_trainer):
     """Running means 0 and 4 with 1 and 3 images: 3. Counters 3 and 4: the largest, as int64, never 3.75."""
-    bench = toy_bench(toy_net(batch_norm=True))
-    flat, total = bench.flat, FixedPointSum(len(bench.flat.values_V), 4)
+    trainer = toy_trainer(toy_net(batch_norm=True))
+    flat, total = trainer.flat, FixedPointSum(len(trainer.flat.values_V), 4)
     layer = flat.net.extractor[2]
-    reports = np.zeros(2, report_type(bench.scheme, 1))
+    reports = np.zeros(2, report_type(trainer.scheme, 1))
     for client, (mean, counter, images) in enumerate([(0.0, 3, 1), (4.0, 4, 3)]):
         layer.running_mean.fill_(mean)
         layer.num_batches_tracked.fill_(counter)
@@ -189,7 +189,7 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
         total.bank()
         reports[client]["client"], reports[client]["counters"] = client, counter
     nothing = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
-    server = Server(config.resolve(), bench, None, nothing, nothing, History(2), {})
+    server = Server(config.resolve(), trainer, None, nothing, nothing, History(2), {})
     message = server.combine(1, reports)
     total.mean_into(flat.values_V, total.pieces(1000))
     counters = unpack_counters(message[0]["counters"], flat.counters)

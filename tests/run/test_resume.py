@@ -333,15 +333,15 @@ def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypa
     more = ("scheme.name=toy_scheme:WithState",)
 
     def forget(rank):
-        from hkd_hpc.client import Workbench
+        from hkd_hpc.client import LocalTrainer
 
-        original = Workbench.run
+        original = LocalTrainer.run
 
         def run(self, client, *rest):
             client.state.clear()
             return original(self, client, *rest)
 
-        Workbench.run = run
+        LocalTrainer.run = run
 
     toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "keeps")
     toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "forgets", patch=forget)

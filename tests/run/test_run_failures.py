@@ -357,9 +357,9 @@ def make_nan(clients, round):
     """These clients' weights become NaN at the end of their training in `round`."""
 
     def patch(rank):
-        from hkd_hpc.client import Workbench
+        from hkd_hpc.client import LocalTrainer
 
-        original = Workbench._epochs
+        original = LocalTrainer._epochs
 
         def epochs(self, client, count):
             terms = yield from original(self, client, count)
@@ -367,7 +367,7 @@ def make_nan(clients, round):
                 self.flat.parameters_P[5] = float("nan")
             return terms
 
-        Workbench._epochs = epochs
+        LocalTrainer._epochs = epochs
 
     return patch
 

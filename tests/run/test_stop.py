@@ -91,7 +91,7 @@ def _at_the_start(rank):
         toy.on_place(None, "start", lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 
-DEAF = """
+IGNORED_SIGNALS = """
 import ctypes, signal
 from hkd_hpc.schemes.fedavg import FedAvg
 
@@ -118,7 +118,7 @@ class Deaf(FedAvg):
 )
 def test_signals_count_whatever_a_library_made_of_them(arguments, tmp_path, monkeypatch, number, code, ranks):
     monkeypatch.syspath_prepend(str(tmp_path))
-    toy.write_module(tmp_path, "deaf", DEAF)
+    toy.write_module(tmp_path, "deaf", IGNORED_SIGNALS)
     results = toy.train(
         ranks,
         *arguments,

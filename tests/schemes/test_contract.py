@@ -13,7 +13,7 @@ from federation import OFF, Federation, same_model, save_images, settings
 from hkd_hpc import schemes
 from hkd_hpc.config import config
 from hkd_hpc.models import evaluate
-from hkd_hpc.schemes.base import Facts
+from hkd_hpc.schemes.base import RunInfo
 
 SCHEMES = tuple(schemes.REGISTRY)
 
@@ -80,7 +80,7 @@ HELD = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_parameters_held_are_those_of_the_papers_table(scheme):
-    facts = Facts(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
+    facts = RunInfo(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
     assert schemes.get(scheme)(schemes.settings_of(scheme)(), facts).parameters_held(11_209_994) == HELD[scheme]
 
 
@@ -362,7 +362,7 @@ SIZES = ((10, 64, 375), (100, 64, 375), (10, 32, 549))  # classes, latent, publi
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_floats_at_the_sizes_of_the_paper(scheme):
     for (classes, latent, public), expected in zip(SIZES, PAPER[scheme]):
-        own = schemes.get(scheme)(schemes.settings_of(scheme)(), Facts(classes, latent, 10, 0, 0, public))
+        own = schemes.get(scheme)(schemes.settings_of(scheme)(), RunInfo(classes, latent, 10, 0, 0, public))
         report, message = (
             {name: torch.ones(shape) for name, shape in shapes.items()}
             for shapes in (own.report_shapes(), own.message_shapes())
@@ -371,6 +371,6 @@ def test_floats_at_the_sizes_of_the_paper(scheme):
 
 
 def test_classes_that_a_client_lacks_do_not_count():
-    own = schemes.get("fedproto")(schemes.settings_of("fedproto")(), Facts(10, 64, 10, 0, 0, 0))
+    own = schemes.get("fedproto")(schemes.settings_of("fedproto")(), RunInfo(10, 64, 10, 0, 0, 0))
     tensors = {"count_C": torch.tensor([3.0, 0, 0, 1, 0, 0, 0, 0, 0, 9]), "feature_CD": torch.ones(10, 64)}
     assert own.report_floats(tensors) == own.message_floats(tensors) == 192

@@ -39,7 +39,7 @@ def test_local_clients_never_hear_of_each_other(data):
     run.play(2)
     for client, net in zip(run.clients, expected):
         own = loaded(run, client.state["model"])
-        for module in (own, net):  # the counters are those of the last model in the workbench
+        for module in (own, net):  # the counters are those of the last model in the local trainer
             for name, buffer in module.named_buffers():
                 if name.endswith("num_batches_tracked"):
                     buffer.zero_()

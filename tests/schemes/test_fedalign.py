@@ -156,14 +156,14 @@ def test_last_stage_is_what_makes_the_last_maps(name):
 
 
 @pytest.fixture
-def prepared(toy_bench, toy_client):
+def prepared(toy_trainer, toy_client):
     """make(overrides...): (scheme, client, batch) of the small net on 6 images of 32 x 32."""
 
     def make(*overrides, **more):
-        bench, client = toy_bench(build("small", **more), "fedalign", *overrides), toy_client([0, 1, 2] * 2)
-        plain.prepare(bench, client)
-        bench.scheme.begin(client)
-        return bench.scheme, client, Batch(2 * random_maps(6, 3, 32, 32) - 1, client.y_train, torch.arange(6))
+        trainer, client = toy_trainer(build("small", **more), "fedalign", *overrides), toy_client([0, 1, 2] * 2)
+        plain.prepare(trainer, client)
+        trainer.scheme.begin(client)
+        return trainer.scheme, client, Batch(2 * random_maps(6, 3, 32, 32) - 1, client.y_train, torch.arange(6))
 
     return make
 
@@ -251,7 +251,7 @@ def test_student_of_full_width_is_the_teacher(prepared):
     assert max(float(each.abs().max()) for each in found.values()) < 1
 
 
-def test_a_model_without_last_stage_is_refused(toy_bench, toy_client):
+def test_a_model_without_last_stage_is_refused(toy_trainer, toy_client):
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -261,9 +261,9 @@ def test_a_model_without_last_stage_is_refused(toy_bench, toy_client):
             feature = self.body(x.flatten(1))
             return feature, self.classifier(feature)
 
-    bench = toy_bench(Own(), "fedalign")
+    trainer = toy_trainer(Own(), "fedalign")
     with pytest.raises(UsageError, match="last_stage") as caught:
-        bench.scheme.begin(plain.prepare(bench, toy_client([0, 1])))
+        trainer.scheme.begin(plain.prepare(trainer, toy_client([0, 1])))
     assert "\n" not in str(caught.value)
 
 

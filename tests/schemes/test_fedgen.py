@@ -18,7 +18,7 @@ from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes import fedgen
-from hkd_hpc.schemes.base import Facts
+from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss
 from hkd_hpc.server import SchemeServer
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 
 
 def scheme_of(classes: int = 3, latent: int = 4, **settings) -> FedGen:
-    return FedGen(FedGenSettings(**settings), Facts(classes, latent, 3, 0, 0, 0))
+    return FedGen(FedGenSettings(**settings), RunInfo(classes, latent, 3, 0, 0, 0))
 
 
 def as_module(state: dict) -> nn.Sequential:
@@ -225,7 +225,7 @@ def test_adam_against_torch_on_given_gradients():
         np.testing.assert_allclose(state["p"].numpy(), parameter.detach().numpy(), rtol=0, atol=1e-12)
 
 
-def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, toy_bench, toy_net, toy_client):
+def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, toy_trainer, toy_net, toy_client):
     rates = []
     monkeypatch.setattr(fedgen, "adam_step", lambda state, gradients, lr, weight_decay: rates.append(lr))
     scheme, server = (
@@ -235,11 +235,11 @@ def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, to
     for server.round in (1, 2, 3, 51):
         scheme.combine(server, some_reports())
     assert rates == pytest.approx([3e-4, 2.94e-4, 2.8812e-4, 3e-4 * 0.364170], rel=1e-5)
-    bench, client = toy_bench(toy_net(), "fedgen"), toy_client(LABELS)
-    message = {name: torch.zeros(shape) for name, shape in bench.scheme.message_shapes().items()}
+    trainer, client = toy_trainer(toy_net(), "fedgen"), toy_client(LABELS)
+    message = {name: torch.zeros(shape) for name, shape in trainer.scheme.message_shapes().items()}
     factors = []
     for round in (2, 3, 51):
-        bench.scheme.begin(plain.prepare(bench, client, message, round))
+        trainer.scheme.begin(plain.prepare(trainer, client, message, round))
         factors.append(client.cache["factor"])
     assert factors == pytest.approx([0.98, 0.9604, 0.364170], rel=1e-5)
 
@@ -312,24 +312,24 @@ def identity_net() -> Net:
     return net
 
 
-def prepared(toy_bench, toy_client, vector, *overrides, round: int = 2):
-    bench, client = toy_bench(identity_net(), "fedgen", *overrides), toy_client(LABELS)
-    plain.prepare(bench, client, constant_generator(bench.scheme, vector), round)
-    bench.scheme.begin(client)
-    return bench.scheme, client
+def prepared(toy_trainer, toy_client, vector, *overrides, round: int = 2):
+    trainer, client = toy_trainer(identity_net(), "fedgen", *overrides), toy_client(LABELS)
+    plain.prepare(trainer, client, constant_generator(trainer.scheme, vector), round)
+    trainer.scheme.begin(client)
+    return trainer.scheme, client
 
 
 TWO = Batch(torch.tensor([[0.0, 0, 0], [math.log(4), 0, 0]]).reshape(2, 3, 1, 1), torch.tensor([0, 2]), torch.arange(2))
 
 
-def test_terms_by_hand(toy_bench, toy_client):
+def test_terms_by_hand(toy_trainer, toy_client):
     """Generated vector (log 2, 0, 0): prediction t = (2,1,1) / 4. Own predictions (1,1,1) / 3 and (4,1,1) / 6.
 
     Divergence: sum t log(t / p), mean of the two, times beta .98. Only label 0 exists: cross-entropy log 2 on 6
     vectors, so times alpha .98 (6 / 2).
     """
     more = ("scheme.alpha=0.5", "scheme.beta=0.7", "scheme.generator_batch=6")
-    scheme, client = prepared(toy_bench, toy_client, [math.log(2), 0, 0], *more)
+    scheme, client = prepared(toy_trainer, toy_client, [math.log(2), 0, 0], *more)
     client.message["count_C"] = torch.tensor([9.0, 0, 0])
     scheme.begin(client)
     terms = scheme.loss(client, TWO)
@@ -341,16 +341,16 @@ def test_terms_by_hand(toy_bench, toy_client):
     assert terms["divergence"].item() == pytest.approx(0.7 * 0.98 * (first + second) / 2, rel=1e-5)
 
 
-def test_direction_of_the_divergence(toy_bench, toy_client):
+def test_direction_of_the_divergence(toy_trainer, toy_client):
     """t = (98,1,1) / 100 against p = (1,1,1) / 3: .98 log 2.94 + .02 log .03; the other direction gives 1.98."""
-    scheme, client = prepared(toy_bench, toy_client, [math.log(98), 0, 0], "scheme.beta=1", "scheme.decay=1")
+    scheme, client = prepared(toy_trainer, toy_client, [math.log(98), 0, 0], "scheme.beta=1", "scheme.decay=1")
     batch = Batch(torch.zeros(1, 3, 1, 1), torch.tensor([0]), torch.arange(1))
     expected = 0.98 * math.log(2.94) + 0.02 * math.log(0.03)
     assert scheme.loss(client, batch)["divergence"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_small_step_lowers_the_divergence_and_its_target_is_constant(toy_bench, toy_client):
-    scheme, client = prepared(toy_bench, toy_client, [1.0, -1.0, 0.5])
+def test_a_small_step_lowers_the_divergence_and_its_target_is_constant(toy_trainer, toy_client):
+    scheme, client = prepared(toy_trainer, toy_client, [1.0, -1.0, 0.5])
     before = scheme.loss(client, TWO)["divergence"]
     found = plain.gradient(client.net, before)
     p = torch.softmax(TWO.x_BCHW.reshape(2, 3), 1)
@@ -363,17 +363,17 @@ def test_a_small_step_lowers_the_divergence_and_its_target_is_constant(toy_bench
     assert found["extractor.1.weight"].any()
 
 
-def test_generated_term_reaches_the_classifier_alone_and_the_generator_is_constant(toy_bench, toy_client):
-    scheme, client = prepared(toy_bench, toy_client, [1.0, -1.0, 0.5])
+def test_generated_term_reaches_the_classifier_alone_and_the_generator_is_constant(toy_trainer, toy_client):
+    scheme, client = prepared(toy_trainer, toy_client, [1.0, -1.0, 0.5])
     found = plain.gradient(client.net, scheme.loss(client, TWO)["generated"])
     assert found["classifier.weight"].any()
     assert not found["extractor.1.weight"].any()
     assert not any(tensor.requires_grad for tensor in client.message.values())
 
 
-def test_clients_draw_labels_of_the_federation_and_their_own(monkeypatch, toy_bench, toy_client):
+def test_clients_draw_labels_of_the_federation_and_their_own(monkeypatch, toy_trainer, toy_client):
     """y' evenly among the classes of the message, held by this client or not; y are the labels of the batch."""
-    scheme, client = prepared(toy_bench, toy_client, [0.0, 0, 0], "scheme.generator_batch=300")
+    scheme, client = prepared(toy_trainer, toy_client, [0.0, 0, 0], "scheme.generator_batch=300")
     client.message["count_C"] = torch.tensor([0.0, 1.0, 500.0])
     scheme.begin(client)
     asked, original = [], scheme._generate_for
@@ -389,39 +389,39 @@ def test_clients_draw_labels_of_the_federation_and_their_own(monkeypatch, toy_be
     assert 110 < asked[0].count(1) < 190
 
 
-def test_round_one_is_unassisted(toy_bench, toy_client):
-    scheme, client = prepared(toy_bench, toy_client, [0.0, 0, 0], round=1)
+def test_round_one_is_unassisted(toy_trainer, toy_client):
+    scheme, client = prepared(toy_trainer, toy_client, [0.0, 0, 0], round=1)
     client.message = {name: torch.zeros(shape) for name, shape in scheme.message_shapes().items()}
     scheme.begin(client)
     terms = scheme.loss(client, TWO)
     assert terms["generated"].item() == terms["divergence"].item() == 0.0
 
 
-def test_report_is_the_head_and_the_label_counts(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(), "fedgen"), toy_client([0, 0, 2, 2, 2])
-    report = bench.scheme.report(plain.prepare(bench, client))
-    bench.flat.values_V.zero_()
+def test_report_is_the_head_and_the_label_counts(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(), "fedgen"), toy_client([0, 0, 2, 2, 2])
+    report = trainer.scheme.report(plain.prepare(trainer, client))
+    trainer.flat.values_V.zero_()
     assert report["count_C"].tolist() == [2.0, 0.0, 3.0]
     assert report["head_CD"].any()
     assert report["head_bias_C"].any()
 
 
 @pytest.mark.parametrize("change", ["no bias", "not linear"])
-def test_a_head_that_is_no_matrix_and_bias_is_refused(toy_bench, toy_net, toy_client, change):
+def test_a_head_that_is_no_matrix_and_bias_is_refused(toy_trainer, toy_net, toy_client, change):
     """The server trains its generator against the heads of the clients."""
     net = toy_net()
-    bench = toy_bench(net, "fedgen")
+    trainer = toy_trainer(net, "fedgen")
     net.classifier = nn.Linear(4, 3, bias=False) if change == "no bias" else nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(UsageError, match="fedgen.*classifier") as caught:
-        bench.scheme.begin(plain.prepare(bench, toy_client([0, 1]), constant_generator(bench.scheme, [0.0] * 4)))
+        trainer.scheme.begin(plain.prepare(trainer, toy_client([0, 1]), constant_generator(trainer.scheme, [0.0] * 4)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("in_float64")
-def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
+def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
     more = ("scheme.noise_size=3", "scheme.hidden=6", "scheme.generator_batch=5", "train.epochs=3", "scheme.alpha=0.5")
-    bench, client = toy_bench(toy_net(), "fedgen", *more), toy_client(LABELS, id=2)
-    scheme = bench.scheme
+    trainer, client = toy_trainer(toy_net(), "fedgen", *more), toy_client(LABELS, id=2)
+    scheme = trainer.scheme
     state = scheme._new_generator(rng.stream(0, "some generator"))
     state["mean"], state["variance"] = torch.rand(6), torch.rand(6) + 0.5
     message = {name: state[name] for name in scheme.message_shapes() if name != "count_C"}
@@ -440,9 +440,9 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
         divergence = (t * (t.log() - torch.log_softmax(logits, 1))).sum(1).mean()
         return 0.9604 * (0.5 * 5 / len(labels) * generated + 10 * divergence)
 
-    reference = plain.train(plain.double(bench.flat.net), client, terms, epochs=3, batch=8, round=3)
-    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], message, 3)
-    plain.assert_same_model(bench.flat.net, reference)
+    reference = plain.train(plain.double(trainer.flat.net), client, terms, epochs=3, batch=8, round=3)
+    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 3)
+    plain.assert_same_model(trainer.flat.net, reference)
 
 
 # ---- the form of FedGen's paper
@@ -493,9 +493,9 @@ def test_the_server_draws_normal_noise_and_labels_by_their_counts(monkeypatch):
     assert all(torch.isfinite(tensor).all() for tensor in message.values())
 
 
-def test_the_client_of_the_paper_has_one_term_of_weight_one(monkeypatch, toy_bench, toy_client):
+def test_the_client_of_the_paper_has_one_term_of_weight_one(monkeypatch, toy_trainer, toy_client):
     """Only label 0 exists; the generated vector gives it probability 1/2: log 2 at any round, for any batch size."""
-    scheme, client = prepared(toy_bench, toy_client, [math.log(2), 0, 0], *PAPER, round=40)
+    scheme, client = prepared(toy_trainer, toy_client, [math.log(2), 0, 0], *PAPER, round=40)
     client.message["count_C"] = torch.tensor([9.0, 0, 0])
     scheme.begin(client)
     asked, original = [], scheme._generate_for
@@ -507,8 +507,8 @@ def test_the_client_of_the_paper_has_one_term_of_weight_one(monkeypatch, toy_ben
     assert asked == [2]
 
 
-def test_the_client_draws_labels_by_their_counts(monkeypatch, toy_bench, toy_client):
-    scheme, client = prepared(toy_bench, toy_client, [0.0, 0, 0], *PAPER)
+def test_the_client_draws_labels_by_their_counts(monkeypatch, toy_trainer, toy_client):
+    scheme, client = prepared(toy_trainer, toy_client, [0.0, 0, 0], *PAPER)
     client.message["count_C"] = torch.tensor([0.0, 100.0, 300.0])
     scheme.begin(client)
     asked, original = [], scheme._generate_for

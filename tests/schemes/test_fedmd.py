@@ -37,16 +37,16 @@ def identity_net() -> Net:
 
 
 @pytest.fixture
-def prepared(toy_bench, toy_client):
-    """make(net, public images, soft_AC, overrides...): (bench, client) in round 2 after `begin`."""
+def prepared(toy_trainer, toy_client):
+    """make(net, public images, soft_AC, overrides...): (trainer, client) in round 2 after `begin`."""
 
     def make(net, x_public, soft_AC, *overrides):
-        bench, client = toy_bench(net, "fedmd", *overrides), toy_client(LABELS, id=2)
-        bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=len(x_public))
+        trainer, client = toy_trainer(net, "fedmd", *overrides), toy_client(LABELS, id=2)
+        trainer.scheme.facts = dataclasses.replace(trainer.scheme.facts, public=len(x_public))
         client.x_public = x_public
-        plain.prepare(bench, client, {"soft_AC": soft_AC})
-        bench.scheme.begin(client)
-        return bench, client
+        plain.prepare(trainer, client, {"soft_AC": soft_AC})
+        trainer.scheme.begin(client)
+        return trainer, client
 
     return make
 
@@ -76,9 +76,9 @@ def test_divergence_by_hand(prepared):
     net = identity_net()
     nn.init.zeros_(net.classifier.weight)
     soft_AC = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
-    bench, client = prepared(net, public_images(2, side=1), soft_AC, "scheme.lam=0.4")
-    terms = bench.scheme.loss(client, Batch(torch.zeros(2, 3, 1, 1), torch.tensor([0, 1]), torch.arange(2)))
-    assert tuple(terms) == bench.scheme.terms == ("cross_entropy", "distillation")
+    trainer, client = prepared(net, public_images(2, side=1), soft_AC, "scheme.lam=0.4")
+    terms = trainer.scheme.loss(client, Batch(torch.zeros(2, 3, 1, 1), torch.tensor([0, 1]), torch.arange(2)))
+    assert tuple(terms) == trainer.scheme.terms == ("cross_entropy", "distillation")
     assert terms["distillation"].item() == pytest.approx(0.4 * (math.log(3) + math.log(1.5)) / 2, rel=1e-6)
 
 
@@ -87,47 +87,49 @@ def test_temperature_divides_the_logits(prepared):
     x_public = torch.tensor([[255, 0, 0], [255, 0, 0]], dtype=torch.uint8).reshape(2, 3, 1, 1)
     soft_AC = torch.tensor([[0.2, 0.8, 0.0]] * 2)
     for temperature in (0.5, 2.0):
-        bench, client = prepared(identity_net(), x_public, soft_AC, "scheme.lam=1", f"scheme.temperature={temperature}")
+        trainer, client = prepared(
+            identity_net(), x_public, soft_AC, "scheme.lam=1", f"scheme.temperature={temperature}"
+        )
         z = np.array([1.0, -1.0, -1.0]) / temperature
         student = np.exp(z) / np.exp(z).sum()
         expected = 0.2 * np.log(0.2 / student[0]) + 0.8 * np.log(0.8 / student[1])
-        assert bench.scheme._distil(client, 2).item() == pytest.approx(expected, rel=1e-5)
+        assert trainer.scheme._distil(client, 2).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_small_step_lowers_the_divergence(prepared, toy_net):
     soft_AC = torch.softmax(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), 1)
-    bench, client = prepared(toy_net(), public_images(8), soft_AC)
-    before = bench.scheme._distil(client, 8)
+    trainer, client = prepared(toy_net(), public_images(8), soft_AC)
+    before = trainer.scheme._distil(client, 8)
     found = plain.gradient(client.net, before)
     with torch.no_grad():
         for name, parameter in client.net.named_parameters():
             parameter -= 0.1 * found[name]
-    assert bench.scheme._distil(client, 8).item() < before.item()
+    assert trainer.scheme._distil(client, 8).item() < before.item()
     assert all(found[name].any() for name in ("extractor.1.weight", "classifier.weight"))
 
 
 def test_round_one_is_unassisted(prepared, toy_net):
-    bench, client = prepared(toy_net(), public_images(8), torch.zeros(8, 3))
+    trainer, client = prepared(toy_net(), public_images(8), torch.zeros(8, 3))
     client.round = 1
-    bench.scheme.begin(client)
-    assert bench.scheme.loss(client, batch_of(client))["distillation"].item() == 0.0
+    trainer.scheme.begin(client)
+    assert trainer.scheme.loss(client, batch_of(client))["distillation"].item() == 0.0
 
 
 # ---- the teacher
 
 
 def test_report_is_the_soft_prediction_in_eval_mode(prepared, toy_net):
-    bench, client = prepared(toy_net(), public_images(5), torch.zeros(5, 3))
-    bench.flat.net.extractor[2].running_mean.fill_(0.3)
+    trainer, client = prepared(toy_net(), public_images(5), torch.zeros(5, 3))
+    trainer.flat.net.extractor[2].running_mean.fill_(0.3)
     with torch.no_grad():
-        logits = plain.double(bench.flat.net).eval()(plain.images(client.x_public))[1]
+        logits = plain.double(trainer.flat.net).eval()(plain.images(client.x_public))[1]
     expected = torch.softmax(2 * logits, 1).numpy()  # T = .5
-    np.testing.assert_allclose(bench.scheme.report(client)["soft_AC"].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(trainer.scheme.report(client)["soft_AC"].numpy(), expected, atol=1e-6)
 
 
-def test_teacher_is_the_plain_mean(toy_bench, toy_net):
+def test_teacher_is_the_plain_mean(toy_trainer, toy_net):
     soft_MAC = torch.tensor([[[1.0, 0, 0]], [[0.0, 1, 0]], [[0.0, 0.5, 0.5]], [[0.0, 0.5, 0.5]]])
-    message = toy_bench(toy_net(), "fedmd").scheme.combine(None, {"soft_AC": soft_MAC})
+    message = toy_trainer(toy_net(), "fedmd").scheme.combine(None, {"soft_AC": soft_MAC})
     assert message["soft_AC"].tolist() == [[0.25, 0.5, 0.25]]
 
 
@@ -165,8 +167,8 @@ def test_public_images_do_not_depend_on_how_the_others_are_dealt(data, more):
 
 
 def drawn(prepared, toy_net, images: int, sizes: list[int]) -> list[list[int]]:
-    bench, client = prepared(toy_net(), public_images(images), torch.zeros(images, 3))
-    return [bench.scheme._next_public(client, size).tolist() for size in sizes]
+    trainer, client = prepared(toy_net(), public_images(images), torch.zeros(images, 3))
+    return [trainer.scheme._next_public(client, size).tolist() for size in sizes]
 
 
 @pytest.mark.parametrize(
@@ -196,40 +198,42 @@ def test_fewer_public_images_than_a_batch_are_all_used(prepared, toy_net):
 
 
 def test_order_is_the_clients_own_in_this_round(prepared, toy_net):
-    bench, client = prepared(toy_net(), public_images(20), torch.zeros(20, 3))
+    trainer, client = prepared(toy_net(), public_images(20), torch.zeros(20, 3))
     expected = rng.stream(0, "public batches", 2, 2).permutation(20).tolist()
-    assert bench.scheme._next_public(client, 20).tolist() == expected
+    assert trainer.scheme._next_public(client, 20).tolist() == expected
 
 
 @pytest.mark.parametrize("rule", ["keep", "train"])
 def test_whether_public_images_enter_the_batch_norm_statistics(prepared, toy_net, rule):
-    bench, client = prepared(toy_net(), public_images(8), torch.full((8, 3), 1 / 3), f"scheme.public_batchnorm={rule}")
-    reference, batch = plain.double(bench.flat.net), batch_of(client)
+    trainer, client = prepared(
+        toy_net(), public_images(8), torch.full((8, 3), 1 / 3), f"scheme.public_batchnorm={rule}"
+    )
+    reference, batch = plain.double(trainer.flat.net), batch_of(client)
     with torch.no_grad():
         reference(batch.x_BCHW.double())
         if rule == "train":
             index = rng.stream(0, "public batches", 2, 2).permutation(8)[:4]
             reference(plain.images(client.x_public[index]))
-    bench.scheme.loss(client, batch)
-    own, expected = bench.flat.net.extractor[2], reference.extractor[2]
+    trainer.scheme.loss(client, batch)
+    own, expected = trainer.flat.net.extractor[2], reference.extractor[2]
     assert own.num_batches_tracked.item() == expected.num_batches_tracked.item() == (1 if rule == "keep" else 2)
     np.testing.assert_allclose(own.running_mean.numpy(), expected.running_mean.numpy(), atol=1e-6)
     np.testing.assert_allclose(own.running_var.numpy(), expected.running_var.numpy(), atol=1e-6)
-    assert bench.flat.net.training
+    assert trainer.flat.net.training
 
 
 @pytest.mark.parametrize("rule", ["keep", "train"])
 def test_public_batches_are_normalised_by_their_own_statistics(prepared, toy_net, rule):
     """Running statistics that fit nothing change nothing; the term is that of a plain net in train mode."""
     soft_AC = torch.softmax(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), 1)
-    bench, client = prepared(toy_net(), public_images(8), soft_AC, f"scheme.public_batchnorm={rule}", "scheme.lam=1")
+    trainer, client = prepared(toy_net(), public_images(8), soft_AC, f"scheme.public_batchnorm={rule}", "scheme.lam=1")
     index = rng.stream(0, "public batches", 2, 2).permutation(8)[:4]
     with torch.no_grad():
-        logits = plain.double(bench.flat.net).train()(plain.images(client.x_public[index]))[1]
+        logits = plain.double(trainer.flat.net).train()(plain.images(client.x_public[index]))[1]
     p, q = soft_AC[index].double().numpy(), torch.softmax(logits / 0.5, 1).numpy()
-    bench.flat.net.extractor[2].running_mean.fill_(50.0)
-    bench.flat.net.extractor[2].running_var.fill_(1e-4)
-    assert bench.scheme._distil(client, 4).item() == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-5)
+    trainer.flat.net.extractor[2].running_mean.fill_(50.0)
+    trainer.flat.net.extractor[2].running_var.fill_(1e-4)
+    assert trainer.scheme._distil(client, 4).item() == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -261,10 +265,10 @@ def test_one_public_image(data, rule):
 
 
 @pytest.mark.usefixtures("in_float64")
-def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
+def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
     """public_batchnorm=keep: the public pass in train mode, on copies of the running statistics."""
-    bench, client = toy_bench(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)
-    bench.scheme.facts = dataclasses.replace(bench.scheme.facts, public=12)
+    trainer, client = toy_trainer(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)
+    trainer.scheme.facts = dataclasses.replace(trainer.scheme.facts, public=12)
     client.x_public = public_images(12)
     soft_AC = torch.softmax(torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), 1)
     stream = rng.stream(0, "public batches", 2, 2)
@@ -277,9 +281,9 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
         p, q = soft_AC[public].double(), torch.softmax(student / 0.5, 1)
         return 2 * (p * (p / q).log()).sum(1).mean()
 
-    reference = plain.train(plain.double(bench.flat.net), client, distil, epochs=3, batch=8, round=2)
-    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {"soft_AC": soft_AC}, 2)
-    plain.assert_same_model(bench.flat.net, reference)
+    reference = plain.train(plain.double(trainer.flat.net), client, distil, epochs=3, batch=8, round=2)
+    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {"soft_AC": soft_AC}, 2)
+    plain.assert_same_model(trainer.flat.net, reference)
     assert not order
 
 

@@ -11,7 +11,7 @@ import torch
 from federation import Federation, Round, same_model, save_images
 
 from hkd_hpc import assemble, schemes
-from hkd_hpc.client import Workbench
+from hkd_hpc.client import LocalTrainer
 from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import Lanes, fitting
 from hkd_hpc.gpu.graphs import Graphs
@@ -68,7 +68,7 @@ def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     """Here a recorded epoch is simply called again, on the staged tensors."""
     run = Federation(data, scheme, *LONGER, *more)
     calls = []
-    run.job.bench.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
+    run.job.trainer.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
     assert same(run.play(ROUNDS), usual(scheme, more))
     assert len(calls) > len(set(calls)) > 0  # recorded, and replayed
 
@@ -77,7 +77,7 @@ def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
 def test_which_schemes_can_be_recorded(name):
     scheme = object.__new__(schemes.get(name))
     net = Net(torch.nn.Flatten(), 4, 3)
-    expected = f"{type(scheme).__name__} does not say `captures = True`" if name in DRAWING else ""
+    expected = f"{type(scheme).__name__} does not say `cuda_graph_safe = True`" if name in DRAWING else ""
     assert graphs.why_not(scheme, net, torch.device("cuda")) == expected
     assert graphs.why_not(scheme, net, torch.device("cpu")) == "there is no GPU"
 
@@ -92,9 +92,9 @@ class OwnNet(Net):
 
 def test_a_promise_is_not_inherited():
     net, gpu = Net(torch.nn.Flatten(), 4, 3), torch.device("cuda")
-    assert graphs.why_not(object.__new__(Derived), net, gpu) == "Derived does not say `captures = True`"
+    assert graphs.why_not(object.__new__(Derived), net, gpu) == "Derived does not say `cuda_graph_safe = True`"
     assert graphs.why_not(object.__new__(FedHKD), OwnNet(torch.nn.Flatten(), 4, 3), gpu) == (
-        "OwnNet does not say `captures = True`"
+        "OwnNet does not say `cuda_graph_safe = True`"
     )
 
 
@@ -220,7 +220,7 @@ def refuse(work):
 )  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
     run = Federation(data, "fedhkd", *LONGER)
-    run.job.bench.graphs = Graphs(record)
+    run.job.trainer.graphs = Graphs(record)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     assert capsys.readouterr().err == (
         f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes on without graphs\n"
@@ -229,11 +229,11 @@ def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, rec
 
 def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, capsys):
     run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for bench in run.job.worker.lanes.benches:
-        bench.graphs = Graphs(refuse_memory)
-        bench.graphs.alone = False
+    for trainer in run.job.worker.lanes.trainers:
+        trainer.graphs = Graphs(refuse_memory)
+        trainer.graphs.alone = False
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
-    [last] = run.job.worker.lanes.benches
+    [last] = run.job.worker.lanes.trainers
     assert last.graphs.alone
     assert last.graphs.failed
     assert [line[:60] for line in capsys.readouterr().err.splitlines()] == [
@@ -245,7 +245,7 @@ def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, 
 class ReadsState(Scheme):
     """Breaks its promise: the state of a client is not on the stage."""
 
-    captures = True
+    cuda_graph_safe = True
 
     def client_state_shapes(self):
         return {"scale": ()}
@@ -257,33 +257,33 @@ class ReadsState(Scheme):
         return {"cross_entropy": super().loss(client, batch)["cross_entropy"] * client.state["scale"]}
 
 
-def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_bench, toy_net, toy_client, capsys):
-    bench, client = toy_bench(toy_net(batch_norm=False), "fedavg", "train.epochs=4"), toy_client([0, 1, 2])
-    bench.scheme = ReadsState(bench.scheme.settings, bench.scheme.facts)
-    start_V, counters = bench.flat.values_V.clone(), [counter.clone() for counter in bench.flat.counters]
-    bench.run(client, start_V, counters, {}, 1)
-    usual_V = bench.flat.values_V.clone()
-    bench.graphs = Graphs(lambda work: [work(), work][1])  # a recording runs the Python
-    bench.run(client, start_V, counters, {}, 1)
-    assert torch.equal(bench.flat.values_V, usual_V)
+def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, toy_net, toy_client, capsys):
+    trainer, client = toy_trainer(toy_net(batch_norm=False), "fedavg", "train.epochs=4"), toy_client([0, 1, 2])
+    trainer.scheme = ReadsState(trainer.scheme.settings, trainer.scheme.facts)
+    start_V, counters = trainer.flat.values_V.clone(), [counter.clone() for counter in trainer.flat.counters]
+    trainer.run(client, start_V, counters, {}, 1)
+    usual_V = trainer.flat.values_V.clone()
+    trainer.graphs = Graphs(lambda work: [work(), work][1])  # a recording runs the Python
+    trainer.run(client, start_V, counters, {}, 1)
+    assert torch.equal(trainer.flat.values_V, usual_V)
     assert "(KeyError: 'scale')" in capsys.readouterr().err
 
 
-def test_steps_are_counted_where_python_takes_none(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
-    bench.graphs = Graphs(lambda work: (lambda done: lambda: done)(work()))
-    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
-    assert bench.steps == 10
+def test_steps_are_counted_where_python_takes_none(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
+    trainer.graphs = Graphs(lambda work: (lambda done: lambda: done)(work()))
+    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+    assert trainer.steps == 10
 
 
 # ---- lanes
 
 
 def with_lanes(run: Federation, lanes: int) -> Federation:
-    """So many workbenches, each as assemble makes the first."""
+    """So many local trainers, each as assemble makes the first."""
     job = run.job
     flat = lambda: assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device)
-    job.worker.lanes = Lanes([job.bench, *(Workbench(flat(), run.scheme, job.config) for _ in range(lanes - 1))])
+    job.worker.lanes = Lanes([job.trainer, *(LocalTrainer(flat(), run.scheme, job.config) for _ in range(lanes - 1))])
     return run
 
 
@@ -292,15 +292,15 @@ def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
     for lanes in (2, 3):
         run = with_lanes(Federation(data, scheme, *LONGER, *more), lanes)
         assert same(run.play(ROUNDS), usual(scheme, more))
-        steps = [bench.steps for bench in run.job.worker.lanes.benches]
+        steps = [trainer.steps for trainer in run.job.worker.lanes.trainers]
         assert run.job.worker.lanes.steps == sum(steps)
         assert scheme == "central" or all(steps[:2])
 
 
 def test_graphs_on_lanes(data, usual):
     run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for bench in run.job.worker.lanes.benches:
-        bench.graphs = Graphs(lambda work: work)
+    for trainer in run.job.worker.lanes.trainers:
+        trainer.graphs = Graphs(lambda work: work)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
 
 
@@ -326,49 +326,49 @@ class Seen(Scheme):
         return {}
 
 
-def toy_lanes(toy_bench, toy_net, lanes, **more):
-    benches = [toy_bench(toy_net(batch_norm=False)) for _ in range(lanes)]
-    scheme = Seen(benches[0].scheme, **more)
-    for bench in benches:
-        bench.scheme = scheme
-    return Lanes(benches), scheme
+def toy_lanes(toy_trainer, toy_net, lanes, **more):
+    trainers = [toy_trainer(toy_net(batch_norm=False)) for _ in range(lanes)]
+    scheme = Seen(trainers[0].scheme, **more)
+    for trainer in trainers:
+        trainer.scheme = scheme
+    return Lanes(trainers), scheme
 
 
 def tasks(lanes, clients):
-    start_V = lanes.benches[0].flat.values_V.clone()
+    start_V = lanes.trainers[0].flat.values_V.clone()
     return [(client, start_V, [], {}, 1, None) for client in clients]
 
 
-def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_bench, toy_net, toy_client):
-    lanes, scheme = toy_lanes(toy_bench, toy_net, 2)  # 2 epochs of 1 batch
+def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_trainer, toy_net, toy_client):
+    lanes, scheme = toy_lanes(toy_trainer, toy_net, 2)  # 2 epochs of 1 batch
     waiting = tasks(lanes, [toy_client([0, 1, 2], id=id) for id in range(3)])
     assert len(lanes.train(waiting)) == 2
     assert len(lanes.train(waiting[2:])) == 1
     assert scheme.seen == [0, 1, 0, 1, 2, 2]
 
 
-def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_bench, toy_net, toy_client, capsys):
+def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_trainer, toy_net, toy_client, capsys):
     clients = [toy_client([0, 1, 2], id=id) for id in range(5)]
-    alone, _ = toy_lanes(toy_bench, toy_net, 1)
+    alone, _ = toy_lanes(toy_trainer, toy_net, 1)
     expected = [alone.train([task])[0].loss_by_term for task in tasks(alone, clients)]
-    lanes, _ = toy_lanes(toy_bench, toy_net, 5, room=1)
+    lanes, _ = toy_lanes(toy_trainer, toy_net, 5, room=1)
     waiting, got = tasks(lanes, clients), []
     while waiting:
         trained = lanes.train(waiting)
         got, waiting = got + [each.loss_by_term for each in trained], waiting[len(trained) :]
     assert got == expected
-    assert len(lanes.benches) == 1
+    assert len(lanes.trainers) == 1
     assert capsys.readouterr().err.splitlines() == [
         "hkd_hpc: warning: 5 clients side by side need more memory than there is; from now on 2 (run.lanes)",
         "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)",
     ]
 
 
-def test_a_workbench_that_goes_is_freed(toy_bench, toy_net, toy_client):
+def test_a_workbench_that_goes_is_freed(toy_trainer, toy_net, toy_client):
     """Not only after its client's next round: its memory is what the others need."""
-    lanes, _ = toy_lanes(toy_bench, toy_net, 2, room=1)
+    lanes, _ = toy_lanes(toy_trainer, toy_net, 2, room=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
-    gone = weakref.ref(lanes.benches[1].flat)
+    gone = weakref.ref(lanes.trainers[1].flat)
     lanes.train(tasks(lanes, clients))
     assert gone() is None
     assert clients[1].net is None
@@ -380,20 +380,20 @@ def test_no_client_holds_a_model_between_rounds(data):
     assert all(client.net is client.flat is client.received_V is None for client in run.clients)
 
 
-def test_one_client_that_does_not_fit_is_an_error(toy_bench, toy_net, toy_client):
-    lanes, _ = toy_lanes(toy_bench, toy_net, 1, room=0)
+def test_one_client_that_does_not_fit_is_an_error(toy_trainer, toy_net, toy_client):
+    lanes, _ = toy_lanes(toy_trainer, toy_net, 1, room=0)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         lanes.train(tasks(lanes, [toy_client([0, 1, 2])]))
 
 
-def test_a_client_keeps_its_state_when_lanes_are_halved(toy_bench, toy_net, toy_client):
-    lanes, _ = toy_lanes(toy_bench, toy_net, 2, room=1)
+def test_a_client_keeps_its_state_when_lanes_are_halved(toy_trainer, toy_net, toy_client):
+    lanes, _ = toy_lanes(toy_trainer, toy_net, 2, room=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
     kept = [torch.tensor(float(client.id)) for client in clients]
-    for bench in lanes.benches:
-        bench.config = replace(bench.config, train=replace(bench.config.train, batchnorm="local"))
+    for trainer in lanes.trainers:
+        trainer.config = replace(trainer.config, train=replace(trainer.config.train, batchnorm="local"))
     for client, tensor in zip(clients, kept):
-        client.state = {"statistics": tensor.expand(len(lanes.benches[0].flat.statistics_S))}
+        client.state = {"statistics": tensor.expand(len(lanes.trainers[0].flat.statistics_S))}
     assert len(lanes.train(tasks(lanes, clients))) == 1
     assert list(clients[1].state) == ["statistics"]
 

@@ -37,10 +37,10 @@ def test_defaults_are_the_papers():
     assert (MoonSettings().mu, MoonSettings().tau) == (1.0, 0.5)
 
 
-def prepared(toy_bench, toy_client, *overrides):
+def prepared(toy_trainer, toy_client, *overrides):
     """Cosines with (global, previous) features: (1, 0), (.6, .8), (0, -1); the features in another order and length."""
-    bench, client = toy_bench(identity_net(), "moon", *overrides), toy_client([0, 1, 2])
-    plain.prepare(bench, client)
+    trainer, client = toy_trainer(identity_net(), "moon", *overrides), toy_client([0, 1, 2])
+    plain.prepare(trainer, client)
     client.cache = {
         "contrast": True,
         "global_ND": torch.tensor([[0.0, 9, 0], [3, 0, 0], [5, 0, 0]]),
@@ -48,12 +48,12 @@ def prepared(toy_bench, toy_client, *overrides):
     }
     x_BD = torch.tensor([[2.0, 0, 0], [3, 4, 0], [0, 6, 0]])
     client.cache["global_ND"][0] = torch.tensor([1.0, 0, 0])  # image 0 is the third of the batch
-    return bench.scheme, client, Batch(x_BD.reshape(3, 3, 1, 1), torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
+    return trainer.scheme, client, Batch(x_BD.reshape(3, 3, 1, 1), torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
 
 
-def test_term_by_hand(toy_bench, toy_client):
+def test_term_by_hand(toy_trainer, toy_client):
     """-log of e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau}), written out for tau = .5."""
-    scheme, client, batch = prepared(toy_bench, toy_client, "scheme.mu=3")
+    scheme, client, batch = prepared(toy_trainer, toy_client, "scheme.mu=3")
     e = math.exp
     expected = -(math.log(e(2) / (e(2) + 1)) + math.log(e(1.2) / (e(1.2) + e(1.6))) + math.log(1 / (1 + e(-2)))) / 3
     terms = scheme.loss(client, batch)
@@ -62,14 +62,14 @@ def test_term_by_hand(toy_bench, toy_client):
     assert expected == pytest.approx(0.3889571, abs=1e-6)
 
 
-def test_temperature(toy_bench, toy_client):
-    scheme, client, batch = prepared(toy_bench, toy_client, "scheme.tau=0.1")
+def test_temperature(toy_trainer, toy_client):
+    scheme, client, batch = prepared(toy_trainer, toy_client, "scheme.tau=0.1")
     expected = np.mean([np.log1p(np.exp((p - g) / 0.1)) for g, p in ((1, 0), (0.6, 0.8), (0, -1))])
     assert scheme.loss(client, batch)["contrastive"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_gradient_pulls_towards_the_global_features_and_reaches_no_classifier(toy_bench, toy_client):
-    scheme, client, batch = prepared(toy_bench, toy_client)
+def test_gradient_pulls_towards_the_global_features_and_reaches_no_classifier(toy_trainer, toy_client):
+    scheme, client, batch = prepared(toy_trainer, toy_client)
     found = plain.gradient(client.net, scheme.loss(client, batch)["contrastive"])
     assert not found["classifier.weight"].any()
     assert not found["classifier.bias"].any()
@@ -91,8 +91,8 @@ def test_gradient_pulls_towards_the_global_features_and_reaches_no_classifier(to
     assert (value(1e-2) - value(-1e-2)) / 2e-2 == pytest.approx(expected.item(), rel=1e-2)
 
 
-def test_a_zero_feature_has_a_finite_gradient(toy_bench, toy_client):
-    scheme, client, batch = prepared(toy_bench, toy_client)
+def test_a_zero_feature_has_a_finite_gradient(toy_trainer, toy_client):
+    scheme, client, batch = prepared(toy_trainer, toy_client)
     batch.x_BCHW.zero_()
     client.cache["previous_ND"][1] = 0
     terms = scheme.loss(client, batch)
@@ -110,7 +110,7 @@ def test_round_one_has_no_previous_model_and_is_fedavg(data):
 def test_previous_model_is_the_clients_own_however_long_it_rests(data):
     """2 of 4 clients a round: a client that was away still contrasts with what it trained last, not with the global."""
     run = Federation(data, "moon", "fed.clients=4", "fed.participation=0.5")
-    trained, used, original = {}, [], run.job.bench.run
+    trained, used, original = {}, [], run.job.trainer.run
 
     def watch(client, *rest):
         held = client.state.get("previous")
@@ -123,34 +123,34 @@ def test_previous_model_is_the_clients_own_however_long_it_rests(data):
         assert (result.loss_by_term[1] > 0) == (held is not None)
         return result
 
-    run.job.bench.run = watch
+    run.job.trainer.run = watch
     run.play(8)
     assert max(used) > 1
     assert len(trained) == 4
 
 
-def test_a_model_that_diverged_is_not_kept(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(), "moon"), toy_client(LABELS)
-    bench.scheme.report(plain.prepare(bench, client))
+def test_a_model_that_diverged_is_not_kept(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(), "moon"), toy_client(LABELS)
+    trainer.scheme.report(plain.prepare(trainer, client))
     kept = client.state["previous"].clone()
-    bench.flat.values_V[3] = float("nan")
-    assert bench.scheme.report(client) == {}
+    trainer.flat.values_V[3] = float("nan")
+    assert trainer.scheme.report(client) == {}
     assert torch.equal(client.state["previous"], kept)
 
 
-def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(), "moon"), toy_client(LABELS)
-    previous = toy_bench(toy_net(seed=1), "moon").flat
+def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(), "moon"), toy_client(LABELS)
+    previous = toy_trainer(toy_net(seed=1), "moon").flat
     previous.net.extractor[2].running_mean.fill_(0.7)  # its own statistics count too
     client.state["previous"] = previous.values_V.clone()
-    plain.prepare(bench, client)
-    counters = [c.clone() for c in bench.flat.counters]
-    bench.scheme.begin(client)
-    assert torch.equal(bench.flat.values_V, client.received_V)
-    assert bench.flat.net.training
-    assert all(map(torch.equal, counters, bench.flat.counters))
+    plain.prepare(trainer, client)
+    counters = [c.clone() for c in trainer.flat.counters]
+    trainer.scheme.begin(client)
+    assert torch.equal(trainer.flat.values_V, client.received_V)
+    assert trainer.flat.net.training
+    assert all(map(torch.equal, counters, trainer.flat.counters))
     x = plain.images(client.x_train)
-    for name, net in (("global_ND", bench.flat.net), ("previous_ND", previous.net)):
+    for name, net in (("global_ND", trainer.flat.net), ("previous_ND", previous.net)):
         expected = plain.double(net).eval()(x)[0].detach()
         np.testing.assert_allclose(client.cache[name].numpy(), expected.numpy(), atol=1e-5)
         assert not client.cache[name].requires_grad
@@ -158,12 +158,12 @@ def test_begin_uses_both_models_in_eval_mode_and_leaves_no_trace(toy_bench, toy_
 
 
 @pytest.mark.usefixtures("in_float64")
-def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
-    bench, client = toy_bench(toy_net(), "moon", "scheme.mu=2", "train.epochs=3"), toy_client(LABELS, id=2)
-    previous = toy_bench(toy_net(seed=1), "moon").flat
+def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
+    trainer, client = toy_trainer(toy_net(), "moon", "scheme.mu=2", "train.epochs=3"), toy_client(LABELS, id=2)
+    previous = toy_trainer(toy_net(seed=1), "moon").flat
     client.state["previous"] = previous.values_V.clone()
-    reference = plain.double(bench.flat.net)
-    frozen, x = [plain.double(net).eval() for net in (bench.flat.net, previous.net)], plain.images(client.x_train)
+    reference = plain.double(trainer.flat.net)
+    frozen, x = [plain.double(net).eval() for net in (trainer.flat.net, previous.net)], plain.images(client.x_train)
 
     def contrast(net, feature, logits, labels, index):
         with torch.no_grad():
@@ -172,6 +172,6 @@ def test_local_training_equals_a_plain_loop(toy_bench, toy_net, toy_client):
         return 2 * F.cross_entropy(torch.stack(cosines, 1) / 0.5, torch.zeros(len(index), dtype=torch.int64))
 
     plain.train(reference, client, contrast, epochs=3, batch=8, round=2)
-    bench.run(client, bench.flat.values_V.clone(), [torch.tensor(0)], {}, 2)
-    plain.assert_same_model(bench.flat.net, reference)
-    assert torch.equal(client.state["previous"], bench.flat.values_V)
+    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 2)
+    plain.assert_same_model(trainer.flat.net, reference)
+    assert torch.equal(client.state["previous"], trainer.flat.values_V)

@@ -10,7 +10,7 @@ import torch
 
 from hkd_hpc import assemble, payload, rounds
 from hkd_hpc.cohort import draw_cohort
-from hkd_hpc.comm.control.base import Alone
+from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.config import config
 
@@ -74,10 +74,10 @@ class Federation:
     """`job` is the product's; `play` goes on for some rounds."""
 
     def __init__(self, data: Path, scheme: str, *more: str, device: str = "cpu"):
-        comm = LocalComm(Alone(), 0, ["here"], (0, 1), torch.device(device), "one process")
+        comm = LocalComm(NullControl(), 0, ["here"], (0, 1), torch.device(device), "one process")
         self.job = assemble.build(config.resolve(overrides=settings(data, scheme, *more)), comm, None)
-        self.scheme, self.clients = self.job.bench.scheme, self.job.worker.clients
-        self.net, self.flat = self.job.bench.flat.net, self.job.bench.flat
+        self.scheme, self.clients = self.job.trainer.scheme, self.job.worker.clients
+        self.net, self.flat = self.job.trainer.flat.net, self.job.trainer.flat
 
     @property
     def message(self) -> dict[str, torch.Tensor]:

@@ -49,12 +49,12 @@ def assert_same_model(net: nn.Module, expected: nn.Module) -> None:
         np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), rtol=0, atol=TOLERANCE, err_msg=name)
 
 
-def prepare(bench, client, message=None, round: int = 2):
-    """The client at the start of a round on this bench, as Workbench.run has it when it calls `begin`."""
-    weights_V = bench.flat.values_V.clone()
-    client.net, client.flat, client.received_V = bench.flat.net, bench.flat, weights_V
+def prepare(trainer, client, message=None, round: int = 2):
+    """The client at the start of a round on this trainer, as LocalTrainer.run has it when it calls `begin`."""
+    weights_V = trainer.flat.values_V.clone()
+    client.net, client.flat, client.received_V = trainer.flat.net, trainer.flat, weights_V
     client.message, client.round, client.cache = message or {}, round, {}
-    bench.flat.net.train()
+    trainer.flat.net.train()
     return client
 
 

@@ -140,16 +140,16 @@ def on_place(round: int | None, phase: str, action: Callable[[], None]) -> None:
 
 def count_training(path: Path) -> None:
     """Append a line "round client" to `path` for every local training of this rank."""
-    from hkd_hpc.client import Workbench
+    from hkd_hpc.client import LocalTrainer
 
-    original = Workbench.run
+    original = LocalTrainer.run
 
     def run(self, client, weights_V, counters, message, round, *rest):
         with open(path, "a") as file:
             file.write(f"{round} {client.id}\n")
         return original(self, client, weights_V, counters, message, round, *rest)
 
-    Workbench.run = run
+    LocalTrainer.run = run
 
 
 def trained(path: Path) -> list[tuple[int, int]]:

@@ -17,11 +17,11 @@ import torch
 
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import CHUNK
-from hkd_hpc.client import Client, Workbench
+from hkd_hpc.client import Client, LocalTrainer
 from hkd_hpc.config import config as config_module
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.schemes.base import Facts
+from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.server import SchemeServer
 from hkd_hpc.worker import Worker
 
@@ -61,9 +61,9 @@ class Round:
     """One scheme's round on a given model."""
 
     def __init__(self, flat: FlatModel, config: config_module.Config, images: int):
-        facts = Facts(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), images)
+        facts = RunInfo(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), images)
         self.scheme = schemes.get(config.scheme.name)(config.scheme, facts)
-        self.flat, self.bench, self.images = flat, Workbench(flat, self.scheme, config), images
+        self.flat, self.trainer, self.images = flat, LocalTrainer(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
         self.clients: dict[int, Client] = {}
         self.server = SchemeServer(flat.net, seed=0, round=ROUND)
@@ -71,8 +71,8 @@ class Round:
     def run(self, clients: list[int], epochs: int) -> float:
         """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
         hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
-        self.bench.config = replace(self.bench.config, train=replace(self.bench.config.train, epochs=epochs))
-        worker = Worker(Nobody(), self.bench, hosted, len(hosted), [self.images] * CLIENTS)
+        self.trainer.config = replace(self.trainer.config, train=replace(self.trainer.config.train, epochs=epochs))
+        worker = Worker(Nobody(), self.trainer, hosted, len(hosted), [self.images] * CLIENTS)
         message = known(self.scheme.message_shapes())
         start_s = time.process_time()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)

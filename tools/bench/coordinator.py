@@ -19,7 +19,7 @@ import sys
 import time
 
 from hkd_hpc.comm.control.base import END
-from hkd_hpc.comm.control.coordinator import Hub
+from hkd_hpc.comm.control.coordinator import Coordinator
 from hkd_hpc.comm.control.rendezvous import LOCALHOST, Member
 from hkd_hpc.comm.control.wire import Unpacker, pack
 
@@ -72,14 +72,14 @@ def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
         link.close()
     me = Member.here(0)
     members = [me, *(Member(rank, me.host, me.machine, player) for rank in range(1, ranks))]
-    hub = Hub(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
+    hub = Coordinator(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
     took_s = [meet(hub, meeting) for meeting in range(2 * repeats)]
     hub.goodbye()
     os.waitpid(player, 0)
     return took_s[::2], took_s[1::2]
 
 
-def meet(hub: Hub, meeting: int) -> float:
+def meet(hub: Coordinator, meeting: int) -> float:
     """Seconds of a meeting, and before the odd ones of words."""
     start_s = time.perf_counter()
     if meeting % 2:

@@ -39,13 +39,13 @@ class Watch(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), watch(module.Workbench))
+        spec.loader.exec_module = lambda module: (execute(module), watch(module.LocalTrainer))
         return spec
 
 
-def watch(workbench: type) -> None:
-    before_first(workbench, "__init__", stamp_data)  # made while the data set is still mapped
-    before_first(workbench, "run", lambda: stamp("step", time.time()))
+def watch(trainer: type) -> None:
+    before_first(trainer, "__init__", stamp_data)  # made while the data set is still mapped
+    before_first(trainer, "run", lambda: stamp("step", time.time()))
 
 
 def before_first(owner: type, name: str, action) -> None:

@@ -34,7 +34,7 @@ from . import scaling
 from .processes import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi
 from .scaling import NUMBERS_J
 from .table import Line, table
-from .whole_round import FIGURES, whole_round
+from .whole_round import TARGETS, whole_round
 
 GIGA = 1e9
 CLIENTS_PER_RANK = 5  # job J on 2 client ranks
@@ -141,7 +141,7 @@ def reference(bench: Bench, job: str) -> list[Line]:
         bench.job_j_client_s = median(ours_s) / 2
     memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
     return [
-        Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), FIGURES[job]),
+        Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), TARGETS[job]),
         Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
         Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
         Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),

@@ -27,7 +27,7 @@ from .table import Line
 CLIENTS, RANKS, ROUNDS = 10, 3, 5
 GIGA = 1e9
 MODEL = {"J": ("model.name=resnet18", "model.latent=64"), "S": ("model.name=shufflenet_v2", "model.latent=32")}
-FIGURES = {"J": 0.45, "S": 0.82}
+TARGETS = {"J": 0.45, "S": 0.82}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def whole_round(bench, job: str, epochs: int = 1) -> list[Line]:
         Line(
             f"{schemes.REFERENCE} round, job {job}, mpirun -n 3: ours / bare loop in 2 processes",
             tuple(ours / bare for ours, bare in zip(wall_s, bare_s)),
-            FIGURES[job],
+            TARGETS[job],
         ),
         Line(f"  a round, job {job}: ours", tuple(wall_s), unit="s"),
         Line(f"  a round, job {job}: bare loop", tuple(bare_s), unit="s"),

@@ -127,9 +127,9 @@ class Notes:
 
 def note_progress(rank: int, notes: Notes) -> None:
     """Every local training, and on rank 0 every round that is past its save."""
-    from hkd_hpc.client import Workbench
+    from hkd_hpc.client import LocalTrainer
 
-    before(Workbench, "run", lambda bench, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
+    before(LocalTrainer, "run", lambda bench, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
     if rank == 0:
         on_status(lambda round, phase: phase == "evaluation" and notes.add("saved", str(round)))
 
@@ -162,9 +162,9 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
 
 def install_nan(client_id: int, round: int, notes: Notes) -> None:
     """This client's weights become NaN at the end of its training in `round`, in every run of the job."""
-    from hkd_hpc.client import Workbench
+    from hkd_hpc.client import LocalTrainer
 
-    original = Workbench._epochs
+    original = LocalTrainer._epochs
 
     def epochs(self, client, count):
         terms = yield from original(self, client, count)
@@ -173,7 +173,7 @@ def install_nan(client_id: int, round: int, notes: Notes) -> None:
             self.flat.parameters_P[5] = float("nan")
         return terms
 
-    Workbench._epochs = epochs
+    LocalTrainer._epochs = epochs
 
 
 def before(owner: type, name: str, action: Callable) -> None:
@@ -189,9 +189,9 @@ def before(owner: type, name: str, action: Callable) -> None:
 
 def on_status(action: Callable[[int | None, str], object]) -> None:
     """Call `action`(round, phase) whenever this rank says where it is."""
-    from hkd_hpc.comm.control.base import Alone, Control
+    from hkd_hpc.comm.control.base import Control, NullControl
 
-    for owner in (Control, Alone):
+    for owner in (Control, NullControl):
         original = owner.set_status
 
         def set_status(self, round, phase, client=None, original=original):

@@ -70,7 +70,7 @@ class Terminated(BaseException):
     """
 
 
-class Alone:
+class NullControl:
     """The control plane of a single process."""
 
     timeout_s = 0.0

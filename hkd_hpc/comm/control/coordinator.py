@@ -1,4 +1,4 @@
-"""The two ends of the control plane's star: rank 0 in the middle (Hub), and every other rank (Spoke)."""
+"""The two ends of the control plane's star: rank 0 in the middle (Coordinator), and every other rank (Peer)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 2.0  # a failing rank waits so long for rank 0 to speak for it
 INQUIRY_S = 1.0  # rank 0 waits so long for the stacks of the others; below ANSWER_S
 
 
-class Hub(Control):
+class Coordinator(Control):
     """Rank 0: knows where everybody is, holds the meetings, speaks for all."""
 
     def __init__(self, *args: Any) -> None:
@@ -137,7 +137,7 @@ class Hub(Control):
             silent = "it does not answer" if is_stuck and member.rank not in stacks else ""
             found = [diagnostics.condition_of(member.pid) if is_stuck and here else "", silent]
             patients.append(
-                diagnostics.Patient(
+                diagnostics.RankState(
                     member.rank,
                     str(member),
                     f"{place}{step}",
@@ -196,7 +196,7 @@ class Hub(Control):
             link.drain(deadline_s)
 
 
-class Spoke(Control):
+class Peer(Control):
     """Every other rank: tells rank 0 where it is, and ends when rank 0 says so or is no more."""
 
     def __init__(self, *args: Any) -> None:

@@ -28,7 +28,7 @@ ADVICE_DEAD = (
 
 
 @dataclass(frozen=True)
-class Patient:
+class RankState:
     """A rank: `name` for people, where it is and for how long, whether it waits for others, what else is known."""
 
     rank: int
@@ -40,7 +40,7 @@ class Patient:
     stack: str = ""
 
 
-def report(patients: Sequence[Patient], advice: str) -> str:
+def report(patients: Sequence[RankState], advice: str) -> str:
     """Lines to be added to the headline: where all are, the stacks, the advice."""
     lines = ["Where the ranks are:", *(f"  {line}" for line in where_lines(patients))]
     for patient in [patient for patient in patients if patient.stack][:STACKS]:
@@ -48,11 +48,11 @@ def report(patients: Sequence[Patient], advice: str) -> str:
     return "\n".join([*lines, advice])
 
 
-def where_lines(patients: Sequence[Patient]) -> list[str]:
+def where_lines(patients: Sequence[RankState]) -> list[str]:
     """A line for each rank; in large jobs, for all that are at the same place."""
     if len(patients) <= SINGLE:
         return [f"{patient.name}: {_state(patient)}" for patient in patients]
-    groups: dict[tuple, list[Patient]] = {}
+    groups: dict[tuple, list[RankState]] = {}
     for patient in patients:
         groups.setdefault((patient.place, patient.waits, patient.condition), []).append(patient)
     return [
@@ -61,7 +61,7 @@ def where_lines(patients: Sequence[Patient]) -> list[str]:
     ]
 
 
-def _state(patient: Patient) -> str:
+def _state(patient: RankState) -> str:
     doing = [f"{patient.place}, for {patient.since_s:.1f} s", "waits for the others" * patient.waits, patient.condition]
     return "; ".join(filter(None, doing))
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hkd_hpc.comm.control.base import Alone, Control
+from hkd_hpc.comm.control.base import Control, NullControl
 from hkd_hpc.errors import RunError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Comm:
 
     def __init__(
         self,
-        control: Control | Alone,
+        control: Control | NullControl,
         rank: int,
         hosts: list[str],
         local: tuple[int, int],

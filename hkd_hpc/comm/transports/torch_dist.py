@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hkd_hpc.comm.control.base import Alone, Control
+from hkd_hpc.comm.control.base import Control, NullControl
 from hkd_hpc.comm.control.rendezvous import LOCALHOST, interface_of
 from hkd_hpc.comm.transports.base import Comm, HostStaging, LinkError
 
@@ -26,7 +26,7 @@ OPEN_S = 60.0  # many ranks that share few cores need seconds to connect
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
-def open_groups(control: Control | Alone, rank: int, size: int, address: str, on_devices: bool) -> Any:
+def open_groups(control: Control | NullControl, rank: int, size: int, address: str, on_devices: bool) -> Any:
     """Form the gloo group of all ranks and the group of the client ranks that sums, over NCCL if `on_devices`.
 
     address: of rank 0's host; the store listens there on a free port, which travels over the control plane.
@@ -81,7 +81,7 @@ class TorchComm(Comm):
             dist.broadcast(torch.from_numpy(data), src=0)
 
 
-def _open_store(control: Control | Alone, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
+def _open_store(control: Control | NullControl, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
     """Rank 0's key-value store, bound to the one address; torch alone would listen on all of them."""
     listener = socket.create_server((address, 0)) if rank == 0 else None
     port = control.meet(["store"], listener.getsockname()[1] if listener else None)[0]

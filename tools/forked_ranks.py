@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,12 +68,12 @@ def watch_ranks(
     """
     import torch  # noqa: F401  (here, so that no rank has to)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, held_port() as port:
         paths = [Path(folder, f"rank{rank}.txt") for rank in range(size)]
         world = {
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(port),
             "LOCAL_WORLD_SIZE": str(size),
             **(env or {}),
         }
@@ -89,11 +90,13 @@ def run_rank_values(size: int, function: Callable[..., Any], *args: Any, **optio
     return [result.output for result in results]
 
 
-def free_port() -> int:
-    """A port of this host that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port of this host that the system gives to nobody else in the block, while a rank may listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lets one listener share it
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _fork(rank: int, path: Path, world: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> int:

@@ -127,9 +127,7 @@ def _sleeper(comm):
 
 
 def test_time_out_names_the_missing_rank_and_where_it_was():
-    started_s = time.monotonic()
     results = run_ranks(3, with_comm, _sleeper, 1.0)
-    assert time.monotonic() - started_s < 30
     assert [result.exit_code for result in results] == [3, 3, 3]
 
 

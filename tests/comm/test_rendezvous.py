@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import threading
-import time
 
 import pytest
 
@@ -16,7 +15,7 @@ from hkd_hpc.comm.control.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.launchers import Hint
 from hkd_hpc.errors import UsageError
-from tools.forked_ranks import free_port, run_rank_values, run_ranks
+from tools.forked_ranks import held_port, run_rank_values, run_ranks
 
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
 SLURM = Hint("slurm", 0, 4, 0, 4)
@@ -130,16 +129,17 @@ def test_strangers_are_refused_and_the_job_starts_all_the_same():
 
 def test_two_jobs_on_the_same_candidates_find_their_own():
     """Job B's first port is held by job A's rank 0, which refuses B's ranks; they go on to the next one."""
-    ports = (free_port(), free_port())
-    jobs = {name: Starter(lambda name=name: _rank_0(Address("127.0.0.1", ports, name))) for name in "A"}
-    time.sleep(0.2)
-    jobs["B"] = Starter(lambda: _rank_0(Address("127.0.0.1", ports, "B")))
-    for name in "BA":
-        link, members = join(Address("127.0.0.1", ports, name), Member(1, name, "m", 2), 2, nothing_wrong)
-        assert [member.host for member in members] == [name, name]
-        link.close()
-        for connection in jobs[name].result()[0].values():
-            connection.close()
+    with held_port() as first, held_port() as second:
+        addresses = {name: Address("127.0.0.1", (first, second), name) for name in "AB"}
+        listeners = {name: listen(address) for name, address in addresses.items()}
+        assert [listener.getsockname()[1] for listener in listeners.values()] == [first, second]
+        jobs = {name: Starter(lambda name=name: _rank_0(listeners[name], name)) for name in "AB"}
+        for name in "BA":
+            link, members = join(addresses[name], Member(1, name, "m", 2), 2, nothing_wrong)
+            assert [member.host for member in members] == [name, name]
+            link.close()
+            for connection in jobs[name].result()[0].values():
+                connection.close()
 
 
 def is_hung_up(connection):
@@ -150,9 +150,9 @@ def is_hung_up(connection):
         return True
 
 
-def _rank_0(address):
-    with listen(address) as listener:
-        return accept_all(listener, address.token, Member(0, address.token, "m", 1), 2, nothing_wrong)
+def _rank_0(listener, name):
+    with listener:
+        return accept_all(listener, name, Member(0, name, "m", 1), 2, nothing_wrong)
 
 
 class Starter(threading.Thread):

@@ -245,7 +245,7 @@ def test_progress_line():
 def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
     """Resumed at round 5 of 10: 2 rounds in 40 s, so the other 4 take 80 s."""
     now = iter([0.0, 20.0, 40.0])
-    monkeypatch.setattr(messages.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(messages, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = messages.Clock(10)
     assert clock.left_s(5) == 100.0
     assert clock.left_s(6) == 80.0

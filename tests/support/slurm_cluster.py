@@ -1,7 +1,7 @@
 """A real SLURM of its own for tests: four nodes on this machine, each with two make-believe GPUs, all in one folder.
 
-No port and no path is fixed, so that several can run at once. It needs SLURM's programs and root, no munge, nothing
-below /etc.
+No path is fixed and the system gives the ports, so that several can run at once. It needs SLURM's programs and root,
+no munge, nothing below /etc.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tools.forked_ranks import FOREIGN, free_port
+from tools.forked_ranks import FOREIGN, held_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sinfo", "srun", "sbatch", "scontrol", "setpriv")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # Jobs take rank 0's address from the name of its node. These names are addresses (127.0.0.1 to .4), and unlike the
 # dotted form they are host names to SLURM: no /etc/hosts is needed.
 NODES = tuple(f"0x7f00000{i}" for i in range(1, 5))
-START_S, END_S, TRIES = 20.0, 20.0, 3
+START_S = END_S = 60.0
 
 CONFIGURATION = """\
 ClusterName={name}
@@ -94,6 +94,7 @@ class Cluster:
         self.env["SLURM_CONF"] = str(folder / "slurm.conf")
         self.gpus_per_node = 0
         self._daemons: list[subprocess.Popen] = []
+        self._held_ports = ExitStack()
 
     def run(self, *command: object, timeout_s: float = 120, **options) -> subprocess.CompletedProcess[str]:
         """A command to its end, srun or another; its outputs are text."""
@@ -124,14 +125,12 @@ class Cluster:
         for path in ("state", "log", *(f"{kind}/{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / path).mkdir(parents=True, exist_ok=True)
         self.gpus_per_node = len(make_gpus(self.folder))
-        for _ in range(TRIES):  # a port that was free a moment ago may be taken by now
-            self._configure([free_port() for _ in range(1 + len(NODES))])
-            self._begin("slurmctld", "-D", "-c")
-            for node in NODES:
-                self._begin("slurmd", "-D", "-N", node, name=node)
-            if self._is_idle_in_time():
-                return
-            self.stop()
+        self._configure([self._held_ports.enter_context(held_port()) for _ in range(1 + len(NODES))])
+        self._begin("slurmctld", "-D", "-c")
+        for node in NODES:
+            self._begin("slurmd", "-D", "-N", node, name=node)
+        if self._is_idle_in_time():
+            return
         words = [path.name + ":\n" + path.read_text()[-1500:] for path in sorted((self.folder / "log").iterdir())]
         raise RuntimeError("the private SLURM did not start\n" + "\n".join(words))
 
@@ -154,6 +153,7 @@ class Cluster:
                 except ProcessLookupError:
                     pass
             time.sleep(0.05)
+        self._held_ports.close()
 
     def processes(self) -> list[int]:
         """All that runs in this cluster, daemons, step managers and tasks: they all have its SLURM_CONF."""

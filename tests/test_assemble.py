@@ -63,15 +63,15 @@ DIFFERENT = {
         "data than rank 0 (client_test is (20,) int64 on rank 2, absent on rank 0)",
     ),
     "dtype": (
-        on_rank_2("models", "build", lambda net: with_head(net, dtype=torch.float64)),
+        on_rank_2("models.networks", "build", lambda net: with_head(net, dtype=torch.float64)),
         "model than rank 0 (classifier.weight is (10, 8) torch.float64 on rank 2, (10, 8) torch.float32 on rank 0)",
     ),
     "bias": (
-        on_rank_2("models", "build", lambda net: with_head(net, bias=False)),
+        on_rank_2("models.networks", "build", lambda net: with_head(net, bias=False)),
         "model than rank 0 (classifier.bias is absent on rank 2, (10,) torch.float32 on rank 0)",
     ),
     "problem": (
-        on_rank_2("models", "build", refuse),
+        on_rank_2("models.networks", "build", refuse),
         "model than rank 0 (its problem is model.name=mine:Net: forward must return (feature_BD, logits_BC) on rank 2, "
         "None on "
         "rank 0)",

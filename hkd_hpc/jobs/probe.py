@@ -30,7 +30,7 @@ def ask(request: dict) -> dict:
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), project])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from jobs.probe import main; main()"],
+            [sys.executable, "-c", "from hkd_hpc.jobs.probe import main; main()"],
             input=json.dumps(request),
             capture_output=True,
             text=True,

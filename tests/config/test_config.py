@@ -470,10 +470,10 @@ def test_help_names_every_setting_with_its_range():
 @pytest.mark.parametrize(
     "program",
     [
-        "from hkd_hpc import config, presets; config.resolve(overrides=['scheme.name=fedavg'])",
-        "from hkd_hpc import config; config.resolve()",
-        "from hkd_hpc import config; config.resolve(['cifar10'])",
-        "from hkd_hpc import config; config.resolve(overrides=['scheme.name=fedhkd_star'])",
+        "from hkd_hpc.config import config, presets; config.resolve(overrides=['scheme.name=fedavg'])",
+        "from hkd_hpc.config import config; config.resolve()",
+        "from hkd_hpc.config import config; config.resolve(['cifar10'])",
+        "from hkd_hpc.config import config; config.resolve(overrides=['scheme.name=fedhkd_star'])",
         "from hkd_hpc import schemes; [schemes.settings_of(name) for name in schemes.REGISTRY]",
         "import hkd_hpc.train",
     ],

@@ -364,7 +364,7 @@ import torch
 from dataclasses import dataclass
 from hkd_hpc.lazy import F
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.settings import setting
+from hkd_hpc.config.settings import setting
 
 class VectorLoss(Scheme):
     def loss(self, client, batch):

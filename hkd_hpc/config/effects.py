@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from hkd_hpc import schemes
 from hkd_hpc.config.config import MODELS, Config, as_values
+from hkd_hpc.schemes.base import SchemeSettings
 
 
 def without_effect(config: Config, given: Iterable[str]) -> list[str]:
@@ -22,7 +23,8 @@ def _idle(config: Config) -> Iterator[tuple[str, str]]:
     """(key, the setting because of which it is not read)."""
     yield from _idle_data(config)
     yield from _idle_training(config)
-    yield from _idle_of_scheme(config)
+    if isinstance(config.scheme, SchemeSettings):  # else it is an own class that can say nothing
+        yield from config.scheme.without_effect().items()
 
 
 def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
@@ -57,14 +59,3 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
 def has_no_batchnorm(config: Config) -> bool:
     """Whether the network is known, and known to have none."""
     return config.model.name in MODELS and config.model.norm == "group" and config.model.latent_norm == "none"
-
-
-def _idle_of_scheme(config: Config) -> Iterator[tuple[str, str]]:
-    """FedHKD's noise and clipping."""
-    scheme = config.scheme
-    if config.scheme.name not in ("fedhkd", "fedhkd_star"):
-        return
-    if scheme.noise != "paper":
-        yield "scheme.sigma", f"scheme.noise={scheme.noise}"
-    if scheme.clip == "off" and (scheme.noise != "paper" or not scheme.sigma):
-        yield "scheme.zeta", f"scheme.noise={scheme.noise}, scheme.sigma={scheme.sigma:g} and scheme.clip=off"

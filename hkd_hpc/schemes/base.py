@@ -49,6 +49,10 @@ class SchemeSettings:
 
     name: str = setting("fedavg", "the scheme, or your own as module:Class")
 
+    def without_effect(self) -> dict[str, str]:
+        """{"scheme.key": "the setting because of which nothing reads it"}, for a warning where somebody gave it."""
+        return {}
+
 
 class Scheme:
     """FedAvg (McMahan et al., AISTATS 2017), and the base of all others."""

@@ -62,6 +62,13 @@ class FedHKDStarSettings(SchemeSettings):
         choices=knowledge.SOFT_DISTANCES,
     )
 
+    def without_effect(self) -> dict[str, str]:
+        """Without the paper's noise nothing reads its multiplier; without noise and clipping, not their bound."""
+        idle = {} if self.noise == "paper" else {"scheme.sigma": f"scheme.noise={self.noise}"}
+        if self.clip == "off" and (self.noise != "paper" or not self.sigma):
+            idle["scheme.zeta"] = f"scheme.noise={self.noise}, scheme.sigma={self.sigma:g} and scheme.clip=off"
+        return idle
+
 
 @dataclass(frozen=True)
 class FedHKDSettings(FedHKDStarSettings):

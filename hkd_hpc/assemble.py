@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload, rounds, schemes
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, LocalTrainer
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import config as config_module
@@ -31,6 +31,7 @@ from hkd_hpc.server import Images, Server, message_type
 from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
+from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
 
 NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to go on

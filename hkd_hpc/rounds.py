@@ -17,7 +17,7 @@ import torch
 
 from hkd_hpc import payload
 from hkd_hpc.aggregate import FixedPointSum, require_weight
-from hkd_hpc.client import OWN_MODEL, LocalTrainer
+from hkd_hpc.client import OWN_MODEL
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config.config import Config
@@ -25,6 +25,7 @@ from hkd_hpc.models.precision import real_type
 from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
+from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker, unpack_counters
 
 CHUNK_BYTES = (

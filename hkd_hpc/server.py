@@ -6,43 +6,28 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hkd_hpc import payload, rng
-from hkd_hpc.client import LocalTrainer
+from hkd_hpc import payload
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import BAD, BAD_TEST, DROPPED, LATE, NO_DATA, NONFINITE, OK, STATUS, words
 from hkd_hpc.schemes import contract
+from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import NAN, WIRE_KINDS, History, client_column
 from hkd_hpc.store.tree import BadFile, load_tree, save_tree
+from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import counter_size, unpack_counters
 
 FLOAT_BYTES = 4
-
-
-@dataclass
-class SchemeServer:
-    """The server as a scheme sees it. `state` survives rounds and checkpoints; `net` holds the newest global
-    weights.
-    """
-
-    net: torch.nn.Module
-    seed: int
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-    round: int = 0
-    client_ids: list[int] = field(default_factory=list)
-
-    def random(self, purpose: str) -> np.random.Generator:
-        return rng.stream(self.seed, purpose, self.round)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client, LocalTrainer, Trained
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
@@ -17,6 +17,7 @@ from hkd_hpc.gpu.concurrent import Lanes
 from hkd_hpc.models import evaluate
 from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.training import LocalTrainer, Trained
 
 
 def report_type(scheme, counters: int) -> np.dtype:

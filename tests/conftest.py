@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from hkd_hpc import schemes
-from hkd_hpc.client import Client, LocalTrainer
+from hkd_hpc.client import Client
 from hkd_hpc.config import config
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import RunInfo
+from hkd_hpc.training import LocalTrainer
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -81,8 +81,8 @@ def sick(client, round, where):
     """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
 
     def patch(rank):
-        from hkd_hpc.client import LocalTrainer
         from hkd_hpc.models import evaluate
+        from hkd_hpc.training import LocalTrainer
 
         original, predict = LocalTrainer._epochs, evaluate.predict
         now = []
@@ -149,7 +149,7 @@ def make_nan(client, round):
     """All weights and buffers of this client become NaN at the end of its training in one round."""
 
     def patch(rank):
-        from hkd_hpc.client import LocalTrainer
+        from hkd_hpc.training import LocalTrainer
 
         original = LocalTrainer._epochs
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from hkd_hpc.client import LocalTrainer, Trained
+    from hkd_hpc.training import LocalTrainer, Trained
 
 SPARE = 0.1  # of the free memory: later rounds may hold more than the first
 

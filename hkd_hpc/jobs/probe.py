@@ -84,11 +84,11 @@ def answer(request: dict) -> dict:
 def sizes(flat, config, kind: dict) -> dict[str, int]:
     """Bytes and counts of the real objects; *_bytes of one client, of one record, or of the model as it is stored."""
     from hkd_hpc import schemes
-    from hkd_hpc.client import LocalTrainer
     from hkd_hpc.data import public
     from hkd_hpc.data.partition import floor
     from hkd_hpc.schemes.base import RunInfo
     from hkd_hpc.server import message_type
+    from hkd_hpc.training import LocalTrainer
     from hkd_hpc.worker import counter_size, report_type
 
     facts = RunInfo(
@@ -123,9 +123,9 @@ def product(shape) -> int:
 def seconds(flat, config, kind: dict) -> dict[str, float]:
     """{train_s, eval_s}: of one image in local training by FedAvg, and in a test."""
     from hkd_hpc import schemes
-    from hkd_hpc.client import LocalTrainer
     from hkd_hpc.models import evaluate
     from hkd_hpc.schemes.base import RunInfo, SchemeSettings
+    from hkd_hpc.training import LocalTrainer
 
     facts = RunInfo(kind["classes"], config.model.latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
     scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), facts)

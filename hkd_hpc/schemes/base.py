@@ -16,17 +16,18 @@ V all floats of the model, A public images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hkd_hpc import rng
 from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from hkd_hpc.client import Batch, Client
-    from hkd_hpc.server import SchemeServer
 
     Tensors = dict[str, torch.Tensor]
 
@@ -41,6 +42,22 @@ class RunInfo:
     parameters: int  # P, gaps of the flat buffer included
     values: int  # V: parameters and float buffers, gaps included
     public: int  # A: public images
+
+
+@dataclass
+class SchemeServer:
+    """The server as a scheme sees it. `state` survives rounds and checkpoints; `net` holds the newest global
+    weights.
+    """
+
+    net: torch.nn.Module
+    seed: int
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    round: int = 0
+    client_ids: list[int] = field(default_factory=list)
+
+    def random(self, purpose: str) -> np.random.Generator:
+        return rng.stream(self.seed, purpose, self.round)
 
 
 @dataclass(frozen=True)

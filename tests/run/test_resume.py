@@ -333,7 +333,7 @@ def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypa
     more = ("scheme.name=toy_scheme:WithState",)
 
     def forget(rank):
-        from hkd_hpc.client import LocalTrainer
+        from hkd_hpc.training import LocalTrainer
 
         original = LocalTrainer.run
 

@@ -357,7 +357,7 @@ def make_nan(clients, round):
     """These clients' weights become NaN at the end of their training in `round`."""
 
     def patch(rank):
-        from hkd_hpc.client import LocalTrainer
+        from hkd_hpc.training import LocalTrainer
 
         original = LocalTrainer._epochs
 

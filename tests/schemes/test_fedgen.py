@@ -18,9 +18,8 @@ from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes import fedgen
-from hkd_hpc.schemes.base import RunInfo
+from hkd_hpc.schemes.base import RunInfo, SchemeServer
 from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss
-from hkd_hpc.server import SchemeServer
 
 LABELS = [0, 1, 2] * 4
 PARTS = ("weight1", "bias1", "scale", "shift", "weight2", "bias2")

@@ -15,10 +15,9 @@ from hkd_hpc.client import Batch
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import Net
-from hkd_hpc.schemes.base import RunInfo, Scheme
+from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeServer
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStar, FedHKDStarSettings
 from hkd_hpc.schemes.knowledge import SOFT_DISTANCES
-from hkd_hpc.server import SchemeServer
 
 LATENT = CLASSES = 3
 H = torch.tensor([[0.0, 0.0, 0.0], [math.log(2) / 2, 0.0, 0.0], [0.0, 0.0, 0.0]])

@@ -13,8 +13,8 @@ from torch import nn
 
 from hkd_hpc.client import Batch
 from hkd_hpc.models.networks import Net
+from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.schemes.fedproto import FedProtoSettings
-from hkd_hpc.server import SchemeServer
 
 LABELS = [0, 1, 2] * 4
 PROTOTYPES = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [7.0, 7.0, 7.0]])

@@ -11,13 +11,13 @@ import torch
 from federation import Federation, Round, same_model, save_images
 
 from hkd_hpc import assemble, schemes
-from hkd_hpc.client import LocalTrainer
 from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import Lanes, fitting
 from hkd_hpc.gpu.graphs import Graphs
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD
+from hkd_hpc.training import LocalTrainer
 
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
 DRAWING = ("fedgen", "fedmd")  # on the host, in each batch

@@ -15,9 +15,10 @@ from plain import assert_same_model, double, images, train
 
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN_STATISTICS, batch_bounds
+from hkd_hpc.client import OWN_STATISTICS
 from hkd_hpc.quarantine import OK
 from hkd_hpc.server import spread_of
+from hkd_hpc.training import batch_bounds
 
 SCHEMES = tuple(schemes.REGISTRY)
 

@@ -140,7 +140,7 @@ def on_place(round: int | None, phase: str, action: Callable[[], None]) -> None:
 
 def count_training(path: Path) -> None:
     """Append a line "round client" to `path` for every local training of this rank."""
-    from hkd_hpc.client import LocalTrainer
+    from hkd_hpc.training import LocalTrainer
 
     original = LocalTrainer.run
 

@@ -17,12 +17,12 @@ import torch
 
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import CHUNK
-from hkd_hpc.client import Client, LocalTrainer
+from hkd_hpc.client import Client
 from hkd_hpc.config import config as config_module
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.schemes.base import RunInfo
-from hkd_hpc.server import SchemeServer
+from hkd_hpc.schemes.base import RunInfo, SchemeServer
+from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker
 
 from .bare_loop import make_images

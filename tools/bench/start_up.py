@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-WATCHED = "hkd_hpc.client"
+WATCHED = "hkd_hpc.training"
 DATA_FILE = "hkd_hpc-data-"
 
 

@@ -127,7 +127,7 @@ class Notes:
 
 def note_progress(rank: int, notes: Notes) -> None:
     """Every local training, and on rank 0 every round that is past its save."""
-    from hkd_hpc.client import LocalTrainer
+    from hkd_hpc.training import LocalTrainer
 
     before(LocalTrainer, "run", lambda bench, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
     if rank == 0:
@@ -162,7 +162,7 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
 
 def install_nan(client_id: int, round: int, notes: Notes) -> None:
     """This client's weights become NaN at the end of its training in `round`, in every run of the job."""
-    from hkd_hpc.client import LocalTrainer
+    from hkd_hpc.training import LocalTrainer
 
     original = LocalTrainer._epochs
 

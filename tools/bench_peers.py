@@ -35,12 +35,14 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import markdown
 from hkd_hpc.config.paths import path_argument
 from hkd_hpc.config.settings import first_paragraph
-from hkd_hpc.runtime.machine import ROOT, header, installed
+from hkd_hpc.runtime.machine import header
+from hkd_hpc.runtime.versions import installed
 
 from .bench import whole_round
 from .bench.processes import BenchError, Child, descendants, environment, peak_until
 from .bench.table import number
 
+HOME = Path(__file__).resolve().parents[1]  # where `tools` is a package, also for a Python that lacks hkd_hpc
 GIGA = 1e9
 BATCH = 64
 TAIL = 4000  # characters of a failed run's output
@@ -115,7 +117,7 @@ def pip_install(python: Path, *requirements: str) -> None:
 
 def same_torch() -> list[str]:
     """Requirements: the releases of torch and torchvision that run here, without the build's tag."""
-    return [f"{package}=={installed(package).partition('+')[0]}" for package in ("torch", "torchvision")]
+    return [f"{package}=={(installed(package) or '?').partition('+')[0]}" for package in ("torch", "torchvision")]
 
 
 def install(env: Path, peer: Peer) -> Path:
@@ -138,7 +140,7 @@ def install(env: Path, peer: Peer) -> Path:
 def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tuple[dict, int]:
     """(what the peer's script printed, peak PSS of its processes in bytes). BenchError when it fails or hangs."""
     more = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(HOME),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_HOME": str(python.parents[1] / "flwr"),
@@ -149,7 +151,6 @@ def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tu
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=ROOT,
         env=environment(**more),
         start_new_session=True,
     )
@@ -301,7 +302,7 @@ def measure_job(
     job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes
 ) -> None:
     """All systems in turn."""
-    pair = [Child("tools.bench.bare_loop", job, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
+    pair = [Child(f"{__package__}.bench.bare_loop", job, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
     try:
         whole_round.run_bare(pair, 1)  # warm up
         for turn in range(1, turns + 1):
@@ -320,7 +321,7 @@ def measure_job(
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=first_paragraph(__doc__))
     parser.add_argument(
-        "--env", type=path_argument, default=ROOT / ".bench_peers", help="folder of the peers' environment"
+        "--env", type=path_argument, default=Path(".bench_peers"), help="folder of the peers' environment"
     )
     parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
     parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")

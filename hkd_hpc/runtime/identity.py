@@ -11,7 +11,6 @@ code.<module>, data.content (both SHA-256), version.<package>, run.threads.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import re
@@ -22,6 +21,8 @@ from typing import Any
 from hkd_hpc.config import config as config_module
 from hkd_hpc.config.config import Config
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.revision import package_sha256, sources_sha256
+from hkd_hpc.runtime.versions import REVISION
 from hkd_hpc.store.folder import RunFolder
 
 CONTENT, THREADS = "data.content", "run.threads"
@@ -41,10 +42,6 @@ def code_of(*configs: Config) -> dict[str, str]:
     return {f"code.{module}": sha256 for module, sha256 in found.items() if sha256}
 
 
-def package_sha256() -> str:
-    return sources_sha256(Path(__file__).parents[1])
-
-
 def module_sha256(module: str) -> str:
     """Of the file of a module, of all sources of a package; empty where there is none."""
     try:
@@ -53,16 +50,6 @@ def module_sha256(module: str) -> str:
         return ""
     file = Path(found.origin) if found and found.has_location and found.origin else None
     return sources_sha256(file.parent if file.name == "__init__.py" else file) if file else ""
-
-
-def sources_sha256(place: Path) -> str:
-    """64 hex digits over names and bytes of a file, or of all *.py below a folder, in the order of their names."""
-    files = sorted(file for file in place.rglob("*.py") if file.is_file()) if place.is_dir() else [place]
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(place).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
 
 
 # ---- the facts of a run
@@ -78,6 +65,7 @@ def facts_of(record: Mapping[str, Any]) -> RunInfo:
     they are there."""
     text = lambda part, empty: json.loads(record.get(f"{part}_json", empty))
     versions = {f"version.{package}": version for package, version in text("versions", "{}").items()}
+    versions.pop(f"version.{REVISION}", None)  # the hash of the code says the same, and of docs and tests nothing
     threads = text("config", "{}").get("run", {}).get("threads")
     now = {**versions, **text("identity", "{}"), **({} if threads is None else {THREADS: str(threads)})}
     changes = text("changes", "[]")

@@ -8,9 +8,11 @@ from importlib import metadata
 
 from hkd_hpc import __version__
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.revision import revision
 
 OLDEST_TORCH = (2, 4)  # the first with the fused Adam on CPUs
 TORCHVISION_MINOR = 15  # torchvision 0.(n + 15) belongs to torch 2.n
+REVISION = "revision"  # of this package's code, beside its version
 PACKAGES = ("torch", "torchvision", "mpi4py", "numpy", "h5py")
 
 
@@ -48,9 +50,20 @@ def check_torchvision(torch: str, torchvision: str | None, model_name: str) -> N
 
 
 def found() -> dict[str, str]:
-    """For the record of a run."""
+    """For the record of a run: {"hkd_hpc": its version, "revision": of its code, "python": ..., package: version}.
+
+    Starts git: on one rank alone.
+    """
     return {
         "hkd_hpc": __version__,
+        REVISION: revision(),
         "python": platform.python_version(),
         **{package: installed(package) or "not installed" for package in PACKAGES},
     }
+
+
+def text() -> str:
+    """For --version: hkd_hpc 0.1.0 (revision 2f781651a4b2; python 3.11.7, torch 2.14.1, ...)."""
+    packages = found()
+    own, revised = packages.pop("hkd_hpc"), packages.pop(REVISION)
+    return f"hkd_hpc {own} ({REVISION} {revised}; {', '.join(map(' '.join, packages.items()))})"

@@ -228,7 +228,7 @@ def test_memory_of_a_process_is_its_proportional_share():
 
 
 def test_the_bare_loop_imports_nothing_of_ours():
-    source = (ROOT / "tools" / "bare_loop.py").read_text()
+    source = (ROOT / "tools/bench/bare_loop.py").read_text()
     imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
     assert imported == ["sys", "time", "torch", "torch.nn.functional", "torchvision", "torch"]
 

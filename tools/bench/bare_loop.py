@@ -1,6 +1,6 @@
 """A plain PyTorch training loop, nothing federated: what the training of a round costs at the least without tricks.
 
-`python -m tools.bare_loop JOB IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains those
+`python -m tools.bench.bare_loop JOB IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains those
 clients for so many epochs one after the other and answers with the seconds of CPU. Uses only torch and torchvision.
 """
 

@@ -1,9 +1,9 @@
 """Our side of the training rows of tools.bench: the work of a client rank in a round, one process, one thread.
 
-`python -m tools.bench_client JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS" on stdin runs one round of those clients and
-answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The local test sets are
-empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which the
-server makes its message from M reports. Clients and server keep their state from one line to the next.
+`python -m tools.bench.client_round JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS" on stdin runs one round of those clients
+and answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The local test sets
+are empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which
+the server makes its message from M reports. Clients and server keep their state from one line to the next.
 """
 
 from __future__ import annotations

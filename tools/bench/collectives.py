@@ -1,5 +1,5 @@
 """The collectives' rows of `tools.bench --scaling`, run on every rank: `mpirun -n RANKS python -m
-tools.bench_collectives REPEATS POINT...`, a point being COLLECTIVE:BYTES. Prints one JSON object: seconds of the
+tools.bench.collectives REPEATS POINT...`, a point being COLLECTIVE:BYTES. Prints one JSON object: seconds of the
 slowest rank by point and repeat.
 
 BYTES: of the exact sum (8 a number), of the mean that is relayed (4 a number), of each rank's block, of what all ranks

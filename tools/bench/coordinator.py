@@ -1,5 +1,7 @@
-"""The rows of rank 0's control plane in `tools.bench --scaling`: `python -m tools.bench_hub REPEATS RANKS...` prints
-one JSON object, {"meeting": {ranks: seconds of each repeat}, "words and meeting": the same}.
+"""The rows of rank 0's control plane in `tools.bench --scaling`.
+
+`python -m tools.bench.coordinator REPEATS RANKS...` prints one JSON object, {"barrier": {ranks: seconds of each
+repeat}, "status and barrier": the same}.
 
 Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they
 would say and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they

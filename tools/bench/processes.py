@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hkd_hpc.comm.control.watch import children_of
 from hkd_hpc.lazy import torch_environment
-from hkd_hpc.runtime.machine import ROOT
 
 LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
 
@@ -45,7 +44,6 @@ class Child:
             stdin=subprocess.PIPE,
             text=True,
             stdout=subprocess.PIPE,
-            cwd=ROOT,
             env=environment(),
         )
 
@@ -75,7 +73,6 @@ def start(*arguments: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=ROOT,
         env=environment(),
     )
 
@@ -89,7 +86,6 @@ def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=ROOT,
         env=environment(**more),
     )
 

@@ -86,7 +86,7 @@ def points(sizes: Sizes) -> list[Point]:
     found = defaultdict(list)
     for _ in range(sizes.passes):
         for ranks in sizes.ranks:
-            process = start_mpi(ranks, "-m", "tools.bench.collectives", str(sizes.repeats), *wanted)
+            process = start_mpi(ranks, "-m", f"{__package__}.collectives", str(sizes.repeats), *wanted)
             for name, values in answer_of(process).items():
                 found[name, ranks] += values
     by_ranks = sorted(found, key=lambda point: sizes.ranks.index(point[1]))
@@ -98,7 +98,7 @@ def points(sizes: Sizes) -> list[Point]:
 
 def hub_points(sizes: Sizes) -> list[Point]:
     """Rank 0's meetings, without words ("agree") and with them ("words")."""
-    answer = answer_of(start("-m", "tools.bench.coordinator", str(2 * sizes.repeats), *map(str, sizes.hub_ranks)))
+    answer = answer_of(start("-m", f"{__package__}.coordinator", str(2 * sizes.repeats), *map(str, sizes.hub_ranks)))
     return [
         Point(name, int(ranks), 0, median(values))
         for name, kind in (("agree", "meeting"), ("words", "words and meeting"))

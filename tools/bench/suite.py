@@ -103,8 +103,8 @@ class Bench:
             self.close()
             arguments = job, str(self.sizes.images)
             self.children[job] = (
-                Child("tools.bench.client_round", *arguments),
-                Child("tools.bench.bare_loop", *arguments),
+                Child(f"{__package__}.client_round", *arguments),
+                Child(f"{__package__}.bare_loop", *arguments),
             )
         return self.children[job]
 
@@ -173,8 +173,8 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
 
 
 def exchange_s(ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds by way of tools.bench_exchange."""
-    process = start_mpi(ranks, "-m", "tools.bench.exchange", str(floats), str(repeats))
+    """Seconds by way of tools.bench.exchange."""
+    process = start_mpi(ranks, "-m", f"{__package__}.exchange", str(floats), str(repeats))
     return json.loads(next(line for line in finish(process).splitlines() if line.startswith("{")))
 
 
@@ -220,7 +220,7 @@ def default_run(bench: Bench) -> Run:
         process = start_mpi(
             sizes.many_ranks,
             "-m",
-            "tools.bench.start_up",
+            f"{__package__}.start_up",
             "--out",
             f"{folder}/run",
             *sizes.train,

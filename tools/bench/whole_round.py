@@ -116,7 +116,7 @@ def run_bare(pair: list[Child], epochs: int) -> float:
 def whole_round(bench, job: str, epochs: int = 1) -> list[Line]:
     """The reference scheme's round under mpirun against the bare loop, and what it spends beside training."""
     sizes = bench.sizes
-    pair = [Child("tools.bench.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
+    pair = [Child(f"{__package__}.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
     runs, bare_s = [], []
     try:
         run_bare(pair, epochs)  # warm up

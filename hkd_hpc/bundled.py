@@ -1,0 +1,70 @@
+"""Files that come with the package, to read or to change: `hkd slurm copy DIR`, `hkd specs list`.
+
+    python -m hkd_hpc.bundled slurm|specs list|copy [DIR]
+
+slurm: sbatch scripts with their README.md, and site files; specs: those of `hkd sweep launch` and `hkd compare`.
+Exit codes: 0 done, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from hkd_hpc.config.paths import path_argument
+from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.errors import UsageError
+
+PACKAGE = Path(__file__).parent
+FOLDERS = {"slurm": ("slurm",), "specs": ("jobs/specs", "specs")}
+
+
+def files_of(kind: str) -> dict[str, Path]:
+    """Every file of a kind, by its name in a copy."""
+    roots = [PACKAGE / folder for folder in FOLDERS[kind]]
+    return {
+        path.relative_to(root).as_posix(): path
+        for root in roots
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def copy(kind: str, folder: Path) -> list[Path]:
+    """The copies, in a folder that is made. UsageError where it has one of the files already, or cannot be written."""
+    targets = {folder / name: path for name, path in files_of(kind).items()}
+    there = [target for target in targets if target.exists()]
+    if there:
+        raise UsageError(f"{there[0]}: is there already; name another folder")
+    try:
+        for target, path in targets.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
+    return list(targets)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.bundled", description=first_paragraph(__doc__))
+    parser.add_argument("kind", choices=FOLDERS)
+    parser.add_argument("what", choices=("list", "copy"), help="list: the files' paths, as they lie in the package")
+    parser.add_argument(
+        "folder", nargs="?", type=path_argument, metavar="DIR", help="where copies go; they may be changed"
+    )
+    options = parser.parse_args(arguments)
+    if (options.what == "copy") != bool(options.folder):
+        parser.error("copy needs a folder: copy DIR" if options.what == "copy" else "list takes no folder")
+    try:
+        found = copy(options.kind, options.folder) if options.folder else files_of(options.kind).values()
+    except UsageError as error:
+        print(f"hkd_hpc: {error}", file=sys.stderr)
+        return 2
+    print(*found, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

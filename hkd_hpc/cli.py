@@ -1,0 +1,67 @@
+"""`hkd COMMAND ...`: each command is its `python -m` form, exit code included; only its own module is imported."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from hkd_hpc.comm.launchers import guess_rank
+from hkd_hpc.runtime import versions
+
+
+class Command(NamedTuple):
+    """What `hkd NAME ...` stands for: `python -m module *first ...`."""
+
+    module: str
+    help: str
+    first: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "train": Command("hkd_hpc.train", "one run; `mpirun -n 11 hkd train` for 11 ranks"),
+    "data": Command("hkd_hpc.data", "get an official data set: prepare NAME --dir DIR"),
+    "sweep": Command("hkd_hpc.jobs", "many runs as one study, under SLURM or here: launch, status, table, ..."),
+    "compare": Command("hkd_hpc.compare", "all schemes on the same data and seeds, and what separates them"),
+    "check": Command("hkd_hpc.check", "is a run's folder good? --repair saves what can be saved"),
+    "export": Command("hkd_hpc.export", "a trained model as .pt or .safetensors"),
+    "slurm": Command("hkd_hpc.bundled", "sbatch scripts and site files: copy DIR, list", ("slurm",)),
+    "specs": Command("hkd_hpc.bundled", "specs for sweep and compare: copy DIR, list", ("specs",)),
+    "bench": Command("hkd_hpc.tools.bench", "speed and memory against a plain PyTorch loop, 11 minutes"),
+    "faults": Command("hkd_hpc.tools.fault_injection", "small jobs, broken on purpose, must survive: --minutes M"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code; 2 when there is none of that name. Every rank of a job calls this."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("--help", "-h"):
+        return tell(help_text())
+    if name == "--version":
+        return tell(versions.text())
+    if name not in COMMANDS:
+        return tell(unknown_text(name), code=2)
+    module, _, first = COMMANDS[name]
+    sys.argv[1:] = [*first, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def tell(text: str, code: int = 0) -> int:
+    """Print once per job: what is right on stdout, what is wrong on stderr."""
+    if guess_rank(os.environ) == 0:
+        print(text, file=sys.stderr if code else sys.stdout)
+    return code
+
+
+def help_text() -> str:
+    lines = [f"  {name:9s}{command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: hkd COMMAND ...; hkd COMMAND --help; hkd --version", "", *lines])
+
+
+def unknown_text(name: str) -> str:
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return f"hkd: {name!r}: no such command; {hint}"

@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc import config as declarations
 from hkd_hpc import schemes
-from hkd_hpc.config import config as declarations
 from hkd_hpc.config import presets
-from hkd_hpc.config.settings import allowed_text
+from hkd_hpc.settings import allowed_text
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)

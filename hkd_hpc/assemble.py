@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from hkd_hpc import config as config_module
 from hkd_hpc import payload, rounds, schemes
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import deal
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.config import config as config_module
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages, plan
 from hkd_hpc.data import content, public, share, sources
 from hkd_hpc.data.partition import Partition, make_partition, pooled
@@ -24,7 +24,7 @@ from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import open_lanes
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.runtime import identity, versions
+from hkd_hpc.runtime import provenance, versions
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.server import Images, Server, message_type
@@ -485,10 +485,10 @@ def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dic
 
     UsageError for other data unless they are allowed, for other or unknown code with --strict-code.
     """
-    had, now = identity.facts_of(before), identity.facts_of(static)
-    changes, unknown = identity.changes(had, now), identity.unknown(before, now)
-    text = identity.text_of(changes)
-    if identity.CONTENT in changes and not allow_data:
+    had, now = provenance.facts_of(before), provenance.facts_of(static)
+    changes, unknown = provenance.changes(had, now), provenance.unknown(before, now)
+    text = provenance.text_of(changes)
+    if provenance.CONTENT in changes and not allow_data:
         data = config_module.from_json(static["config_json"]).data
         advice = "" if request.allow_change else ", or --allow-change goes on with these"
         raise UsageError(
@@ -500,29 +500,29 @@ def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dic
     if changes:
         messages.warn(
             f"the rounds from here on come from something else than those before: {text}; recorded in the run"
-            + "; --strict-code refuses" * any(map(identity.is_code, changes))
+            + "; --strict-code refuses" * any(map(provenance.is_code, changes))
         )
     if unknown:
         messages.warn(
             "the rounds before were saved by a version that stored no hash of code and data: that they come from these "
             "cannot be checked; recorded in the run; --strict-code refuses"
         )
-    return {key: pair for key, pair in (changes | unknown).items() if key != identity.THREADS}  # which is a setting
+    return {key: pair for key, pair in (changes | unknown).items() if key != provenance.THREADS}  # which is a setting
 
 
-def refuse_other_code(had: identity.RunInfo, now: identity.RunInfo, unknown: dict) -> None:
+def refuse_other_code(had: provenance.Provenance, now: provenance.Provenance, unknown: dict) -> None:
     """UsageError (--strict-code) unless all rounds before are known to have had the code that there is now."""
     if unknown:
         raise UsageError(
             "--strict-code: the rounds before were saved by a version that stored no hash of its code; go on without "
             "--strict-code"
         )
-    if identity.has_other_code(had, now):
+    if provenance.has_other_code(had, now):
         codes = {
-            key: list(dict.fromkeys([*had[key], *now[key]])) for key in filter(identity.is_code, now) if key in had
+            key: list(dict.fromkeys([*had[key], *now[key]])) for key in filter(provenance.is_code, now) if key in had
         }
         text = ", ".join(
-            f"{key} {' -> '.join(map(identity.short, values))}" for key, values in codes.items() if values[1:]
+            f"{key} {' -> '.join(map(provenance.short, values))}" for key, values in codes.items() if values[1:]
         )
         raise UsageError(
             f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "

@@ -13,9 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from hkd_hpc.config.paths import path_argument
-from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.paths import path_argument
+from hkd_hpc.settings import first_paragraph
 
 PACKAGE = Path(__file__).parent
 FOLDERS = {"slurm": ("slurm",), "specs": ("jobs/specs", "specs")}

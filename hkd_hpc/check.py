@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.config import config as config_module
-from hkd_hpc.config.config import Config
-from hkd_hpc.config.paths import path_argument
+from hkd_hpc import config as config_module
+from hkd_hpc.config import Config, identity
 from hkd_hpc.console.messages import printable
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import read_cells
-from hkd_hpc.runtime import identity, versions
+from hkd_hpc.runtime import versions
+from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
 from hkd_hpc.store.history import History

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hkd_hpc import rng
-from hkd_hpc.config.config import FedSettings
+from hkd_hpc.config import FedSettings
 
 
 def draw_cohort(clients: int, participation: float, seed: int, round: int, able: Sequence[int] = ()) -> list[int]:

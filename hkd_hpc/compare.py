@@ -36,14 +36,14 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import COLUMNS, markdown, mean_with_interval
 from hkd_hpc.comm.launchers import outside_of_jobs
-from hkd_hpc.config.config import Config, NotOfThisScheme, from_file, parts_of, read_toml, resolve, split_override
-from hkd_hpc.config.paths import expanded
-from hkd_hpc.config.settings import first_paragraph
+from hkd_hpc.config import Config, NotOfThisScheme, from_file, identity, parts_of, read_toml, resolve, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
 from hkd_hpc.jobs.sweep import as_text, flat
-from hkd_hpc.runtime import identity
+from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.machine import header
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
 
@@ -183,12 +183,12 @@ def check_origin(cells: list[Cell], root: Path, strict_code: bool, here: dict[st
     `here`: the code (identity.code_of) of runs to come. UsageError for different data; with strict_code, different
     code.
     """
-    runs = {cell.name: identity.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
-    found = identity.mixed({**runs, "runs to come": {key: [value] for key, value in here.items()}})
+    runs = {cell.name: provenance.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
+    found = provenance.mixed({**runs, "runs to come": {key: [value] for key, value in here.items()}})
     for key, by_value in found.items():
-        if key == identity.CONTENT or (strict_code and identity.is_code(key)):
-            raise UsageError(f"--root {root}: {identity.lines({key: by_value})[0]}")
-    return identity.lines(found)
+        if key == provenance.CONTENT or (strict_code and provenance.is_code(key)):
+            raise UsageError(f"--root {root}: {provenance.lines({key: by_value})[0]}")
+    return provenance.lines(found)
 
 
 def code_here(cells: list[Cell]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.config.paths import expanded
-from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file
 
 
@@ -58,8 +58,8 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
     """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
     import torch
 
+    from hkd_hpc import config as config_module
     from hkd_hpc.client import OWN_MODEL
-    from hkd_hpc.config import config as config_module
     from hkd_hpc.models import networks
     from hkd_hpc.models.flat import FlatModel
 

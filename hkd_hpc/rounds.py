@@ -20,7 +20,7 @@ from hkd_hpc.aggregate import FixedPointSum, require_weight
 from hkd_hpc.client import OWN_MODEL
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config
 from hkd_hpc.models.precision import real_type
 from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest

@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc import __version__
+from hkd_hpc import config as config_module
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.launchers import guess_rank
-from hkd_hpc.config import config as config_module
-from hkd_hpc.config import presets
-from hkd_hpc.config.config import CommSettings, Config
+from hkd_hpc.config import CommSettings, Config, identity, presets
 from hkd_hpc.config.effects import without_effect
-from hkd_hpc.config.paths import expanded
 from hkd_hpc.console import messages
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
-from hkd_hpc.runtime import environment, identity, versions
+from hkd_hpc.runtime import environment, versions
+from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock

@@ -12,7 +12,7 @@ import torch
 
 from hkd_hpc import rng
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Batch, Client
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config
 from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import side_by_side
 from hkd_hpc.models import evaluate

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import schemes
+from hkd_hpc import config, schemes
 from hkd_hpc.client import Client
-from hkd_hpc.config import config
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import RunInfo

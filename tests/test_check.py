@@ -16,7 +16,7 @@ import pytest
 import toy
 
 from hkd_hpc import check
-from hkd_hpc.config.config import as_values, from_json, resolve
+from hkd_hpc.config import as_values, from_json, resolve
 from hkd_hpc.jobs.files import write_cells
 from hkd_hpc.jobs.sweep import as_text, make_cell
 from hkd_hpc.store.lock import RunLock

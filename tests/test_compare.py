@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc import compare, schemes
-from hkd_hpc.config.config import resolve
+from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import load_tree, save_tree
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hkd_hpc import schemes
-from hkd_hpc.config.config import keys_of
+from hkd_hpc.config import keys_of
 from hkd_hpc.config.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]

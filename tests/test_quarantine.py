@@ -9,9 +9,8 @@ import pytest
 import torch
 import toy
 
-from hkd_hpc import quarantine
+from hkd_hpc import config, quarantine
 from hkd_hpc.cohort import draw_failures
-from hkd_hpc.config import config
 from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, BAD_TEST, DROPPED, LATE, OK, REFUSED, Finding
 from hkd_hpc.store.tree import load_tree, save_tree
 

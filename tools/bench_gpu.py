@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 from hkd_hpc import assemble, rounds, schemes
+from hkd_hpc import config as config_module
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.local import LocalComm
-from hkd_hpc.config import config as config_module
-from hkd_hpc.config.paths import path_argument
-from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.runtime.machine import header
+from hkd_hpc.runtime.paths import path_argument
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
 
 from .bench import bare_loop

@@ -19,8 +19,8 @@ from statistics import median
 
 import numpy as np
 
-from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.runtime.machine import header
+from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import ATTRIBUTES, PAYLOAD_KINDS, PHASES, WIRE_KINDS, History

@@ -33,10 +33,10 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import markdown
-from hkd_hpc.config.paths import path_argument
-from hkd_hpc.config.settings import first_paragraph
 from hkd_hpc.runtime.machine import header
+from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.runtime.versions import installed
+from hkd_hpc.settings import first_paragraph
 
 from .bench import whole_round
 from .bench.processes import BenchError, Child, descendants, environment, peak_until

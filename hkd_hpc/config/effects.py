@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hkd_hpc import schemes
-from hkd_hpc.config.config import MODELS, Config, as_values
+from hkd_hpc.config.sections import Config, as_values
+from hkd_hpc.models.settings import MODELS
 from hkd_hpc.schemes.base import SchemeSettings
 
 

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from hkd_hpc.runtime import identity
+from hkd_hpc.runtime import provenance
 from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS
 
 
@@ -145,7 +145,7 @@ def changes_text(changes_json: str) -> str:
     settings
     """
     return "; ".join(
-        f"after round {change.pop('after_round')}: {identity.text_of(change)}" for change in json.loads(changes_json)
+        f"after round {change.pop('after_round')}: {provenance.text_of(change)}" for change in json.loads(changes_json)
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hkd_hpc.config.paths import expanded
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.runtime.paths import expanded
 
 _USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.config.config import DataSettings
 from hkd_hpc.data import sources
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import RunError
-from hkd_hpc.runtime import environment, identity
+from hkd_hpc.runtime import environment, revision
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.digest import arrays_sha256
 
@@ -55,7 +55,7 @@ def arrays_of(dataset: sources.DataSet) -> dict[str, np.ndarray]:
 def stamp_of(data: DataSettings) -> str:
     """A hash of what the system says of the files, and of the code and the setting that make images of them."""
     found = sorted([str(path), at.st_size, at.st_mtime_ns, at.st_ctime_ns] for path, at in files_of(data))
-    text = json.dumps([identity.package_sha256(), data.name, data.image_size, found])
+    text = json.dumps([revision.package_sha256(), data.name, data.image_size, found])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

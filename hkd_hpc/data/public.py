@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
 from hkd_hpc.errors import UsageError
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hkd_hpc import schemes
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config
 from hkd_hpc.data import public
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError

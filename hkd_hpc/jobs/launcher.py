@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.config.paths import expanded
+from hkd_hpc.config import identity
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import verdict, watch
@@ -21,7 +21,8 @@ from hkd_hpc.jobs.site import Site
 from hkd_hpc.jobs.study import Study
 from hkd_hpc.jobs.sweep import Cell, Sweep
 from hkd_hpc.jobs.task import LOCK_WAIT_S, end, keep_final_weights
-from hkd_hpc.runtime import identity, versions
+from hkd_hpc.runtime import provenance, versions
+from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 
@@ -138,9 +139,9 @@ def examine(cells: list[Cell], executor: str, root: Path, options: Options, prob
 
 def code_remarks(root: Path, cells: list[Cell], todo: list[Cell], options: Options) -> list[str]:
     """A line where cells that have begun ran with other code than each other, or than is here for those to start."""
-    runs = {cell.name: identity.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
+    runs = {cell.name: provenance.facts_of(RunFolder(root / cell.name).record()) for cell in cells}
     here = {key: [value] for key, value in code_here(todo, options).items()}
-    return identity.lines(identity.mixed_code({**runs, "this launch": here}), refused=options.strict_code)
+    return provenance.lines(provenance.mixed_code({**runs, "this launch": here}), refused=options.strict_code)
 
 
 def code_here(cells: list[Cell], options: Options) -> dict[str, str]:

@@ -55,7 +55,7 @@ def answer(request: dict) -> dict:
     start_s = time.perf_counter()
     import torch
 
-    from hkd_hpc.config import config as config_module
+    from hkd_hpc import config as config_module
     from hkd_hpc.models import networks
     from hkd_hpc.models.flat import FlatModel
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, markdown, mean_with_interval
+from hkd_hpc.config import identity
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.sweep import Cell
-from hkd_hpc.runtime import identity
+from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 
@@ -71,7 +72,7 @@ class Found:
     be read or is that of another run, and for runs of different data."""
 
     summaries: dict[str, dict]
-    facts: dict[str, identity.RunInfo]
+    facts: dict[str, provenance.Provenance]
     faults: list[str]
 
 
@@ -85,7 +86,7 @@ def read(root: Path, cells: list[Cell]) -> Found:
             found.faults.append(f"{folder.path} holds another run: {other}")
         elif summary:
             found.summaries[cell.name] = summary
-            found.facts[cell.name] = identity.facts_of(folder.record())
+            found.facts[cell.name] = provenance.facts_of(folder.record())
         elif folder.damage():
             found.faults.append(folder.damage())
     clashes = [line for group in alike(cells) for line in different_data(group, found.facts)]
@@ -106,20 +107,21 @@ def alike(cells: list[Cell]) -> Iterator[list[Cell]]:
         yield from groups.values()
 
 
-def different_data(cells: list[Cell], facts: dict[str, identity.RunInfo]) -> list[str]:
+def different_data(cells: list[Cell], facts: dict[str, provenance.Provenance]) -> list[str]:
     """A line where the runs of these cells were trained on different data."""
-    found = identity.mixed({cell.name: facts[cell.name] for cell in cells if cell.name in facts})
-    return identity.lines({key: by_value for key, by_value in found.items() if key == identity.CONTENT})
+    found = provenance.mixed({cell.name: facts[cell.name] for cell in cells if cell.name in facts})
+    return provenance.lines({key: by_value for key, by_value in found.items() if key == provenance.CONTENT})
 
 
-def remarks(facts: dict[str, identity.RunInfo]) -> list[str]:
+def remarks(facts: dict[str, provenance.Provenance]) -> list[str]:
     """A line for each other fact in which the complete runs differ: code, versions, threads."""
-    return identity.lines({key: by_value for key, by_value in identity.mixed(facts).items() if key != identity.CONTENT})
+    mixed = provenance.mixed(facts)
+    return provenance.lines({key: by_value for key, by_value in mixed.items() if key != provenance.CONTENT})
 
 
 def check_code(root: Path, cells: list[Cell]) -> None:
     """UsageError where complete runs are of different code."""
-    found = identity.lines(identity.mixed_code(read(root, cells).facts), refused=True)
+    found = provenance.lines(provenance.mixed_code(read(root, cells).facts), refused=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 

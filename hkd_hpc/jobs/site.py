@@ -12,11 +12,11 @@ import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hkd_hpc.config.config import load_toml
-from hkd_hpc.config.paths import expanded
-from hkd_hpc.config.settings import unknown
+from hkd_hpc.config import load_toml
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import unknown
 
 # options of sbatch that it also reads from SBATCH_<NAME>; the others travel on its command line
 VARIABLES = (

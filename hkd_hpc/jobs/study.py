@@ -8,11 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from hkd_hpc.config.paths import expanded
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results, watch
 from hkd_hpc.jobs.files import read_cells, read_launches
+from hkd_hpc.runtime.paths import expanded
 
 
 class Study:

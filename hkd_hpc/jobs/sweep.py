@@ -21,8 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from hkd_hpc import schemes
-from hkd_hpc.config import presets as known_presets
-from hkd_hpc.config.config import (
+from hkd_hpc.config import (
     SECTIONS,
     Config,
     NotOfThisScheme,
@@ -37,6 +36,7 @@ from hkd_hpc.config.config import (
     split_override,
     with_clients_of_data,
 )
+from hkd_hpc.config import presets as known_presets
 from hkd_hpc.data.official import OFFICIAL
 from hkd_hpc.errors import UsageError
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from hkd_hpc import train
 from hkd_hpc.comm.launchers import guess_rank
+from hkd_hpc.config import identity
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import JOB_LOCK, Status, launch_of, no_room
 from hkd_hpc.jobs.sweep import Cell
-from hkd_hpc.runtime import identity
+from hkd_hpc.runtime import provenance
 from hkd_hpc.stop import SIGNALS, STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -136,11 +137,11 @@ def why_not(cell: Cell, root: Path, folder: RunFolder, status: Status, log_begin
     changed = {key: [launch.code[key], now[key]] for key in now if launch.code.get(key, now[key]) != now[key]}
     if changed and launch.options.get("strict_code"):
         return (
-            f"--strict-code: the code is not that of the submission ({identity.text_of(changed)}); "
+            f"--strict-code: the code is not that of the submission ({provenance.text_of(changed)}); "
             "launch again, or put it back"
         )
     if changed:
-        messages.warn(f"the code is not that of the submission: {identity.text_of(changed)}; --strict-code refuses")
+        messages.warn(f"the code is not that of the submission: {provenance.text_of(changed)}; --strict-code refuses")
     return ""
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
 from hkd_hpc.jobs.files import JOB_LOCK, Launch, Status, no_room
 from hkd_hpc.jobs.sweep import Cell
 from hkd_hpc.jobs.task import last_words
-from hkd_hpc.runtime import identity
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_alive, is_held, is_visible
 

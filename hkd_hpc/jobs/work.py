@@ -14,7 +14,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.cohort import round_half_up
-from hkd_hpc.config.config import Config
+from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
 from hkd_hpc.data.readers import open_h5
 from hkd_hpc.errors import UsageError

@@ -15,11 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hkd_hpc import rng, schemes
-from hkd_hpc.config.config import ModelSettings
+from hkd_hpc import rng
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
+from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime.frames import place_of
+from hkd_hpc.runtime.own_code import load_class
 
 
 class Net(nn.Module):
@@ -153,7 +154,7 @@ def has_batch_norm(net: nn.Module) -> bool:
 def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     """A user's own model; one forward pass tells a wrong shape before the first round."""
     what = f"model.name={settings.name}"
-    cls = schemes.load_class(settings.name, what)
+    cls = load_class(settings.name, what)
     try:
         net = cls(classes, settings.latent) if isinstance(cls, type) else None
     except Exception as error:

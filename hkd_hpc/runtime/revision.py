@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -36,6 +37,16 @@ def described(root: Path) -> str:
 def package_sha256() -> str:
     """Of the sources of hkd_hpc, the same in a clone and installed from it."""
     return sources_sha256(PACKAGE, without=TOOLS)
+
+
+def module_sha256(module: str) -> str:
+    """Of the file of a module, of all sources of a package; empty where there is none."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return ""
+    file = Path(found.origin) if found and found.has_location and found.origin else None
+    return sources_sha256(file.parent if file.name == "__init__.py" else file) if file else ""
 
 
 def sources_sha256(place: Path, without: str = "") -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 
-from hkd_hpc.config.settings import KINDS, is_setting, type_text
 from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.frames import own_frame
+from hkd_hpc.runtime.own_code import load_class
+from hkd_hpc.settings import KINDS, is_setting, type_text
 
 REGISTRY = {
     "fedavg": "hkd_hpc.schemes.fedavg:FedAvg",
@@ -47,33 +46,7 @@ def settings_of(name: str) -> type:
     if odd:
         raise UsageError(
             f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "
-            f"made with hkd_hpc.config.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None "
+            f"made with hkd_hpc.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None "
             "too"
         )
     return found
-
-
-def load_class(address: str, what: str):
-    """The object at module:Class; UsageError says which of the two is missing, or where the module itself fails."""
-    module_name, _, class_name = address.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(
-            f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?"
-        ) from None
-    except Exception as error:
-        if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
-            raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
-        raise UsageError(
-            f"{what}: importing {module_name} failed: {type(error).__name__}: {error}{_line_of(error)}"
-        ) from None
-    if not hasattr(module, class_name):
-        raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")
-    return getattr(module, class_name)
-
-
-def _line_of(error: Exception) -> str:
-    """Where in a user's module it happened: " (file, line 3)"."""
-    frame = own_frame(error)
-    return f" ({frame.filename}, line {frame.lineno})" if frame and not isinstance(error, SyntaxError) else ""

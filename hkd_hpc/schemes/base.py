@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hkd_hpc import rng
-from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F
+from hkd_hpc.settings import setting
 
 if TYPE_CHECKING:
     import numpy as np

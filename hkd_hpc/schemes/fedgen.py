@@ -22,11 +22,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hkd_hpc.config.settings import setting
 from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
-from hkd_hpc.config.settings import setting
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from hkd_hpc import schemes
-from hkd_hpc.config import config, presets
-from hkd_hpc.config.settings import check, nearest, setting
+from hkd_hpc import config, schemes
+from hkd_hpc.config import presets
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.runtime import versions
+from hkd_hpc.settings import check, nearest, setting
 
 FIELDS = {
     f"{section}.{field.name}": field
@@ -312,7 +312,7 @@ def test_a_scheme_of_ones_own_brings_its_settings(tmp_path, monkeypatch, first_l
     (tmp_path / "toy_own_scheme.py").write_text(
         f"{first_line}\nfrom dataclasses import dataclass\n"
         "from hkd_hpc.schemes.base import Scheme, SchemeSettings\n"
-        "from hkd_hpc.config.settings import setting\n@dataclass(frozen=True)\nclass Own(SchemeSettings):\n"
+        "from hkd_hpc.settings import setting\n@dataclass(frozen=True)\nclass Own(SchemeSettings):\n"
         "    mu: float = setting(0.5, 'strength', low=0, high=1)\n"
         "    rank: int | None = setting(None, 'rank', low=1)\n"
         "class Mine(Scheme):\n    Settings = Own\n"
@@ -470,10 +470,10 @@ def test_help_names_every_setting_with_its_range():
 @pytest.mark.parametrize(
     "program",
     [
-        "from hkd_hpc.config import config, presets; config.resolve(overrides=['scheme.name=fedavg'])",
-        "from hkd_hpc.config import config; config.resolve()",
-        "from hkd_hpc.config import config; config.resolve(['cifar10'])",
-        "from hkd_hpc.config import config; config.resolve(overrides=['scheme.name=fedhkd_star'])",
+        "from hkd_hpc import config; config.resolve(overrides=['scheme.name=fedavg'])",
+        "from hkd_hpc import config; config.resolve()",
+        "from hkd_hpc import config; config.resolve(['cifar10'])",
+        "from hkd_hpc import config; config.resolve(overrides=['scheme.name=fedhkd_star'])",
         "from hkd_hpc import schemes; [schemes.settings_of(name) for name in schemes.REGISTRY]",
         "import hkd_hpc.train",
     ],

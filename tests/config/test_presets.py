@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hkd_hpc.config import config
+from hkd_hpc import config
 
 
 def changed(preset: str, scheme: str) -> dict:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hkd_hpc import assemble
-from hkd_hpc.config import config
+from hkd_hpc import assemble, config
 from hkd_hpc.data import public, sources
 from hkd_hpc.data.partition import (
     Partition,

@@ -12,8 +12,7 @@ import pytest
 import torch
 from federation import Federation, save_images
 
-from hkd_hpc import assemble, schemes
-from hkd_hpc.config import config
+from hkd_hpc import assemble, config, schemes
 from hkd_hpc.gpu.graphs import Graphs, promises
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.schemes.base import Scheme

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc.config.config import collect
+from hkd_hpc.config import collect
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hkd_hpc.config import config
-from hkd_hpc.config.config import ModelSettings
+from hkd_hpc import config
 from hkd_hpc.models import networks
 from hkd_hpc.models.convolution import Strip, TapConv2d, reformulate, strips
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.settings import MODELS, ModelSettings
 
 IMAGE = (3, 32, 32)
 
@@ -146,7 +146,7 @@ def test_dead_floats_of_resnet18_by_hand():
     assert sum(len(part) for part in flat.live(flat.grad_P)) == live
 
 
-@pytest.mark.parametrize("name", config.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_one_step_of_a_network_agrees_with_the_library_to_rounding(name, norm):
     """Same initial weights, bit for bit; the same loss, gradient and prediction but for rounding; dead taps never

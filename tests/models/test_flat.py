@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import payload
+from hkd_hpc import config, payload
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.config import config
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.server import Images, Server

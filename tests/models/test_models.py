@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc.config.config import ModelSettings
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import normalise
+from hkd_hpc.models.settings import ModelSettings
 
 IMAGE = (3, 32, 32)
 OWN = """

@@ -30,7 +30,7 @@ def fedhkd(tmp_path_factory, data):
 
 
 def net_of(folder):
-    from hkd_hpc.config import config
+    from hkd_hpc import config
     from hkd_hpc.models import networks
 
     settings = config.from_json(toy.metrics(folder)["config_json"])

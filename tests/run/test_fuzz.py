@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hkd_hpc import schemes, train
+from hkd_hpc import config, schemes, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import LAUNCHERS, RANK_NAMES, RANKS, guess_rank, outside_of_jobs, read_hint, without_mpi
-from hkd_hpc.config import config, presets
+from hkd_hpc.config import presets
 from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder

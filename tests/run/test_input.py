@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc import train
+from hkd_hpc import config, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import Hint, guess_rank, read_hint
-from hkd_hpc.config import config
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.data import checks, sources
 from hkd_hpc.errors import UsageError
@@ -364,7 +363,7 @@ import torch
 from dataclasses import dataclass
 from hkd_hpc.lazy import F
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.config.settings import setting
+from hkd_hpc.settings import setting
 
 class VectorLoss(Scheme):
     def loss(self, client, batch):
@@ -490,7 +489,7 @@ MISTAKES = {
     "NoWarning": (1, "what warning() returns must be text that a file can hold, not None"),
     "OddWarning": (1, "what warning() returns must be text that a file can hold, not '\\udcff'"),
     "NanDefault": (2, "scheme.tau=nan: not allowed; scheme.tau must be a number"),
-    "PlainField": (2, "Settings.tau: float is no setting; it must be made with hkd_hpc.config.settings.setting"),
+    "PlainField": (2, "Settings.tau: float is no setting; it must be made with hkd_hpc.settings.setting"),
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc.config.config import ModelSettings
 from hkd_hpc.models import networks
+from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.store.tree import load_tree
 
 UNEQUAL = (5, 40, 17, 64, 30)

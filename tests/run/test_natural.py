@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc.config import config
+from hkd_hpc import config
 from jobs import Sweep
 
 WRITERS = ("Zoë", "ann", "bob")  # in the order of their characters

@@ -10,8 +10,7 @@ import torch
 import toy
 from federation import OFF, Federation, same_model, save_images, settings
 
-from hkd_hpc import schemes
-from hkd_hpc.config import config
+from hkd_hpc import config, schemes
 from hkd_hpc.models import evaluate
 from hkd_hpc.schemes.base import RunInfo
 

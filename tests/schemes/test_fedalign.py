@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 
 from hkd_hpc.client import Batch
-from hkd_hpc.config import config
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models import networks
+from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.schemes import fedalign
 from hkd_hpc.schemes.fedalign import FedAlignSettings, captured, largest_singular_value, slim
 
@@ -95,7 +95,7 @@ def shufflenet_stage() -> tuple[nn.Module, nn.Module]:
 
 
 def build(name: str, **more) -> nn.Module:
-    return networks.build(config.ModelSettings(name=name, latent=8, **more), 10, (3, 32, 32), 0)
+    return networks.build(ModelSettings(name=name, latent=8, **more), 10, (3, 32, 32), 0)
 
 
 def first_channels(quarter: nn.Module, full: nn.Module) -> nn.Module:

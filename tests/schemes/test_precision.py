@@ -9,8 +9,7 @@ import torch
 import toy
 from federation import Federation, save_images
 
-from hkd_hpc import assemble, schemes
-from hkd_hpc.config import config
+from hkd_hpc import assemble, config, schemes
 from hkd_hpc.models import networks
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hkd_hpc.config import config
+from hkd_hpc import config
 from hkd_hpc.console import messages
 from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
 from hkd_hpc.server import Images, Server

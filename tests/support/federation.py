@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, payload, rounds
+from hkd_hpc import assemble, config, payload, rounds
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.local import LocalComm
-from hkd_hpc.config import config
 
 SMALL = (
     "fed.clients=3",

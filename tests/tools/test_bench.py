@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hkd_hpc import schemes
-from hkd_hpc.config import config
+from hkd_hpc import config, schemes
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from tools import bench_metrics

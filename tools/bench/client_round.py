@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from hkd_hpc import config as config_module
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client
-from hkd_hpc.config import config as config_module
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.schemes.base import RunInfo, SchemeServer

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc import check
-from hkd_hpc.config import config
-from hkd_hpc.config.config import DataSettings
+from hkd_hpc import check, config
+from hkd_hpc.config import identity
 from hkd_hpc.data import content, sources
-from hkd_hpc.runtime import identity
+from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.runtime import provenance, revision
 from hkd_hpc.store.tree import load_tree, save_tree
 
 SCHEME = """
@@ -37,9 +37,9 @@ def test_the_hash_of_sources_is_over_names_and_bytes(tmp_path):
     (tmp_path / "notes.txt").write_text("not code")
     (tmp_path / ".#b.py").symlink_to("nowhere")  # as an editor leaves it
     expected = hashlib.sha256(b"b.py 6\nx = 1\ninner/a.py 0\n").hexdigest()
-    assert identity.sources_sha256(tmp_path) == expected
+    assert revision.sources_sha256(tmp_path) == expected
     (tmp_path / "b.py").rename(tmp_path / "c.py")
-    assert identity.sources_sha256(tmp_path) != expected
+    assert revision.sources_sha256(tmp_path) != expected
 
 
 def test_an_own_scheme_and_an_own_model_are_code_of_their_own(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
     assert json.loads(found["changes_json"]) == [{"after_round": 2, "data.content": [before, now]}]
     assert json.loads(found["identity_json"])["data.content"] == now
     assert f"changed after round 2: data.content {before[:8]} -> {now[:8]}" in output  # in the summary
-    assert identity.facts_of(found)["data.content"] == [before, now]
+    assert provenance.facts_of(found)["data.content"] == [before, now]
 
 
 def test_the_same_content_elsewhere_is_the_same_data(killed, resume, tmp_path):
@@ -214,7 +214,7 @@ def test_rows_without_a_checkpoint_are_not_made_again_from_other_data(killed, re
 
 def other_code(rank):
     """As if a file of the package had been edited."""
-    identity.package_sha256 = lambda: "ab" * 32
+    revision.package_sha256 = lambda: "ab" * 32
 
 
 def test_other_code_is_told_recorded_and_refused_on_request(killed, resume):
@@ -268,7 +268,7 @@ def test_of_a_run_of_an_earlier_version_it_is_told_that_nothing_is_known(killed,
     [change] = json.loads(toy.metrics(folder)["changes_json"])
     assert change == {
         "after_round": 2,
-        "code.hkd_hpc": [None, identity.package_sha256()],
+        "code.hkd_hpc": [None, revision.package_sha256()],
         "data.content": [None, sha_of(killed[1])],
     }
     assert "after round 2: code.hkd_hpc unknown -> " in output
@@ -276,8 +276,8 @@ def test_of_a_run_of_an_earlier_version_it_is_told_that_nothing_is_known(killed,
 
 def test_code_of_any_round_before_counts_for_strict_code():
     before = {"code.hkd_hpc": ["a", "b"], "code.own": ["c"], "version.torch": ["1", "2"]}
-    assert identity.has_other_code(before, {"code.hkd_hpc": ["b"]})
-    assert not identity.has_other_code(before, {"code.own": ["c"], "version.torch": ["2"], "code.new": ["d"]})
+    assert provenance.has_other_code(before, {"code.hkd_hpc": ["b"]})
+    assert not provenance.has_other_code(before, {"code.own": ["c"], "version.torch": ["2"], "code.new": ["d"]})
 
 
 def test_a_complete_metrics_file_of_other_settings_is_not_believed(killed, resume, tmp_path):

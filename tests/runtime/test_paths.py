@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import toy
 
-from hkd_hpc import check, compare, train
-from hkd_hpc.config import config
-from hkd_hpc.config.paths import expanded
+from hkd_hpc import check, compare, config, train
 from hkd_hpc.data.__main__ import main as data_main
 from hkd_hpc.errors import UsageError
 from hkd_hpc.export import main as export_main
 from hkd_hpc.jobs import launcher
 from hkd_hpc.jobs.__main__ import main as jobs_main
 from hkd_hpc.jobs.site import Site
+from hkd_hpc.runtime.paths import expanded
 from jobs import Study, Sweep
 
 

@@ -1,0 +1,62 @@
+"""Is what is in a folder the run of some settings?"""
+
+from __future__ import annotations
+
+import json
+
+from hkd_hpc.config.resuming import changes
+from hkd_hpc.config.sections import SECTIONS, Config
+from hkd_hpc.config.values import from_json
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime import revision
+from hkd_hpc.runtime.provenance import CONTENT, THREADS, text_of
+from hkd_hpc.store.folder import RunFolder
+
+# settings that may change in the middle of a run, and its rounds are still those of the settings at its end
+CHANGE_NO_ROUND = ("fed.rounds", "run.checkpoint_every", "run.evaluate_every", "run.client_models", THREADS)
+
+
+def code_of(*configs: Config) -> dict[str, str]:
+    """{"code.hkd_hpc": SHA-256 of the package's sources, "code.<module>": that of an own scheme's or model's file}."""
+    names = [name for config in configs for name in (config.scheme.name, config.model.name)]
+    own = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)
+    found = {"hkd_hpc": revision.package_sha256(), **{module: revision.module_sha256(module) for module in own}}
+    return {f"code.{module}": sha256 for module, sha256 in found.items() if sha256}
+
+
+def to_json(config: Config, data_sha256: str) -> str:
+    """For the record of a run, beside its settings and versions."""
+    return json.dumps({**code_of(config), CONTENT: data_sha256})
+
+
+def other_run(folder: RunFolder, config: Config) -> str:
+    """Why what is in a folder is not a run of these settings, in a few words; empty where it is, or where no run is.
+
+    Places may differ; and what changed on the way counts, unless each round is as it would have been.
+    """
+    record = folder.record()
+    try:
+        text = record.get("config_json") or folder.read_config()
+        differences = different(from_json(text), config) if text else ""
+    except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        return f"its settings cannot be read ({error})"
+    return differences or on_the_way(record.get("changes_json", "[]"))
+
+
+def different(stored: Config, config: Config) -> str:
+    """fed.rounds: stored 4, asked 2"""
+    if stored.scheme.name != config.scheme.name:  # whose settings are others altogether
+        return f"scheme.name: stored {stored.scheme.name}, asked {config.scheme.name}"
+    return "; ".join(
+        f"{key}: stored {before}, asked {after}" for key, (before, after) in changes(stored, config).items()
+    )
+
+
+def on_the_way(changes_json: str) -> str:
+    """What --allow-change changed, of the settings and the data that the rounds before had."""
+    counted = [{key: pair for key, pair in change.items() if _counts(key)} for change in json.loads(changes_json)]
+    return ", ".join(f"changed on the way: {text_of(change)}" for change in counted if change)
+
+
+def _counts(key: str) -> bool:
+    return key == CONTENT or (key.partition(".")[0] in ("scheme", *SECTIONS) and key not in CHANGE_NO_ROUND)

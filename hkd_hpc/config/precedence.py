@@ -1,0 +1,69 @@
+"""Who wins: defaults < presets < file < section.key=value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hkd_hpc.config import presets
+from hkd_hpc.config.files import file_text, read_toml
+from hkd_hpc.config.sections import Config
+from hkd_hpc.config.values import from_file, from_values, stored_values
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import shown
+
+OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
+PATHS = ("data.dir", "data.path")
+
+
+def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
+    """The checked Config. Raises UsageError (one line: key, value, what is allowed)."""
+    return from_values(*collect(preset_names, file, overrides))
+
+
+def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
+    """({"section.key": raw value} of everything that was asked for, the keys that only a preset or a run's config.json
+    asked for)."""
+    stored, given = read_file(file) if file else ({}, {})
+    groups = [*(preset(name) for name in preset_names), stored]
+    hard = with_paths({**given, **dict(split_override(text) for text in overrides)})
+    scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
+    values: dict[str, Any] = {}
+    for group in groups:
+        alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
+        values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
+    if {**values, **hard}.get("data.partition") == "natural" and "fed.clients" not in stored:
+        values.pop("fed.clients", None)  # a preset speaks of another data set's clients
+    return {**values, **hard}, set(values) - set(hard)
+
+
+def with_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with ~ and $VARIABLES replaced in the settings that are paths."""
+    return {
+        key: expanded(value, f"{key}=") if key in PATHS and isinstance(value, str) else value
+        for key, value in values.items()
+    }
+
+
+def preset(name: str) -> dict[str, Any]:
+    if name not in presets.PRESETS:
+        raise UsageError(f"--preset {name}: no such preset; known: {', '.join(presets.PRESETS)}")
+    return presets.PRESETS[name]
+
+
+def split_override(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(
+            f"{shown(text)}: not understood; settings are given as section.key=value, for example fed.rounds=5"
+        )
+    return key, value
+
+
+def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a run stored in its config.json, what a TOML file gives), one of them empty."""
+    text = file_text(path, "--config", OR_STORED)
+    if not text.lstrip().startswith("{"):  # as no TOML does
+        return {}, read_toml(path, OR_STORED)
+    from_file(text, f"--config {path}")
+    return stored_values(text), {}

@@ -1,0 +1,56 @@
+"""What a run that is resumed may change: places always, some settings with --allow-change, the others never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hkd_hpc.config.sections import Config, absolute_paths, as_values
+from hkd_hpc.config.values import from_values
+from hkd_hpc.errors import UsageError
+
+FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
+
+
+def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str | None:
+    """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
+    before = as_values(stored)
+    if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
+        return f"scheme.name: stored {before['scheme.name']}, asked {asked['scheme.name']}"
+    after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
+    return (
+        "; ".join(
+            f"{key}: stored {before[key]}, asked {after[key]}"
+            for key in asked
+            if key in after and after[key] != before.get(key) and not is_place(key)
+        )
+        or None
+    )
+
+
+def changes(stored: Config, config: Config) -> dict[str, list]:
+    """{"section.key": [before, after]} of two settings of one scheme, places aside."""
+    before, after = as_values(stored), as_values(config)
+    return {key: [before.get(key), after[key]] for key in after if after[key] != before.get(key) and not is_place(key)}
+
+
+def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
+    """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may
+    not.
+    """
+    if asked.get("scheme.name", stored.scheme.name) != stored.scheme.name:  # whose own settings would be unknown
+        raise UsageError("--allow-change: scheme.name cannot change within a run; start another one")
+    config = absolute_paths(from_values({**as_values(stored), **asked}, soft))
+    fixed = [key for key in changes(stored, config) if key.startswith(FIXED)]
+    if fixed:
+        raise UsageError(f"--allow-change: {', '.join(fixed)} cannot change within a run; start another one")
+    return config
+
+
+def is_place(key: str) -> bool:
+    """Whether a setting says where a run goes on, not what it computes: these may change on --resume."""
+    return key.startswith("comm.") or key in ("run.device", "run.graphs", "run.lanes", "data.dir", "data.path")
+
+
+def moved(stored: Config, asked: dict[str, Any]) -> Config:
+    """The stored settings at the place that was asked for."""
+    return absolute_paths(from_values({**as_values(stored), **{k: v for k, v in asked.items() if is_place(k)}}))

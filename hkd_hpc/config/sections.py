@@ -1,0 +1,183 @@
+"""The settings of a run: one frozen dataclass a section, and all of them together.
+
+Sections `data` and `model` are declared in their rooms, section `scheme` in the file of each scheme.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.models.settings import ModelSettings
+from hkd_hpc.settings import setting
+
+
+@dataclass(frozen=True)
+class FedSettings:
+    """Clients and rounds (rounds.py)."""
+
+    clients: int = setting(
+        10, "number of clients; data.partition=natural: as many as the file names, if not given", low=1, high=100_000
+    )
+    rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
+    participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
+    average: str = setting(
+        "images",
+        "weight of a client in the average: images: its number of training images; uniform: the same for all",
+        choices=("images", "uniform"),
+    )
+    max_norm: float = setting(
+        0.0,
+        "largest L2 norm of a client's change of the weights, and of each tensor of its report; 0: "
+        "only NaN, infinity and numbers beyond 65,536 are refused",
+        low=0,
+        high=1e30,
+    )
+    max_bad_fraction: float = setting(
+        0.5, "the run stops when more of a round's clients than this are refused", low=0, high=1
+    )
+    drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
+    straggler_rate: float = setting(0.0, "chance that a sampled client is late in a round", low=0, high=1)
+    straggler_epochs: int = setting(0, "local epochs that a late client ends; 0: it is left out", low=0, high=100_000)
+    finetune_epochs: int = setting(
+        0,
+        "at the end, also train the global model so many epochs on each client, with plain "
+        "cross-entropy, and test it there; 0: not",
+        low=0,
+        high=100_000,
+    )
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Local training, the same rule for every scheme (client.py)."""
+
+    epochs: int = setting(5, "local epochs a round", low=1, high=100_000)
+    batch_size: int = setting(64, "images a step", low=2, high=1_000_000)
+    lr: float = setting(1e-3, "learning rate of Adam in round 1", above=0, high=100)
+    lr_schedule: str = setting(
+        "halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant")
+    )
+    lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
+    clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
+    drop_last: bool = setting(False, "leave out an epoch's short last batch, unless it is the only one")
+    precision: str = setting(
+        "fp32",
+        "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's "
+        "passes, all else stays fp32; speed and accuracy of both are unmeasured",
+        choices=("fp32", "tf32", "bf16"),
+    )
+    batchnorm: str = setting(
+        "average",
+        "running statistics: average: like weights; local: each client keeps its own, their "
+        "average serves the global test only; reestimate: each round measured anew by the "
+        "clients with the new global weights",
+        choices=("average", "local", "reestimate"),
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How and where it runs; on a CPU, of all these only the seed and the number of threads change the bits of the
+    weights.
+    """
+
+    seed: int = setting(0, "seed of everything random", low=0)
+    threads: int = setting(
+        1,
+        "CPU threads a rank; another number adds in another order and gives other last bits: keep one "
+        "number for all runs that are compared",
+        low=1,
+        high=4096,
+    )
+    device: str = setting("auto", "auto: a GPU where one is found", choices=("auto", "cpu", "cuda"))
+    deterministic: bool = setting(
+        False,
+        "on GPUs: only operations that give the same bits in each run, or an error that names "
+        "the one that does not; CPUs of one kind always give the same bits",
+    )
+    graphs: str = setting(
+        "off",
+        "on GPUs: on: a local epoch is one CUDA or HIP graph, for schemes and models that say "
+        "`cuda_graph_safe = True`; its speed is unmeasured",
+        choices=("off", "on"),
+    )
+    lanes: int = setting(
+        1,
+        "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
+        "memory; the results are the same, the speed is unmeasured; lanes want graphs",
+        low=1,
+        high=32,
+    )
+    checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
+    evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
+    client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
+
+
+@dataclass(frozen=True)
+class CommSettings:
+    """Collectives (comm/)."""
+
+    backend: str = setting("auto", "for the weights; auto: see README, ranks", choices=("auto", "nccl", "gloo", "mpi"))
+    timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
+    start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
+
+
+SECTIONS = {
+    "data": DataSettings,
+    "fed": FedSettings,
+    "train": TrainSettings,
+    "model": ModelSettings,
+    "run": RunSettings,
+    "comm": CommSettings,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run's settings, complete and checked. `scheme` is the settings dataclass of the chosen scheme."""
+
+    scheme: Any
+    data: DataSettings
+    fed: FedSettings
+    train: TrainSettings
+    model: ModelSettings
+    run: RunSettings
+    comm: CommSettings
+
+    @property
+    def partition_seed(self) -> int:
+        return self.run.seed if self.data.partition_seed is None else self.data.partition_seed
+
+    def lr(self, round: int) -> float:
+        """Learning rate of a round (1, 2, ...): lr * .5 ** ((round - 1) // lr_halve_every), or constant."""
+        train = self.train
+        return train.lr * (0.5 ** ((round - 1) // train.lr_halve_every) if train.lr_schedule == "halve" else 1.0)
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether something done every so many rounds is due; in the last round everything is."""
+        return round % every == 0 or round == self.fed.rounds
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+
+def as_values(config: Config) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value for section, keys in dataclasses.asdict(config).items() for key, value in keys.items()
+    }
+
+
+def absolute_paths(config: Config) -> Config:
+    """The same with data.dir and data.path absolute, so that a run can be resumed from another folder."""
+    data = config.data
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            data, dir=os.path.abspath(data.dir), path=os.path.abspath(data.path) if data.path else ""
+        ),
+    )

@@ -1,0 +1,94 @@
+"""From {"section.key": raw value} to a checked Config; a run's stored settings are such values too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hkd_hpc import schemes
+from hkd_hpc.config.keys import refuse, str_or_shown, wrong_names
+from hkd_hpc.config.sections import SECTIONS, Config, as_values
+from hkd_hpc.data.sources import natural_clients
+from hkd_hpc.errors import UsageError
+from hkd_hpc.models.settings import MODELS
+from hkd_hpc.settings import build
+
+BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
+
+
+def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) -> Config:
+    """Config from {"section.key": raw value}; a preset may speak of settings that only some schemes have, so scheme
+    keys in `soft` are dropped where the chosen scheme has no such setting."""
+    scheme = str_or_shown(values.get("scheme.name", schemes.DEFAULT))
+    refuse(wrong_names(scheme, values, soft))
+    classes = {"scheme": schemes.settings_of(scheme), **SECTIONS}
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in classes}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        by_section[section][name] = value
+    config = Config(*(build(section, cls, by_section[section]) for section, cls in classes.items()))
+    if whole:  # else these are only some of the settings, to be joined with stored ones
+        check_together(config)
+    return config
+
+
+def check_together(config: Config) -> None:
+    """What one setting asks of another."""
+    data, model = config.data, config.model
+    if data.name == "file" and not data.path:
+        raise UsageError("data.path=: data.name=file needs data.path=P, an .npz or .h5 file")
+    if data.name == "folder" and not data.path:
+        raise UsageError(
+            "data.path=: data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/"
+        )
+    if data.name not in ("file", "folder") and data.path:
+        raise UsageError(f"data.path={data.path}: only data.name=file reads it, or folder; data.name is {data.name}")
+    if data.name != "folder" and data.image_size:
+        raise UsageError(f"data.image_size={data.image_size}: only data.name=folder resizes; data.name is {data.name}")
+    if data.partition == "natural" and data.name != "file":
+        raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
+    if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
+        raise UsageError(
+            f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
+            f"{1 - data.fraction:.4g} fits"
+        )
+    if model.name not in MODELS and ":" not in model.name:
+        raise UsageError(
+            f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, or module:Class"
+        )
+    if config.comm.backend == "nccl" and config.run.device == "cpu":
+        raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")
+
+
+def with_clients_of_data(config: Config, asked) -> Config:
+    """With data.partition=natural and no fed.clients in `asked`, the same with as many clients as the file names.
+
+    Reads the file's client ids. UsageError where it has none.
+    """
+    if config.data.partition != "natural" or "fed.clients" in asked:
+        return config
+    return from_values({**as_values(config), "fed.clients": natural_clients(config.data.path)})
+
+
+def from_json(text: str) -> Config:
+    """The Config that `Config.to_json` wrote, in this version or an earlier one."""
+    return from_values(stored_values(text))
+
+
+def stored_values(text: str) -> dict[str, Any]:
+    """{"section.key": value} of what `Config.to_json` wrote."""
+    return BEFORE_IT_WAS_A_SETTING | {
+        f"{section}.{key}": value for section, keys in json.loads(text).items() for key, value in keys.items()
+    }
+
+
+def from_file(text: str, where: str) -> Config:
+    """The Config in a run's config.json, as `from_json`; UsageError, which begins with `where`, for all that is
+    wrong.
+    """
+    try:
+        return from_json(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UsageError(f"{where}: is no whole config.json of a run ({error})") from None

@@ -1,0 +1,58 @@
+"""Section `data` of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hkd_hpc.settings import setting
+
+DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, and how they are dealt to the clients (data/)."""
+
+    name: str = setting("fmnist", "data set; fmnist ships with the package", choices=DATA)
+    dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
+    path: str = setting(
+        "",
+        "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder "
+        "with images in train/<class>/ and test/<class>/",
+    )
+    image_size: int | None = setting(
+        None,
+        "data.name=folder: resize all images to so many pixels square, bilinear; none: they have one size",
+        low=8,
+        high=4096,
+    )
+    fraction: float = setting(
+        0.9, "share of the official training split dealt to all clients together", above=0, high=1
+    )
+    public_fraction: float | None = setting(
+        None,
+        "share of the training split set aside as a public set, for every scheme; "
+        "none: as many images as a client trains on, where they fit",
+        low=0,
+        high=1,
+    )
+    val_fraction: float = setting(
+        0.0, "share of each client's training images held out for validation, stratified by class", low=0, below=1
+    )
+    partition: str = setting(
+        "dirichlet",
+        "how it is dealt; shards: each client a few classes; natural: by the client "
+        "ids in the file; heuristic: as the code released with FedHKD does, with "
+        "unequal sizes and repeated images, for comparison only",
+        choices=("dirichlet", "iid", "natural", "shards", "heuristic"),
+    )
+    beta: float = setting(
+        0.5, "concentration of the Dirichlet class mixes (dirichlet, heuristic); smaller is less IID", above=0, high=1e9
+    )
+    classes_per_client: int = setting(
+        2,
+        "data.partition=shards: shards of a client, each of one class or across the border of two",
+        low=1,
+        high=100_000,
+    )
+    partition_seed: int | None = setting(None, "seed of the partition; none: run.seed", low=0)

@@ -1,0 +1,34 @@
+"""A scheme or a model by its address module:Class, the package's and a user's own alike."""
+
+from __future__ import annotations
+
+import importlib
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.frames import own_frame
+
+
+def load_class(address: str, what: str):
+    """The object at module:Class; UsageError says which of the two is missing, or where the module itself fails."""
+    module_name, _, class_name = address.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?"
+        ) from None
+    except Exception as error:
+        if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
+            raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
+        raise UsageError(
+            f"{what}: importing {module_name} failed: {type(error).__name__}: {error}{_line_of(error)}"
+        ) from None
+    if not hasattr(module, class_name):
+        raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")
+    return getattr(module, class_name)
+
+
+def _line_of(error: Exception) -> str:
+    """Where in a user's module it happened: " (file, line 3)"."""
+    frame = own_frame(error)
+    return f" ({frame.filename}, line {frame.lineno})" if frame and not isinstance(error, SyntaxError) else ""

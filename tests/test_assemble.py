@@ -86,7 +86,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_a_rank_with_other_shapes_or_dtypes_is_named_with_both(tmp_path, data, what):
     patch, words = DIFFERENT[what]
-    results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=patch, timeout_s=60)
+    results = toy.train(3, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [1] * 3, output
     [line] = toy.our_lines([output])

@@ -41,14 +41,14 @@ class Result(NamedTuple):
 
 
 def run_ranks(
-    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, env: dict[str, str] | None = None
+    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, **options: Any
 ) -> list[Result]:
     """Run function(rank, *args) in `size` forked processes of an env:// world; returns how each ended, by rank.
 
     A rank exits with 0, with its SystemExit's code, or with 1 after a traceback. When time is up all are killed, and
-    AssertionError shows what they had printed.
+    AssertionError shows what they had printed. `options`: those of watch_ranks.
     """
-    late, results = watch_ranks(size, function, *args, timeout_s=timeout_s, env=env)
+    late, results = watch_ranks(size, function, *args, timeout_s=timeout_s, **options)
     outputs = "\n---\n".join(result.output for result in results)
     assert not late, f"ranks {late} still ran after {timeout_s} s; output:\n{outputs}"
     return results
@@ -88,6 +88,16 @@ def run_rank_values(size: int, function: Callable[..., Any], *args: Any, **optio
     results = run_ranks(size, function, *args, **options)
     assert [result[:2] for result in results] == [(0, None)] * size, "\n---\n".join(map(str, results))
     return [result.output for result in results]
+
+
+def end_when_last(rank: int) -> Watch:
+    """For watch_ranks: this rank, which stops (SIGSTOP) and so cannot end itself, is killed when it is the last."""
+
+    def watch(running: dict[int, int]) -> None:
+        if list(running) == [rank]:
+            os.kill(running[rank], signal.SIGKILL)
+
+    return watch
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from comm_launch import LIMIT_S, ROOT, command, environment, mpirun, ours
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.diagnostics import RankState, report
 from hkd_hpc.errors import RunError, UsageError
-from tools.forked_ranks import held_port, run_ranks, watch_ranks
+from tools.forked_ranks import end_when_last, held_port, run_ranks
 
 
 def messages(results):
@@ -162,14 +162,6 @@ def _stuck_transfer(rank, where):
         sum_(comm, torch.zeros(1000, dtype=torch.float64))
 
 
-def watch_with_a_stopped_rank(victim, size, function, *args):
-    """How the ranks of run_ranks ended; a stopped one cannot end itself, and is killed when it is the last."""
-    end = lambda running: list(running) == [victim] and os.kill(running[victim], signal.SIGKILL)
-    late, results = watch_ranks(size, function, *args, watch=end)
-    assert not late, results
-    return results
-
-
 @pytest.mark.parametrize(
     "where, text",
     [
@@ -183,7 +175,7 @@ def watch_with_a_stopped_rank(victim, size, function, *args):
 )
 def test_transfer_that_hangs_is_ended(where, text):
     """Rank 0 is outside the sum."""
-    results = watch_with_a_stopped_rank(1, 3, _stuck_transfer, where)
+    results = run_ranks(3, _stuck_transfer, where, watch=end_when_last(1))
     assert re.search(text, "".join(result.output for result in results)), results
 
 
@@ -226,7 +218,7 @@ def test_report_of_a_hang_says_where_all_are_and_what_the_stuck_rank_does():
 
 
 def test_report_of_a_hang_says_that_a_rank_is_stopped():
-    results = watch_with_a_stopped_rank(2, 4, _stuck_in_user_code, True)
+    results = run_ranks(4, _stuck_in_user_code, True, watch=end_when_last(2))
     text = "".join(result.output for result in results)
     assert re.search(r"(?s)it is stopped \(SIGSTOP.*it does not answer", text), text
 
@@ -242,7 +234,7 @@ def _stopped_hub(rank):
 
 
 def test_of_all_ranks_that_miss_rank_0_one_says_so():
-    results = watch_with_a_stopped_rank(0, 4, _stopped_hub)
+    results = run_ranks(4, _stopped_hub, watch=end_when_last(0))
     assert [result.exit_code for result in results[1:]] == [1, 1, 1]
     assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
     assert "has not been heard of for 1 s" in messages(results)[0]

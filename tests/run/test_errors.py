@@ -87,7 +87,7 @@ def test_the_line_is_there_when_rank_0_is_the_last_to_start(shadow):
 
 def test_nobody_waits_for_a_rank_0_that_refuses(tmp_path):
     """Missing data is seen by rank 0 alone. Without a launcher that ends the others they must learn of it at once."""
-    results = toy.train(3, "data.name=cifar10", f"data.dir={tmp_path}", timeout_s=20)
+    results = toy.train(3, "data.name=cifar10", f"data.dir={tmp_path}")
     assert [result.exit_code for result in results] == [2, 2, 2]
     assert len(toy.our_lines(result.output for result in results)) == 1
 

@@ -293,7 +293,7 @@ ON_RANKS = {
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_on_three_ranks(tmp_path, name):
     arguments, env, words = ON_RANKS[name]
-    results = toy.train(3, *arguments(tmp_path), env=env, timeout_s=20)
+    results = toy.train(3, *arguments(tmp_path), env=env)
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [2, 2, 2], output
     lines = toy.our_lines([output])

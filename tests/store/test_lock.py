@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import toy
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.lock import RunLock, Seen, _own_content, _pid_space, is_held
@@ -174,7 +175,7 @@ def test_a_beating_holder_on_another_host_keeps_its_lock(tmp_path):
 def test_the_holder_beats(tmp_path):
     with RunLock(tmp_path, beat_s=0.05):
         os.utime(tmp_path / "run.lock", (0, 0))
-        wait_until(lambda: (tmp_path / "run.lock").stat().st_mtime > 0)
+        toy.wait_until(lambda: (tmp_path / "run.lock").stat().st_mtime > 0)
 
 
 def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
@@ -182,7 +183,7 @@ def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
     with RunLock(tmp_path, beat_s=0.05, on_lost=lost.append):
         (tmp_path / "new").write_bytes(content_of(host="elsewhere", pid=7))
         (tmp_path / "new").replace(tmp_path / "run.lock")  # at once: an empty lock would be another's too
-        wait_until(lambda: lost)
+        toy.wait_until(lambda: lost)
         time.sleep(0.2)
     assert len(lost) == 1
     assert lost[0].startswith(f"the lock of {tmp_path} was taken over by another run: host elsewhere, process 7")
@@ -192,7 +193,7 @@ def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
 def test_a_lock_file_removed_by_hand_comes_back(tmp_path):
     with RunLock(tmp_path, beat_s=0.05):
         (tmp_path / "run.lock").unlink()
-        wait_until(lambda: (tmp_path / "run.lock").exists())
+        toy.wait_until(lambda: (tmp_path / "run.lock").exists())
         with pytest.raises(UsageError):
             RunLock(tmp_path).acquire(wait_s=0)
     assert os.listdir(tmp_path) == []
@@ -291,13 +292,6 @@ def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path):
 def test_processes_of_another_container_are_not_judged_by_their_pid():
     assert _pid_space().count("-") == 4
     assert "pid:[" in _pid_space()
-
-
-def wait_until(condition, within_s: float = 60.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_one_look_tells_whether_a_living_process_holds_it(tmp_path):

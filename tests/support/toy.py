@@ -84,11 +84,9 @@ def train_rank(rank: int, arguments: list[str], patch: Patch | None) -> None:
     sys.exit(train.main(arguments))
 
 
-def train(
-    size: int, *arguments: object, patch: Patch | None = None, timeout_s: float = 60, env: dict[str, str] | None = None
-) -> list[Result]:
-    """The job with `size` ranks: how each rank ended."""
-    return run_ranks(size, train_rank, [str(argument) for argument in arguments], patch, timeout_s=timeout_s, env=env)
+def train(size: int, *arguments: object, patch: Patch | None = None, **options) -> list[Result]:
+    """The job with `size` ranks: how each rank ended. `options`: those of run_ranks."""
+    return run_ranks(size, train_rank, [str(argument) for argument in arguments], patch, **options)
 
 
 def train_ok(size: int, *arguments: object, **options) -> list[str]:

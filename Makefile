@@ -1,33 +1,44 @@
-# make demo: install into .venv and train FedHKD with 11 ranks. make test: install and run the tests. make test-old-cpu:
-# those of the schemes, with the kernels of a CPU of 2008, whose last bits are not those of a newer one. make docs: the
-# documentation into build/docs.
+# make demo: install into .venv and train FedHKD with 11 ranks. make test: install and run the tests. make check: format,
+# lint, types, imports and tests, as CI does. make test-old-cpu: the tests whose results could depend on float kernels, with
+# those of a CPU of 2008, whose last bits are not those of a newer one. make docs: the documentation into build/docs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+ACTIVATE := set -eu; source $(VENV)/bin/activate
+# Processes that run tests: three keep two cores busy, since many tests wait for their ranks.
+WORKERS ?= 3
+PYTEST := python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+OLD_CPU := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default
 
-.PHONY: demo test test-old-cpu docs install clean
+.PHONY: demo check lint test test-old-cpu docs install clean
 demo: $(STAMP)
-	set -eu; source $(VENV)/bin/activate; mpirun -n 11 python -m hkd_hpc.train
+	$(ACTIVATE); mpirun -n 11 python -m hkd_hpc.train
 
-test: $(STAMP)
-	set -eu; source $(VENV)/bin/activate; python -m pytest -q tests
+check: lint test
 
-test-old-cpu: $(STAMP)
-	set -eu; source $(VENV)/bin/activate; ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default python -m pytest -q tests/schemes
+lint: $(VENV)/.dev
+	$(ACTIVATE); ruff format --check .; ruff check .; mypy; lint-imports
+
+test: $(VENV)/.test
+	$(ACTIVATE); $(PYTEST) tests
+
+test-old-cpu: $(VENV)/.test
+	$(ACTIVATE); $(OLD_CPU) $(PYTEST) -m kernels tests
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
-$(VENV)/.docs: $(STAMP)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
-	touch $@
-
 install: $(STAMP)
+
+# The tools of a target are installed with it: the extras test, dev and docs of setup.py.
+$(VENV)/.%: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[$*]'
+	touch $@
 
 $(STAMP): setup.py tools/activate_mpi.sh
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,test]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi]'
 	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$$VIRTUAL_ENV/../tools/activate_mpi.sh"' >> $(VENV)/bin/activate
 	touch $(STAMP)
 

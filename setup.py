@@ -44,9 +44,12 @@ setup(
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "test": [
             "pytest>=7",
-            "hypothesis>=6.100",
+            "pytest-timeout>=2.1",
+            "pytest-xdist>=3.7",
+            "hypothesis>=6.100",  # 10,000 generated inputs that are broken on purpose
             "setuptools>=70.1",
-        ],  # hypothesis: 10,000 generated inputs that are broken on purpose
+        ],
+        "dev": ["ruff>=0.15", "mypy>=1.15", "import-linter>=2.3", "pre-commit>=4", "pytest-cov>=6"],
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     },
 )

@@ -17,6 +17,16 @@ from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.training import LocalTrainer
 
+MARK_OF_FIXTURE = {"cluster": "slurm", "gpu": "gpu"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks by fixture. Slow files begin first, so that no worker sits alone over one at the end."""
+    for item in items:
+        for fixture in MARK_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
+            item.add_marker(MARK_OF_FIXTURE[fixture])
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():

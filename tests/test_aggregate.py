@@ -12,6 +12,8 @@ import torch
 from hkd_hpc.aggregate import CHUNK, FixedPointSum, combine_by_class, mean_by_count, sharer_weights
 from hkd_hpc.errors import RunError
 
+pytestmark = pytest.mark.kernels
+
 PIECE = 64
 
 

@@ -12,6 +12,8 @@ from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import batch_bounds
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.mark.parametrize(
     "count, bounds",

@@ -34,6 +34,7 @@ def test_contract_on_gloo(size):
     run_rank_values(size, with_comm, comm_contract.check_all)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     "backend, name, cray, note",
     [

@@ -25,6 +25,8 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3
 PATIENCE_S = 300  # of a test that has failed; jobs that import torch at once may need minutes on a busy machine
 SCHEME = '''

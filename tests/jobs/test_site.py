@@ -17,6 +17,8 @@ from hkd_hpc.jobs.launcher import options_at, resubmit
 from hkd_hpc.jobs.options import Options, cores_of
 from jobs import Sweep, launch
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = {"lumi": (9, 6), "frontier": (9, 6), "slingshot_nvidia": (5, 12), "plain": (1, 8)}  # ranks, cores of each
 QUOTES = """account = "it's mine"
 setup = ["export GREETING=\\"a  b\\""]

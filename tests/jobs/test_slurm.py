@@ -19,6 +19,8 @@ import toy
 from comm_launch import SCRIPT
 from comm_launch import command as mpirun_command
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
 HELPERS = ("common.sh", "rank.sh", "stage_env.sh")
 ROUNDS, HALT = 4, 3

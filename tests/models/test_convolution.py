@@ -14,6 +14,8 @@ from hkd_hpc.models.convolution import Strip, TapConv2d, reformulate, strips
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.settings import MODELS, ModelSettings
 
+pytestmark = pytest.mark.kernels
+
 IMAGE = (3, 32, 32)
 
 

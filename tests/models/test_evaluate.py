@@ -12,6 +12,8 @@ from torch import nn
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.images import normalise
 
+pytestmark = pytest.mark.kernels
+
 
 class Bare(nn.Module):
     """BatchNorm on the first pixel value of an image, which is also the feature; logits (f, -f)."""

@@ -9,6 +9,8 @@ from torch import nn
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.optimizer import Adam, clip_gradients
 
+pytestmark = pytest.mark.kernels
+
 
 def two_equal_nets() -> tuple[FlatModel, nn.Module]:
     torch.manual_seed(0)

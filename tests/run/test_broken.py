@@ -22,6 +22,8 @@ from hkd_hpc.store import tree as store
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree, save_tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

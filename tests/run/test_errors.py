@@ -70,6 +70,7 @@ def test_one_process(shadow, name):
     check(folder, ran.returncode, ran.stdout, ran.stderr, words)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", ["nan", "scheme", "flag", "data", "config"])
 def test_four_ranks(shadow, name):
     folder, env = shadow
@@ -77,6 +78,7 @@ def test_four_ranks(shadow, name):
     check(folder, *toy.mpirun(4, *arguments, env=env, cwd=folder), words)
 
 
+@pytest.mark.mpi
 def test_the_line_is_there_when_rank_0_is_the_last_to_start(shadow):
     """The other ranks know of the mistake too, and their end makes the launcher end rank 0."""
     folder, env = shadow

@@ -15,6 +15,8 @@ import pytest
 import torch
 import toy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

@@ -27,6 +27,8 @@ from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 DRAWN = int(os.environ.get("HKD_FUZZ", 0))
 KEYS = sorted({key for name in (*schemes.REGISTRY, *schemes.CONTROLS) for key in config.all_keys(name)})
 ODD = [

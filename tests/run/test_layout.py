@@ -147,6 +147,7 @@ def test_logging_checkpoints_and_kept_models_change_no_weight(tmp_path, data):
     assert rarely["rounds/global_test_accuracy"][2:] == usual["rounds/global_test_accuracy"][2:]
 
 
+@pytest.mark.mpi
 def test_mpi_and_gloo_give_the_same_bits(tmp_path, data):
     arguments = toy.settings(data, "scheme.name=fedhkd")
     code, out, err = toy.mpirun(3, *arguments, "comm.backend=mpi", "--out", tmp_path / "mpi")

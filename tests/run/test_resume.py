@@ -9,6 +9,8 @@ import signal
 import pytest
 import toy
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 4
 
 

@@ -17,6 +17,8 @@ from hkd_hpc.data import share
 from hkd_hpc.schemes import REGISTRY
 from tools.forked_ranks import end_when_last
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -212,6 +214,7 @@ if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "hkd_hpc.train" in " ".join
 """
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     "action,words",
     [
@@ -228,6 +231,7 @@ def test_a_client_rank_fails_under_mpirun(tmp_path, data, action, words):
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 
+@pytest.mark.mpi
 def test_no_rank_outlives_mpirun_and_resume_follows_at_once(tmp_path, data):
     folder = tmp_path / "run"
     arguments = toy.settings(data, "fed.rounds=400", "fed.clients=4")
@@ -399,6 +403,7 @@ def test_all_clients_with_nan(tmp_path, data):
 # ---- two runs, one folder
 
 
+@pytest.mark.mpi
 def test_two_runs_on_one_folder(tmp_path, data):
     """The second one starts while the first trains; it ends and names the holder."""
     ended = []

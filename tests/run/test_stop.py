@@ -130,6 +130,7 @@ def test_signals_count_whatever_a_library_made_of_them(arguments, tmp_path, monk
     assert [result.exit_code for result in results] == [code] * ranks, results
 
 
+@pytest.mark.mpi
 def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight, tmp_path):
     job = toy.start_mpirun(3, *arguments, "fed.rounds=500", "--out", tmp_path / "run")
     try:

@@ -125,6 +125,7 @@ class Telling(Scheme):
 """
 
 
+@pytest.mark.mpi
 def test_kernels_of_another_cpu_are_those_of_every_rank(tmp_path):
     """`make test-old-cpu` hangs on it: variables reach the ranks of mpirun. Forked ranks have their parent's torch."""
     env = toy.write_module(tmp_path, "telling", OWN) | {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}

@@ -14,6 +14,8 @@ from hkd_hpc import config, schemes
 from hkd_hpc.models import evaluate
 from hkd_hpc.schemes.base import RunInfo
 
+pytestmark = pytest.mark.slow
+
 SCHEMES = tuple(schemes.REGISTRY)
 
 
@@ -135,6 +137,7 @@ def variants():
     ]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme, off", variants())
 def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
     for own, reference in zip(Federation(data, scheme, *off).play(3), fedavg):
@@ -142,6 +145,7 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
         assert own.reports["test_correct"].tolist() == reference.reports["test_correct"].tolist()
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "fedavg"])
 def test_with_its_terms_it_is_not(data, fedavg, scheme):
     own = Federation(data, scheme).play(2)
@@ -166,6 +170,7 @@ def all_finite(run: Federation, played) -> bool:
     return bool(torch.isfinite(played.weights_V).all()) and all(np.isfinite(array).all() for array in numbers)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_logits_of_ten_thousand(data, scheme):
     run = Federation(data, scheme)
@@ -184,6 +189,7 @@ def test_logits_of_ten_thousand(data, scheme):
         assert all_finite(run, played)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("images", [2, 3, 17])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_clients_of_few_images_and_one_class(data, scheme, images):
@@ -199,6 +205,7 @@ def test_clients_of_few_images_and_one_class(data, scheme, images):
         assert played.reports["weight"].tolist() == [images, images, 45]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_clients_of_one_image_and_of_none(data, scheme):
     """Without BatchNorm one image is enough."""
@@ -249,6 +256,7 @@ def test_layers_that_settings_choose(data, scheme, norm):
 # ---- who computes it, and when
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_order_of_the_clients_does_not_matter(data, scheme):
     forward, backward = (Federation(data, scheme, "fed.participation=0.5", "fed.clients=4") for _ in range(2))
@@ -276,7 +284,7 @@ def whole(data, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 11])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.kernels), 11])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
     """Four clients: on eleven ranks most have none."""

@@ -13,6 +13,8 @@ from plain import assert_same_model, double, train
 
 from hkd_hpc import schemes
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

@@ -61,6 +61,7 @@ def test_loss_by_hand(data):
     assert value.item() == pytest.approx(-log_soft[np.arange(len(labels)), labels].mean(), rel=1e-5)
 
 
+@pytest.mark.mpi
 def test_its_command_runs_on_ranks_and_resumes_to_the_same_bits(data, tmp_path):
     arguments = settings(data, NAME, "fed.rounds=2")
     code, out, err = toy.mpirun(2, *arguments, "--out", tmp_path / "ranks", cwd=ROOT)

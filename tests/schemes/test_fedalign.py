@@ -19,6 +19,8 @@ from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.schemes import fedalign
 from hkd_hpc.schemes.fedalign import FedAlignSettings, captured, largest_singular_value, slim
 
+pytestmark = pytest.mark.kernels
+
 
 def test_defaults_are_the_papers():
     assert dataclasses.asdict(FedAlignSettings()) == {"name": "fedalign", "mu": 0.45, "width": 0.25, "iterations": 10}

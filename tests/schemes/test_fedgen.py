@@ -21,6 +21,8 @@ from hkd_hpc.schemes import fedgen
 from hkd_hpc.schemes.base import RunInfo, SchemeServer
 from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss
 
+pytestmark = pytest.mark.kernels
+
 LABELS = [0, 1, 2] * 4
 PARTS = ("weight1", "bias1", "scale", "shift", "weight2", "bias2")
 

@@ -19,6 +19,8 @@ from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeServer
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStar, FedHKDStarSettings
 from hkd_hpc.schemes.knowledge import SOFT_DISTANCES
 
+pytestmark = pytest.mark.kernels
+
 LATENT = CLASSES = 3
 H = torch.tensor([[0.0, 0.0, 0.0], [math.log(2) / 2, 0.0, 0.0], [0.0, 0.0, 0.0]])
 Q = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])

@@ -20,6 +20,8 @@ from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.fedmd import FedMDSettings, running_statistics_kept
 
+pytestmark = pytest.mark.kernels
+
 LABELS = [0, 1, 2] * 4
 
 

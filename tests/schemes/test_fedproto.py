@@ -16,6 +16,8 @@ from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.schemes.fedproto import FedProtoSettings
 
+pytestmark = pytest.mark.kernels
+
 LABELS = [0, 1, 2] * 4
 PROTOTYPES = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [7.0, 7.0, 7.0]])
 TWO_OF_THREE = torch.tensor([3.0, 5.0, 0.0])

@@ -12,6 +12,8 @@ from hkd_hpc.schemes import fedprox
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedprox import FedProx, FedProxSettings
 
+pytestmark = pytest.mark.kernels
+
 LABELS = [0, 1, 2] * 4
 
 

@@ -19,6 +19,8 @@ from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD
 from hkd_hpc.training import LocalTrainer
 
+pytestmark = pytest.mark.slow
+
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
 DRAWING = ("fedgen", "fedmd")  # on the host, in each batch
 ROUNDS = 3
@@ -63,6 +65,7 @@ def same(own: list[Round], reference: list[Round]) -> bool:
 # ---- graphs
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme, more", [pair for pair in BOTH if pair[0] not in DRAWING])
 def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     """Here a recorded epoch is simply called again, on the staged tensors."""
@@ -257,6 +260,7 @@ class ReadsState(Scheme):
         return {"cross_entropy": super().loss(client, batch)["cross_entropy"] * client.state["scale"]}
 
 
+@pytest.mark.kernels
 def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, toy_net, toy_client, capsys):
     trainer, client = toy_trainer(toy_net(batch_norm=False), "fedavg", "train.epochs=4"), toy_client([0, 1, 2])
     trainer.scheme = ReadsState(trainer.scheme.settings, trainer.scheme.facts)
@@ -269,6 +273,7 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, t
     assert "(KeyError: 'scale')" in capsys.readouterr().err
 
 
+@pytest.mark.kernels
 def test_steps_are_counted_where_python_takes_none(toy_trainer, toy_net, toy_client):
     trainer, client = toy_trainer(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
     trainer.graphs = Graphs(lambda work: (lambda done: lambda: done)(work()))
@@ -297,6 +302,7 @@ def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
         assert scheme == "central" or all(steps[:2])
 
 
+@pytest.mark.kernels
 def test_graphs_on_lanes(data, usual):
     run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
     for trainer in run.job.worker.lanes.trainers:

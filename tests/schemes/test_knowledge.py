@@ -21,6 +21,8 @@ from hkd_hpc.schemes.knowledge import (
     soft_distance,
 )
 
+pytestmark = pytest.mark.kernels
+
 
 def test_class_means_by_hand():
     value = torch.tensor([[1.0, 10.0], [5.0, 0.0], [3.0, 20.0]])

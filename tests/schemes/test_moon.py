@@ -16,6 +16,8 @@ from hkd_hpc.client import Batch
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.moon import MoonSettings
 
+pytestmark = pytest.mark.kernels
+
 LABELS = [0, 1, 2] * 4
 
 

@@ -21,6 +21,8 @@ from torch import nn
 from hkd_hpc.models.networks import Net
 from hkd_hpc.models.precision import real
 
+pytestmark = pytest.mark.kernels
+
 # Both sides in float64: after three rounds no number is more than 4e-11 apart, which is the rounding of the exact sum
 # (aggregate.py). The schemes' own terms move weights by more than .004 (last test).
 NEAR = {"rtol": 0, "atol": 1e-9}

@@ -12,6 +12,8 @@ from federation import Federation, save_images
 from hkd_hpc import assemble, config, schemes
 from hkd_hpc.models import networks
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

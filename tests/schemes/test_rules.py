@@ -20,6 +20,8 @@ from hkd_hpc.quarantine import OK
 from hkd_hpc.server import spread_of
 from hkd_hpc.training import batch_bounds
 
+pytestmark = pytest.mark.slow
+
 SCHEMES = tuple(schemes.REGISTRY)
 
 
@@ -43,6 +45,7 @@ def seen_at(run: Federation, hook: str) -> list[torch.Tensor]:
 # ---- BatchNorm
 
 
+@pytest.mark.kernels
 def test_local_statistics_stay_with_the_client(data):
     """Round 2 begins with the global weights and the client's own running statistics of the end of round 1."""
     run = Federation(data, "fedavg", "train.batchnorm=local")
@@ -58,6 +61,7 @@ def test_local_statistics_stay_with_the_client(data):
     np.testing.assert_allclose(run.job.weights_V[parameters:].numpy(), mean.numpy(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.kernels
 def test_statistics_measured_anew_are_those_of_the_clients_with_the_new_weights(data):
     """By hand for the first BatchNorm layer: mean over the clients of the mean of its input over their images."""
     run = Federation(data, "fedavg", "train.batchnorm=reestimate")
@@ -79,6 +83,7 @@ def test_statistics_measured_anew_are_those_of_the_clients_with_the_new_weights(
     np.testing.assert_allclose(own.running_var.numpy(), var, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.kernels
 def test_weights_are_averaged_alike_under_every_rule(data):
     """The rule touches what BatchNorm remembers, not what is trained in round 1."""
     runs = [Federation(data, "fedhkd", f"train.batchnorm={rule}") for rule in ("average", "local", "reestimate")]
@@ -98,6 +103,7 @@ def test_every_scheme_trains_under_every_rule(data, scheme, rule):
         assert np.isfinite(played.reports["loss"]).all()
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("rule", ["local", "reestimate"])
 def test_same_bits_on_three_ranks_and_after_a_resume(data, tmp_path, rule, norm):
@@ -125,6 +131,7 @@ def test_local_statistics_do_not_count_as_traffic(data, tmp_path):
 # ---- who counts how much
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("rule, share", [("images", 0.75), ("uniform", 0.5)])
 def test_weight_of_a_client_in_the_average(tmp_path, rule, share):
     """Clients of 20 and 60 images, of which they train on 20 and 60, since their tests are of the test split."""
@@ -154,6 +161,7 @@ def test_short_last_batch_is_dropped_unless_it_is_the_only_one(count, size, boun
     assert batch_bounds(count, size, drop_last=True) == bounds
 
 
+@pytest.mark.kernels
 def test_dropped_images_do_not_count_in_the_loss(data):
     """45 images in batches of 16: two steps; the loss is the mean over 32 images, here of the first step's values."""
     run = Federation(data, "fedavg", "train.drop_last=true")
@@ -168,6 +176,7 @@ def test_dropped_images_do_not_count_in_the_loss(data):
     assert sizes == [16, 16] * 3
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     "accuracy, worst, std",
     [
@@ -190,6 +199,7 @@ def test_nobody_tested_has_no_spread():
 # ---- fine-tuning
 
 
+@pytest.mark.kernels
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("scheme", [("fedprox", "scheme.mu=3"), ("moon", "scheme.mu=3")])
 def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme):
@@ -224,6 +234,7 @@ def test_fine_tuning_is_in_the_summary(data, tmp_path):
 # ---- labels that nobody may read
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_labels_of_local_tests_change_no_weight_and_no_message(data, scheme):
     honest, blind = Federation(data, scheme), Federation(data, scheme)
@@ -234,6 +245,7 @@ def test_labels_of_local_tests_change_no_weight_and_no_message(data, scheme):
         assert honest.job.message.tobytes() == blind.job.message.tobytes()
 
 
+@pytest.mark.kernels
 def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_path):
     """All columns but the global test itself are equal, those on validation images included."""
     labels = np.arange(100) % 10
@@ -262,6 +274,7 @@ class Worried(Scheme):
 """
 
 
+@pytest.mark.mpi
 def test_warnings_are_printed_each_round_and_in_the_summary(data, tmp_path):
     env = toy.write_module(tmp_path, "worried", WARNS)
     code, out, err = toy.mpirun(2, *settings(data, "worried:Worried"), "--out", tmp_path / "run", env=env)
@@ -276,6 +289,7 @@ def test_warnings_are_printed_each_round_and_in_the_summary(data, tmp_path):
     assert found["summary/warnings"] == "in 2 of 4 rounds: even and empty"
 
 
+@pytest.mark.kernels
 def test_sums_of_nothing_are_nothing():
     """A model without BatchNorm has no statistics to average."""
     total, out = FixedPointSum(0, 10), torch.empty(0)

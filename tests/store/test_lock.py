@@ -99,11 +99,13 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
 def test_waiting_for_a_holder_that_leaves(tmp_path):
     said = []
     with holder(tmp_path) as process:
-        leaving = threading.Timer(2.5, lambda: process.communicate("\n"))
-        leaving.start()
-        with RunLock(tmp_path, wait_s=60, progress=said.append):
+
+        def told(line):
+            said.append(line)
+            print(file=process.stdin, flush=True)  # its word to leave
+
+        with RunLock(tmp_path, wait_s=60, progress=told):
             assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-        leaving.join()
     assert len(said) == 1
     assert said[0].startswith(f"waiting up to 60 s for {tmp_path}, held by another run: host ")
 

@@ -16,6 +16,8 @@ from tools import bench_metrics
 from tools.bench import client_round, processes, suite, table
 from tools.bench.table import Line
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
     "fedavg round, job J: ours / bare loop",

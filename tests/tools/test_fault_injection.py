@@ -16,6 +16,8 @@ from tools.fault_injection.faults import FILE_KINDS, KINDS, NAN, Fault, Notes
 from tools.fault_injection.jobs import draw_job
 from tools.forked_ranks import Result
 
+pytestmark = pytest.mark.slow
+
 KILL, EXIT = (Fault(kind, 1, "training", 2) for kind in ("SIGKILL, one rank", "os._exit(0)"))
 LINE, TRACE = "hkd_hpc: rank 1 (host) ended without a word", "Traceback (most recent call last):"
 

@@ -135,7 +135,8 @@ class Bench:
             job = assemble.build(config, comm, folder)
             assemble.start(job, folder, SimpleNamespace(resume=False, allow_change=False))
             assemble.widen(job)
-            start_s, seconds = time.monotonic(), []
+            seconds: list[float] = []
+            start_s = time.monotonic()
             while len(seconds) < WARM_UP + self.sizes.most and (
                 len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s
             ):
@@ -148,8 +149,8 @@ class Bench:
         assemble.set_up_torch(config, self.device)  # fp32 as ours: of itself torch computes convolutions in TF32
         net = bare_loop.build("J" if model == "resnet18" else "S").to(self.device)
         clients = [
-            tuple(part.to(self.device) for part in bare_loop.make_images(client, self.sizes.own))
-            for client in range(config.fed.clients)
+            (x.to(self.device), y.to(self.device))
+            for x, y in (bare_loop.make_images(client, self.sizes.own) for client in range(config.fed.clients))
         ]
         bare_loop.train(net, *clients[0], 1)  # the libraries wake
         return [
@@ -172,7 +173,7 @@ def all_rows(bench: Bench) -> None:
         lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes
     }
     measured = {lanes: seconds for lanes, seconds in by_lanes.items() if seconds is not None}
-    best = ("run.graphs=on", f"run.lanes={min(measured, key=measured.get) if measured else 1}")
+    best = ("run.graphs=on", f"run.lanes={min(measured, key=lambda lanes: measured[lanes]) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
         bench.cell(OURS, "resnet18", *more)
     bench.cell(REFERENCE, "resnet18", *best, "model.convolution=library")
@@ -199,15 +200,10 @@ def all_rows(bench: Bench) -> None:
 def write_images(path: Path, sizes: Sizes) -> None:
     """Random images, for what they show makes no difference to the time."""
     random = np.random.default_rng(0)
-    splits = {
-        split: random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
-        for split, count in (("train", sizes.train), ("test", sizes.test))
-    }
-    np.savez(
-        path,
-        **{f"x_{split}": x for split, x in splits.items()},
-        **{f"y_{split}": np.arange(len(x)) % 10 for split, x in splits.items()},
-    )
+    draw = lambda count: random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+    labels = lambda count: np.arange(count) % 10
+    train, test = sizes.train, sizes.test
+    np.savez(path, x_train=draw(train), y_train=labels(train), x_test=draw(test), y_test=labels(test))
 
 
 def device_line(device: torch.device) -> str:

@@ -226,7 +226,7 @@ def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[fl
 
 def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]) -> list[str]:
     """A system's row; `found` and `bare` by job."""
-    cells = [[], [], []]
+    cells: list[list[str]] = [[], [], []]
     for job, of_job in found.items():
         if of_job.why or not of_job.round_s:
             texts = of_job.why or "–", "–", "–"
@@ -280,7 +280,8 @@ def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], i
 
 def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:
     """Install and check the peers; those that fail are marked. Versions by name."""
-    versions, plain = {}, {}
+    versions: dict[str, str] = {}
+    plain: dict[str, dict] = {}
     for peer in peers:
         versions[peer.name] = peer.requirement
         try:

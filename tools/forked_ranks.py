@@ -1,4 +1,4 @@
-"""A world of real processes, forked from this one so that torch is imported once: for the tests and tools.torture."""
+"""A world of real processes, forked from this one so that torch is imported once: for the tests and fault injection."""
 
 from __future__ import annotations
 

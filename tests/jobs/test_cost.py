@@ -55,7 +55,7 @@ def test_meetings_grow_with_the_square_of_the_ranks_and_words_with_the_ranks():
     assert cost.seconds("agree", 1_001, 0, hub) == pytest.approx(2.0)
     assert cost.words_s(1_001, hub) == pytest.approx(0.02)
     assert cost.seconds("agree", 1, 0, hub) == cost.words_s(1, hub) == 0.0
-    assert scaling.meetings_s(1_001, hub) == pytest.approx(5 * 2.0 + 0.02)
+    assert scaling.barriers_s(1_001, hub) == pytest.approx(5 * 2.0 + 0.02)
 
 
 @pytest.mark.parametrize("workers, expected", [(1, 0.0), (2, 0.564), (10, 1.539), (1000, 3.241)])
@@ -114,13 +114,13 @@ def test_the_fit_finds_the_constants_that_made_the_times(network):
 def test_the_fit_finds_the_constants_of_rank_0():
     hub = Network(5e-5, 0, 0, 0, pair_s=2e-7, word_s=3e-5)
     points = [
-        scaling.Point(name, peers + 1, 0, 5e-5 * peers + 2e-7 * peers**2 + 3e-5 * peers * (name == "words"))
-        for name in ("agree", "words")
+        scaling.Point(name, peers + 1, 0, 5e-5 * peers + 2e-7 * peers**2 + 3e-5 * peers * (name == "status"))
+        for name in ("agree", "status")
         for peers in (8, 64, 256, 1_024)
     ]
-    fitted = scaling.fit_hub(points, Network(0, 0, 0, 0))
+    fitted = scaling.fit_coordinator(points, Network(0, 0, 0, 0))
     assert (fitted.meeting_s, fitted.pair_s, fitted.word_s) == pytest.approx((hub.meeting_s, hub.pair_s, hub.word_s))
-    assert scaling.left_out(points, Network(0, 0, 0, 0), scaling.fit_hub) == pytest.approx([1.0] * 8)
+    assert scaling.left_out(points, Network(0, 0, 0, 0), scaling.fit_coordinator) == pytest.approx([1.0] * 8)
 
 
 def test_a_client_and_the_fixed_part_are_the_line_through_two_numbers_of_clients():

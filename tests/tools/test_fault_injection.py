@@ -1,4 +1,4 @@
-"""tools.torture: what it draws, what it calls hung, lost, wrong and untold, and that it notices broken builds alone."""
+"""Fault injection: what it draws, what it calls hung, lost, wrong and unreported, and that it notices mutants alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hkd_hpc import schemes
 from hkd_hpc.store.tree import save_tree
 from tools.fault_injection import runner
-from tools.fault_injection.check import Attempt, Expected, Known, judge_end, judge_rows, judge_training, judge_words
+from tools.fault_injection.check import Attempt, Expected, Known, judge_end, judge_report, judge_rows, judge_training
 from tools.fault_injection.faults import FILE_KINDS, KINDS, NAN, Fault, Notes
 from tools.fault_injection.jobs import draw_job
 from tools.forked_ranks import Result
@@ -32,24 +32,24 @@ def attempt(folder, *ended, output="", trained=""):
     return Attempt([], results, Notes(folder))
 
 
-def test_little_torture_finds_nothing(capsys):
+def test_a_few_faults_find_nothing(capsys):
     assert runner.main(["--minutes", "2", "--faults", "15", "--seed", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     head, total = next(line for line in lines if line.startswith("| fault |")), lines[-1]
-    assert head == "| fault | struck | survived | hung | lost | wrong | untold |"
+    assert head == "| fault | struck | survived | hung | lost | wrong | unreported |"
     _, name, struck, survived, *bad, _ = (cell.strip() for cell in total.split("|"))
     assert (name, bad) == ("all", ["0", "0", "0", "0"])
     assert int(struck) == int(survived) >= 15
     assert sum(line.startswith("| ") for line in lines) - 3 >= 7  # kinds
 
 
-def test_broken_builds_are_noticed(capsys):
+def test_mutants_are_noticed(capsys):
     assert runner.main(["--self-test"]) == 0
     found = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert found == [
         "checkpoints written in place, not verified: noticed",
         "a random draw that depends on the rank: noticed",
-        "NaN let through the quarantine: noticed",
+        "NaN passed by the quarantine: noticed",
         "nothing broken: not noticed",
     ]
 
@@ -102,7 +102,7 @@ def test_exit_codes(tmp_path, fault, codes, complete, lost):
 
 
 @pytest.mark.parametrize(
-    "kind, output, untold",
+    "kind, output, unreported",
     [
         ("SIGKILL, one rank", LINE, False),
         ("SIGKILL, one rank", f"{LINE}\n{LINE}", True),
@@ -113,9 +113,9 @@ def test_exit_codes(tmp_path, fault, codes, complete, lost):
         ("SIGUSR1", "stopped by SIGUSR1 after round 2 of 4", True),
     ],
 )  # with exit code 1, not 75
-def test_words(tmp_path, kind, output, untold):
-    found = judge_words(Fault(kind, 1, "training", 2), attempt(tmp_path, 1, -9, output=output))
-    assert [verdict.what for verdict in found] == ["untold"] * untold
+def test_report(tmp_path, kind, output, unreported):
+    found = judge_report(Fault(kind, 1, "training", 2), attempt(tmp_path, 1, -9, output=output))
+    assert [verdict.what for verdict in found] == ["unreported"] * unreported
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_rows(tmp_path, rounds, sha, complete, what):
         columns = {"round": np.array(rounds), "weights_sha256": np.array(sha), "wall_s": np.array(rounds) * 0.5}
         return {"rounds": columns, "clients": {"status": np.full((len(rounds), 2), np.nan), "rank": np.array([0, 1])}}
 
-    for name in ("quiet", "run"):
+    for name in ("reference", "run"):
         (tmp_path / name).mkdir()
-    save_tree(tmp_path / "quiet/metrics.h5", tree([1, 2, 3], ["a", "b", "c"]))
+    save_tree(tmp_path / "reference/metrics.h5", tree([1, 2, 3], ["a", "b", "c"]))
     save_tree(tmp_path / "run/metrics.h5", tree(rounds, sha))
-    expected = Expected.of(tmp_path / "quiet")
+    expected = Expected.of(tmp_path / "reference")
     assert sorted(expected.columns) == ["clients/status", "rounds/round", "rounds/weights_sha256"]
     assert [verdict.what for verdict in judge_rows(tmp_path / "run", Known(), expected, complete)] == what
 
 
 def test_a_job_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
-    """A build that waits for ever where nobody watches: after the end of the job."""
+    """A mutant that waits for ever where nobody watches: after the end of the job."""
 
     def hang_at_the_end(rank):
         from hkd_hpc import train
@@ -157,6 +157,6 @@ def test_a_job_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "LONGEST_S", 60.0)
     told = []
     with runner.working_site(("SIGUSR1",), hang_at_the_end) as site:
-        tally = runner.torture(site, 0, iter(range(5)), lambda tally: tally.failed, told.append)
+        tally = runner.inject(site, 0, iter(range(5)), lambda tally: tally.failed, told.append)
     assert tally.count("hung") == 1
     assert "hung: ranks [1] had to be killed" in told[-1]

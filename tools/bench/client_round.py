@@ -19,6 +19,8 @@ from hkd_hpc import config as config_module
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client
+from hkd_hpc.comm.control.base import NullControl
+from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.schemes.base import RunInfo, SchemeServer
@@ -30,13 +32,6 @@ from .bare_loop import make_images
 CLASSES, CLIENTS, ROUND = 10, 10, 2  # round 2: the server has sent something
 PUBLIC = CLIENTS  # seed of the public images
 MODEL = {"J": ["model.name=resnet18", "model.latent=64"], "S": ["model.name=shufflenet_v2", "model.latent=32"]}
-
-
-class Nobody:
-    """Stands where a worker tells the other ranks its place."""
-
-    def at(self, round: int, phase: str, client: int | None = None) -> None:
-        pass
 
 
 def settings(job: str, scheme: str) -> config_module.Config:
@@ -66,13 +61,14 @@ class Round:
         self.flat, self.trainer, self.images = flat, LocalTrainer(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
         self.clients: dict[int, Client] = {}
+        self.comm = LocalComm(NullControl(), 0, ["here"], (0, 1), torch.device("cpu"), "one process")
         self.server = SchemeServer(flat.net, seed=0, round=ROUND)
 
     def run(self, clients: list[int], epochs: int) -> float:
         """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
         hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
         self.trainer.config = replace(self.trainer.config, train=replace(self.trainer.config.train, epochs=epochs))
-        worker = Worker(Nobody(), self.trainer, hosted, len(hosted), [self.images] * CLIENTS)
+        worker = Worker(self.comm, self.trainer, hosted, len(hosted), [self.images] * CLIENTS)
         message = known(self.scheme.message_shapes())
         start_s = time.process_time()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)

@@ -59,7 +59,7 @@ def seconds(mpi, work: Callable[[], object]) -> float:
 
 def slowest(mpi, seconds: float) -> float:
     """The largest of all ranks. Not mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0
-    the thread that lets the others go on from a meeting needs it."""
+    the thread that lets the others go on from a barrier needs it."""
     largest_s = np.array([seconds])
     mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, largest_s, mpi.MAX)
     return float(largest_s[0])

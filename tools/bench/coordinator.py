@@ -5,9 +5,8 @@ repeat}, "status and barrier": the same}.
 
 Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they
 would say and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they
-are. A
-meeting: each rank comes, rank 0 answers each. Words, before every other meeting: each rank tells rank 0 where it is,
-and rank 0 tells each.
+are. A barrier: each rank comes, rank 0 answers each. Status, before every other barrier: each rank tells rank 0 where
+it is, and rank 0 tells each.
 """
 
 from __future__ import annotations
@@ -36,32 +35,33 @@ def connections(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
     return list(near), list(far)
 
 
-def key_of(meeting: int) -> list[object]:
-    return [meeting, "sum", "weights", 1, "weights", 34_182_280]
+def key_of(barrier: int) -> list[object]:
+    return [barrier, "sum", "weights", 1, "weights", 34_182_280]
 
 
-def play_ranks(links: list[socket.socket], meetings: int) -> None:
-    """Every rank but 0: to each of the meetings, with words before the odd ones, and then to the end."""
+def play_ranks(links: list[socket.socket], barriers: int) -> None:
+    """Every rank but 0: to each of the barriers, with a status before the odd ones, and then to the end."""
     selector, unpackers = selectors.DefaultSelector(), {link: Unpacker() for link in links}
     for link in links:
-        selector.register(link, selectors.EVENT_READ)
-    for meeting in range(meetings + 1):
-        key = key_of(meeting) if meeting < meetings else END
-        words = pack({"kind": "at", "place": [1, "weights", None]}) * (meeting % 2)
+        selector.register(link, selectors.EVENT_READ, data=link)
+    for barrier in range(barriers + 1):
+        key = key_of(barrier) if barrier < barriers else END
+        status = pack({"kind": "at", "place": [1, "weights", None]}) * (barrier % 2)
         for link in links:
-            link.sendall(words + pack({"kind": "enter", "key": key, "value": None}))
+            link.sendall(status + pack({"kind": "enter", "key": key, "value": None}))
         waiting = set(links)
         while waiting:
             for ready, _ in selector.select():
-                data = ready.fileobj.recv(1 << 16)
+                peer: socket.socket = ready.data
+                data = peer.recv(1 << 16)
                 if not data:
                     return  # rank 0 has failed, and said so
-                if any(message["kind"] == "go" for message in unpackers[ready.fileobj].feed(data)):
-                    waiting.discard(ready.fileobj)
+                if any(message["kind"] == "go" for message in unpackers[peer].feed(data)):
+                    waiting.discard(peer)
 
 
 def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Of (meetings without words, and with them)."""
+    """Of (barriers without a status message, and with one)."""
     near, far = connections(ranks - 1)
     sys.stdout.flush()
     player = os.fork()
@@ -74,28 +74,28 @@ def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
         link.close()
     me = Member.here(0)
     members = [me, *(Member(rank, me.host, me.machine, player) for rank in range(1, ranks))]
-    hub = Coordinator(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
-    took_s = [meet(hub, meeting) for meeting in range(2 * repeats)]
-    hub.goodbye()
+    coordinator = Coordinator(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
+    took_s = [pass_barrier(coordinator, barrier) for barrier in range(2 * repeats)]
+    coordinator.goodbye()
     os.waitpid(player, 0)
     return took_s[::2], took_s[1::2]
 
 
-def meet(hub: Coordinator, meeting: int) -> float:
-    """Seconds of a meeting, and before the odd ones of words."""
+def pass_barrier(coordinator: Coordinator, barrier: int) -> float:
+    """Seconds of a barrier, and before the odd ones of a status message."""
     start_s = time.perf_counter()
-    if meeting % 2:
-        hub.set_status(1, "weights")
-    hub.meet(key_of(meeting))
+    if barrier % 2:
+        coordinator.set_status(1, "weights")
+    coordinator.meet(key_of(barrier))
     return time.perf_counter() - start_s
 
 
 def main(repeats: int, counts: list[int]) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two ends of each connection
-    found: dict[str, dict[int, list[float]]] = {"meeting": {}, "words and meeting": {}}
+    found: dict[str, dict[int, list[float]]] = {"barrier": {}, "status and barrier": {}}
     for ranks in counts:
-        found["meeting"][ranks], found["words and meeting"][ranks] = seconds(ranks, repeats)
+        found["barrier"][ranks], found["status and barrier"][ranks] = seconds(ranks, repeats)
     print(json.dumps(found), flush=True)
 
 

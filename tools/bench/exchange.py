@@ -1,6 +1,6 @@
 """The exchange rows of tools.bench, run on every rank: `mpirun -n RANKS python -m tools.bench.exchange FLOATS REPEATS`.
 
-Alternates our exact exchange (conversions and meeting included), one bare MPI all-reduce of as many bytes, and a
+Alternates our exact exchange (conversions and barrier included), one bare MPI all-reduce of as many bytes, and a
 gather, sum and broadcast of pickled state dicts. Rank 0 is the server and contributes nothing. Prints one JSON object:
 seconds of the slowest rank per repeat, and the plan of the communicator.
 """

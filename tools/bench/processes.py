@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -46,20 +45,22 @@ class Child:
             stdout=subprocess.PIPE,
             env=environment(),
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
 
     def ask(self, request: str) -> float:
         """Seconds. BenchError when the process has ended instead."""
         try:
-            self.process.stdin.write(request + "\n")
-            self.process.stdin.flush()
-            return float(self.process.stdout.readline())
+            self.requests.write(request + "\n")
+            self.requests.flush()
+            return float(self.answers.readline())
         except (OSError, ValueError):
             raise BenchError(f"{self.module} ended with exit code {self.process.wait()} at: {request}") from None
 
     def peak_bytes(self) -> int:
         """Largest resident memory so far."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024
+        return bytes_in(Path(f"/proc/{self.process.pid}/status").read_text(), "VmHWM")
 
     def close(self) -> None:
         self.process.kill()
@@ -90,6 +91,10 @@ def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
     )
 
 
+def command_of(process: subprocess.Popen) -> str:
+    return " ".join(process.args) if isinstance(process.args, list) else str(process.args)
+
+
 def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
     """What it wrote. BenchError with the end of it when it failed or took longer than limit_s."""
     try:
@@ -99,9 +104,9 @@ def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
         output, _ = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        raise BenchError(f"{' '.join(process.args)}: not done after {limit_s:.0f} s\n{output[-2000:]}") from None
+        raise BenchError(f"{command_of(process)}: not done after {limit_s:.0f} s\n{output[-2000:]}") from None
     if process.returncode:
-        raise BenchError(f"{' '.join(process.args)}: exit code {process.returncode}\n{output[-2000:]}")
+        raise BenchError(f"{command_of(process)}: exit code {process.returncode}\n{output[-2000:]}")
     return output
 
 
@@ -119,7 +124,12 @@ def pss_bytes(pid: int) -> int:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE).group(1)) * 1024
+    return bytes_in(rollup, "Pss")
+
+
+def bytes_in(text: str, name: str) -> int:
+    """Of a file in /proc, the line "name:   123 kB"."""
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}:"))
 
 
 def peak_until(done: Callable[[], bool], pids: Callable[[], list[int]], every_s: float = 0.5) -> int:

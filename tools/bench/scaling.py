@@ -3,7 +3,7 @@
 
 Collectives: the slowest rank's seconds, median of repeats, `mpirun -n 2, 3, 5, 11`; the model's constants are their
 non-negative least squares in relative error. Left out: each point in turn is predicted from all the others. Rank 0's
-own part of a meeting is measured alone, for as many ranks as a cluster has. Rounds: job J with fewer images a client;
+own part of a barrier is measured alone, for as many ranks as a cluster has. Rounds: job J with fewer images a client;
 strong scaling keeps the clients, weak scaling the clients of a rank. Seconds of an image and the fixed part of a round
 come from the two numbers of clients with one client rank; every other round is predicted. All is measured in turns,
 twice. Ranks beyond the cores share them.
@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -27,7 +28,7 @@ from hkd_hpc.jobs.cost import CLUSTER, CLUSTER_TEXT, Cost, Load, Network
 from hkd_hpc.jobs.forecast import REFERENCE_IMAGES, REFERENCE_S
 from hkd_hpc.runtime.machine import header
 
-from .processes import BenchError, finish, start, start_mpi
+from .processes import BenchError, command_of, finish, start, start_mpi
 from .table import number
 from .whole_round import Rounds, run_program
 
@@ -44,7 +45,7 @@ class Sizes:
     sum_bytes: tuple[int, ...] = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
     block_bytes: tuple[int, ...] = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
     repeats: int = 5
-    hub_ranks: tuple[int, ...] = (9, 65, 257, 1_025)
+    coordinator_ranks: tuple[int, ...] = (9, 65, 257, 1_025)
     passes: int = 2
     job: str = "J"
     images: int = 130
@@ -57,7 +58,7 @@ QUICK = Sizes(
     sum_bytes=(1 << 13, 1 << 16),
     block_bytes=(1 << 10, 1 << 12),
     repeats=2,
-    hub_ranks=(3, 9),
+    coordinator_ranks=(3, 9),
     passes=1,
     job="S",
     images=16,
@@ -83,7 +84,7 @@ def points(sizes: Sizes) -> list[Point]:
         *(f"sum:{nbytes}" for nbytes in sizes.sum_bytes),
         *(f"{name}:{nbytes}" for name in ("relay", "gather", "broadcast") for nbytes in sizes.block_bytes),
     ]
-    found = defaultdict(list)
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(sizes.passes):
         for ranks in sizes.ranks:
             process = start_mpi(ranks, "-m", f"{__package__}.collectives", str(sizes.repeats), *wanted)
@@ -96,23 +97,25 @@ def points(sizes: Sizes) -> list[Point]:
     ]
 
 
-def hub_points(sizes: Sizes) -> list[Point]:
-    """Rank 0's meetings, without words ("agree") and with them ("words")."""
-    answer = answer_of(start("-m", f"{__package__}.coordinator", str(2 * sizes.repeats), *map(str, sizes.hub_ranks)))
+def coordinator_points(sizes: Sizes) -> list[Point]:
+    """Rank 0's barriers, without status messages ("agree") and with them ("status")."""
+    answer = answer_of(
+        start("-m", f"{__package__}.coordinator", str(2 * sizes.repeats), *map(str, sizes.coordinator_ranks))
+    )
     return [
         Point(name, int(ranks), 0, median(values))
-        for name, kind in (("agree", "meeting"), ("words", "words and meeting"))
+        for name, kind in (("agree", "barrier"), ("status", "status and barrier"))
         for ranks, values in answer[kind].items()
     ]
 
 
-def answer_of(process) -> dict:
+def answer_of(process: subprocess.Popen) -> dict:
     """The JSON object in the last line that it writes."""
     output = finish(process)
     try:
         return json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
-        raise BenchError(f"{' '.join(process.args)}: no result\n{output[-2000:]}") from None
+        raise BenchError(f"{command_of(process)}: no result\n{output[-2000:]}") from None
 
 
 # --- the fit
@@ -120,18 +123,19 @@ def answer_of(process) -> dict:
 
 def fit(measured: list[Point], form: Network) -> Network:
     """`form` with the constants that fit best: least squares of the relative errors, none below 0."""
-    constants = best([cost.terms(p.collective, p.ranks, p.nbytes, form) for p in measured], measured)
-    return replace(form, **dict(zip(("meeting_s", "latency_s", "byte_s", "sum_byte_s"), constants)))
+    terms = [cost.terms(p.collective, p.ranks, p.nbytes, form) for p in measured]
+    meeting_s, latency_s, byte_s, sum_byte_s = best(terms, measured)
+    return replace(form, meeting_s=meeting_s, latency_s=latency_s, byte_s=byte_s, sum_byte_s=sum_byte_s)
 
 
-def fit_hub(measured: list[Point], form: Network) -> Network:
-    """`form` with rank 0's constants: of a meeting by peers and by pairs of them, and of words by peers."""
-    terms = [(p.ranks - 1, (p.ranks - 1) ** 2, (p.ranks - 1) * (p.collective == "words")) for p in measured]
+def fit_coordinator(measured: list[Point], form: Network) -> Network:
+    """`form` with rank 0's constants: of a barrier by peers and by pairs of them, and of a status message by peers."""
+    terms = [(p.ranks - 1, (p.ranks - 1) ** 2, (p.ranks - 1) * (p.collective == "status")) for p in measured]
     meeting_s, pair_s, word_s = best(terms, measured)
     return replace(form, meeting_s=meeting_s, pair_s=pair_s, word_s=word_s)
 
 
-def best(terms: list[tuple[float, ...]], measured: list[Point]) -> list[float]:
+def best(terms: Sequence[tuple[float, ...]], measured: list[Point]) -> list[float]:
     """The constants that give terms @ constants / seconds = 1, about."""
     return non_negative(np.array(terms) / np.array([[point.seconds] for point in measured]), np.ones(len(measured)))
 
@@ -157,7 +161,7 @@ def left_out(measured: list[Point], form: Network, fit: Callable[[list[Point], N
 
 
 def predicted_s(point: Point, network: Network) -> float:
-    if point.collective == "words":
+    if point.collective == "status":
         return cost.seconds("agree", point.ranks, 0, network) + network.word_s * (point.ranks - 1)
     return cost.seconds(point.collective, point.ranks, point.nbytes, network)
 
@@ -252,15 +256,15 @@ def where_it_matters(clients: int, share: float, network: Network = CLUSTER) -> 
     return f"from {found[0]:,} GPUs on" if found else "never"
 
 
-def meetings_s(ranks: int, network: Network) -> float:
-    """What of a round's exchange are rank 0's meetings (sum, relay, gather, broadcast, agreement) and words."""
+def barriers_s(ranks: int, network: Network) -> float:
+    """Of a round's exchange: rank 0's barriers (sum, relay, gather, broadcast, agreement) and status messages."""
     return 5 * cost.seconds("agree", ranks, 0, network) + cost.words_s(ranks, network)
 
 
 # --- the report
 
 
-def aligned(rows: list[tuple[str, ...]]) -> str:
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
 
@@ -289,16 +293,16 @@ def points_text(title: str, measured: list[Point], ratios: list[float]) -> str:
 def network_text(network: Network) -> str:
     speed = lambda byte_s: f"{1e-9 / byte_s if byte_s else math.inf:.2g} GB/s"
     return (
-        f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, "
+        f"fitted: barrier {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, "
         "link "
         f"{speed(network.byte_s)}, exact sum {speed(network.sum_byte_s)}; {network.cores} cores"
     )
 
 
-def hub_text(network: Network) -> str:
+def coordinator_text(network: Network) -> str:
     return (
-        f"fitted: meeting {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, "
-        "words "
+        f"fitted: barrier {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, "
+        "status "
         f"{1e6 * network.word_s:.0f} us a peer"
     )
 
@@ -334,7 +338,7 @@ def rank_text(rank: Rank) -> str:
 
 def cluster_text(network: Network) -> str:
     rows = [
-        ("clients", "GPUs", "s a round", "training", "server", "weights", "knowledge", "of both meetings", "exchange")
+        ("clients", "GPUs", "s a round", "training", "server", "weights", "knowledge", "of both barriers", "exchange")
     ]
     for clients in CLIENTS:
         for gpus in GPUS:
@@ -349,7 +353,7 @@ def cluster_text(network: Network) -> str:
                         number(c.server_s),
                         number(c.weights_s),
                         number(c.knowledge_s),
-                        number(meetings_s(gpus + 1, network)),
+                        number(barriers_s(gpus + 1, network)),
                         f"{100 * c.exchange_share:.1f} %",
                     )
                 )
@@ -368,12 +372,13 @@ def report(sizes: Sizes, say: Callable[[str], None] = print) -> None:
     measured = points(sizes)
     network = fit(measured, form)
     say(f"{points_text('collective', measured, left_out(measured, form))}\n{network_text(network)}")
-    alone = hub_points(sizes)
-    far = fit_hub(alone, CLUSTER)
-    say(f"\n{points_text('rank 0 alone', alone, left_out(alone, CLUSTER, fit_hub))}\n{hub_text(far)}")
+    alone = coordinator_points(sizes)
+    far = fit_coordinator(alone, CLUSTER)
+    say(f"\n{points_text('rank 0 alone', alone, left_out(alone, CLUSTER, fit_coordinator))}\n{coordinator_text(far)}")
     found = runs(sizes)
     strong, weak = [found[pair] for pair in sizes.strong], [found[pair] for pair in sizes.weak]
-    rank = learn(*sorted([strong[0], weak[0]], key=lambda run: run.clients), network)
+    few, many = sorted([strong[0], weak[0]], key=lambda run: run.clients)
+    rank = learn(few, many, network)
     say(
         f"\n{runs_text('strong scaling', strong, rank, network)}\n\n"
         f"{runs_text('weak scaling', weak, rank, network)}\n{rank_text(rank)}"
@@ -381,7 +386,7 @@ def report(sizes: Sizes, say: Callable[[str], None] = print) -> None:
     say(
         f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), "
         f"{1e6 * REFERENCE_S / REFERENCE_IMAGES:.0f} us an image as on one H200 without graphs; {CLUSTER_TEXT};\n"
-        "meetings and words as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint and test "
-        f"take {SAVE_S} s "
+        "barriers and status messages as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint "
+        f"and test take {SAVE_S} s "
         f"(assumed) beside the training\n{cluster_text(far)}"
     )

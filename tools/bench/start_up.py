@@ -38,9 +38,23 @@ class Watch(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), watch(module.LocalTrainer))
+        if spec and spec.loader:
+            spec.loader = WatchingLoader(spec.loader)
         return spec
+
+
+class WatchingLoader(importlib.abc.Loader):
+    """Loads the watched module and changes it."""
+
+    def __init__(self, loader: importlib.abc.Loader):
+        self.loader = loader
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module) -> None:
+        self.loader.exec_module(module)
+        watch(module.LocalTrainer)
 
 
 def watch(trainer: type) -> None:

@@ -19,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -116,14 +117,16 @@ class Bench:
 
 def alternate(sizes: Sizes, measure_a, measure_b) -> tuple[list[float], list[float]]:
     """Seconds of A and of B, taken in turn: a(0), b(0), a(1), b(1), ..."""
-    start_s, a_s, b_s = time.monotonic(), [], []
+    a_s: list[float] = []
+    b_s: list[float] = []
+    start_s = time.monotonic()
     while len(a_s) < sizes.fewest or (len(a_s) < sizes.most and time.monotonic() - start_s < sizes.row_s):
         a_s.append(measure_a(len(a_s)))
         b_s.append(measure_b(len(b_s)))
     return a_s, b_s
 
 
-def ratios(a_s: list[float], b_s: list[float]) -> tuple[float, ...]:
+def ratios(a_s: Sequence[float], b_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(a_s, b_s))
 
 
@@ -193,6 +196,7 @@ def exchange_2(bench: Bench) -> list[Line]:
     lines = exchange(bench, sizes.few_ranks, sizes.few_repeats, "2 client ranks")
     if bench.job_j_client_s is None:
         reference(bench, "J")
+    assert bench.job_j_client_s is not None
     round_s = CLIENTS_PER_RANK * bench.job_j_client_s
     found = exchange_s(sizes.few_ranks, sizes.averaged, sizes.few_repeats)
     share = tuple(100 * seconds / round_s for seconds in found["exact"])

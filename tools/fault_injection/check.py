@@ -1,4 +1,4 @@
-"""What must hold in the folder of a run after each attempt of tools.torture, against a quiet run."""
+"""What must hold in the folder of a run after each attempt of tools.fault_injection, against a reference run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..forked_ranks import Result
 from .faults import EXIT_0, KILL_ALL, KINDS, REMOVED, USR1, Fault, Notes
 from .jobs import Job
 
-HUNG, LOST, WRONG, UNTOLD = "hung", "lost", "wrong", "untold"
+HUNG, LOST, WRONG, UNREPORTED = "hung", "lost", "wrong", "unreported"
 TIMES = ("seconds/", "wire_bytes/")  # columns that depend on the layout or the hour
-REFUSED = 1  # the status of a client whose weights are bad, in clients/status
+REJECTED = 1  # the status of a client whose weights are bad, in clients/status
 TRACE = "Traceback (most recent call last)"
 STOPPED = 75
 
 
 class Verdict(NamedTuple):
-    """What is wrong: one of HUNG, LOST, WRONG, UNTOLD, and why."""
+    """What is wrong: one of HUNG, LOST, WRONG, UNREPORTED, and why."""
 
     what: str
     why: str
@@ -51,18 +51,18 @@ class Attempt:
 
 @dataclass
 class Known:
-    """Of a run's files: `saved`, the last round that must not be trained again, and what was spoilt here."""
+    """Of a run's files: `saved`, the last round that must not be trained again, and what was damaged here."""
 
     saved: int = 0
-    spoilt: dict[Path, str] = field(default_factory=dict)
+    damaged: dict[Path, str] = field(default_factory=dict)
 
-    def spoil(self, path: Path, folder: Path) -> None:
-        self.spoilt[path] = digest(path)
-        good = [round for round, checkpoint in RunFolder(folder).checkpoints() if not self.is_spoilt(checkpoint)]
+    def damage(self, path: Path, folder: Path) -> None:
+        self.damaged[path] = digest(path)
+        good = [round for round, checkpoint in RunFolder(folder).checkpoints() if not self.is_damaged(checkpoint)]
         self.saved = min(self.saved, max(good, default=0))
 
-    def is_spoilt(self, path: Path) -> bool:
-        return path in self.spoilt and self.spoilt[path] == digest(path)
+    def is_damaged(self, path: Path) -> bool:
+        return path in self.damaged and self.damaged[path] == digest(path)
 
 
 def digest(path: Path) -> str:
@@ -96,7 +96,7 @@ def summary(folder: Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a quiet run in one process gave."""
+    """What a reference run in one process gave."""
 
     columns: dict[str, np.ndarray]
     summary: dict[str, object]
@@ -131,7 +131,7 @@ def judge(
     known.saved = max([known.saved, *saved_rounds(job, struck, attempt)])
     found += judge_checkpoints(folder, known, expected)
     if struck and KINDS[struck.kind].ends and not complete:
-        found += judge_words(struck, attempt)
+        found += judge_report(struck, attempt)
     return found
 
 
@@ -161,10 +161,10 @@ def judge_end(struck: Fault | None, attempt: Attempt, complete: bool) -> list[Ve
 
 
 def judge_rows(folder: Path, known: Known, expected: Expected, complete: bool) -> list[Verdict]:
-    """The rows so far are the first ones of the quiet run; all of them, and its summary, when the run is complete."""
+    """The rows so far are the reference run's first ones; all of them, and its summary, when the run is complete."""
     path = RunFolder(folder).metrics_path
-    if not path.exists() or known.is_spoilt(path):
-        return [Verdict(LOST, "metrics.h5 is spoilt, and the run is complete")] if complete else []
+    if not path.exists() or known.is_damaged(path):
+        return [Verdict(LOST, "metrics.h5 is damaged, and the run is complete")] if complete else []
     try:
         found = columns(folder)
     except BadFile as bad:
@@ -181,13 +181,13 @@ def judge_rows(folder: Path, known: Known, expected: Expected, complete: bool) -
     if complete:
         now = summary(folder)
         different += [f"summary/{name}" for name, value in expected.summary.items() if not same(now.get(name), value)]
-    return [Verdict(WRONG, f"other numbers than the quiet run's: {', '.join(different[:8])}")] if different else []
+    return [Verdict(WRONG, f"other numbers than the reference run's: {', '.join(different[:8])}")] if different else []
 
 
 def judge_checkpoints(folder: Path, known: Known, expected: Expected) -> list[Verdict]:
-    """All that are there are whole, the newest is not older than what was saved, and has the quiet run's weights."""
+    """All are intact, the newest is not older than what was saved, and has the reference run's weights."""
     found: list[Verdict] = []
-    good = [(round, path) for round, path in RunFolder(folder).checkpoints() if not known.is_spoilt(path)]
+    good = [(round, path) for round, path in RunFolder(folder).checkpoints() if not known.is_damaged(path)]
     if max([0, *(round for round, _ in good)]) < known.saved:
         found.append(Verdict(LOST, f"the checkpoint of round {known.saved} is gone"))
     for round, path in good:
@@ -199,37 +199,36 @@ def judge_checkpoints(folder: Path, known: Known, expected: Expected) -> list[Ve
         known.saved = max(known.saved, round)
         weights = {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
         if weights_sha256(weights) != expected.sha256(round):
-            found.append(Verdict(WRONG, f"the weights in {path.name} are not the quiet run's"))
+            found.append(Verdict(WRONG, f"the weights in {path.name} are not the reference run's"))
     return found
 
 
-def judge_words(struck: Fault, attempt: Attempt) -> list[Verdict]:
+def judge_report(struck: Fault, attempt: Attempt) -> list[Verdict]:
     """One line of ours, and a traceback only where it is the user's code that failed."""
     kind, output = KINDS[struck.kind], attempt.output
     if struck.kind == USR1:
         told = f"stopped by {USR1} after round" in output and attempt.results[0].exit_code == STOPPED
-        return [] if told else [Verdict(UNTOLD, f"exit code {attempt.results[0].exit_code} after {USR1}\n{output}")]
+        return [] if told else [Verdict(UNREPORTED, f"exit code {attempt.results[0].exit_code} after {USR1}\n{output}")]
     lines = [line for line in output.splitlines() if line.startswith("hkd_hpc: ")]
     lines = [line for line in lines if not line.startswith("hkd_hpc: warning:")]
     silent = struck.kind == KILL_ALL or (len(attempt.results) == 1 and not kind.told_alone)
     if len(lines) != 1 and not silent:
-        return [Verdict(UNTOLD, f"{len(lines)} lines of ours\n{output}")]
+        return [Verdict(UNREPORTED, f"{len(lines)} lines of ours\n{output}")]
     allowed = 1 if struck.kind.startswith("exception") else 0
-    return [Verdict(UNTOLD, f"a traceback\n{output}")] if output.count(TRACE) > allowed else []
+    return [Verdict(UNREPORTED, f"a traceback\n{output}")] if output.count(TRACE) > allowed else []
 
 
 # ---- at the end of a job ----
 
 
-def judge_nan(job: Job, folder: Path) -> list[Verdict]:
+def judge_nan(client: int, round: int, folder: Path) -> list[Verdict]:
     """The client counted with weight 0 in that round, and the row says so."""
-    client, round = job.nan
     status = columns(folder)["clients/status"][round - 1, client]
-    why = f"client {client} has status {status:g} in round {round}, not {REFUSED}"
-    return [] if status == REFUSED else [Verdict(WRONG, why)]
+    why = f"client {client} has status {status:g} in round {round}, not {REJECTED}"
+    return [] if status == REJECTED else [Verdict(WRONG, why)]
 
 
-def judge_litter(folder: Path) -> list[Verdict]:
+def judge_leftovers(folder: Path) -> list[Verdict]:
     """Nothing is left but the run."""
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     other = [name for name in left if not re.fullmatch(r"config\.json|metrics\.h5|checkpoints/round_\d+\.h5", name)]

@@ -1,4 +1,4 @@
-"""What tools.torture does to a job: faults of a run, installed in a forked rank only, and faults of its files.
+"""What tools.fault_injection does to a job: faults of a run, installed in a forked rank only, and faults of its files.
 
 A fault of a run strikes once, when its victim says that it is in `phase` of `round` or of a later one, `delay_s` after
 that where a signal does it. It notes itself in the attempt's notes before it acts, so that the harness knows.
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import LOCK_NAME, process_mark
@@ -129,9 +130,9 @@ def note_progress(rank: int, notes: Notes) -> None:
     """Every local training, and on rank 0 every round that is past its save."""
     from hkd_hpc.training import LocalTrainer
 
-    before(LocalTrainer, "run", lambda bench, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
+    before(LocalTrainer, "run", lambda trainer, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
     if rank == 0:
-        on_status(lambda round, phase: phase == "evaluation" and notes.add("saved", str(round)))
+        on_status(lambda round, phase: notes.add("saved", str(round)) if phase == "evaluation" else None)
 
 
 def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
@@ -141,73 +142,77 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
     kind, act = KINDS[fault.kind], action_of(fault, folder, notes)
     struck = threading.Event()
 
+    def strike_now() -> None:
+        notes.add("struck")
+        act()
+
     def strike() -> None:
         if struck.is_set():
             return
         struck.set()
         if fault.delay_s:
-            timer = threading.Timer(fault.delay_s, lambda: (notes.add("struck"), act()))
+            timer = threading.Timer(fault.delay_s, strike_now)
             timer.daemon = True
             timer.start()
         else:
-            notes.add("struck")
-            act()
+            strike_now()
 
     if kind.writing:
         on_write(kind.writing, fault, strike)
     else:
-        due = lambda round: kind.starting or (round or 0) >= fault.round
-        on_status(lambda round, phase: phase == fault.phase and due(round) and strike())
+        due = lambda round, phase: phase == fault.phase and (kind.starting or (round or 0) >= fault.round)
+        on_status(lambda round, phase: strike() if due(round, phase) else None)
 
 
 def install_nan(client_id: int, round: int, notes: Notes) -> None:
     """This client's weights become NaN at the end of its training in `round`, in every run of the job."""
     from hkd_hpc.training import LocalTrainer
 
-    original = LocalTrainer._epochs
-
-    def epochs(self, client, count):
+    def epochs(original, self, client, count):
         terms = yield from original(self, client, count)
         if (client.id, client.round) == (client_id, round):
             notes.add("nan")
             self.flat.parameters_P[5] = float("nan")
         return terms
 
-    LocalTrainer._epochs = epochs
+    around(LocalTrainer, "_epochs", epochs)
 
 
-def before(owner: type, name: str, action: Callable) -> None:
-    """Call `action` with the arguments before each call of a method."""
+def around(owner: type | ModuleType, name: str, function: Callable) -> None:
+    """Call function(original, ...) wherever a method or function of this name is called."""
     original = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: function(original, *args, **kwargs))
 
-    def patched(*args, **kwargs):
+
+def before(owner: type | ModuleType, name: str, action: Callable[..., object]) -> None:
+    """Call `action` with the arguments before each call of a method."""
+
+    def first(original, *args, **kwargs):
         action(*args, **kwargs)
         return original(*args, **kwargs)
 
-    setattr(owner, name, patched)
+    around(owner, name, first)
 
 
 def on_status(action: Callable[[int | None, str], object]) -> None:
     """Call `action`(round, phase) whenever this rank says where it is."""
     from hkd_hpc.comm.control.base import Control, NullControl
 
+    def set_status(original, self, round, phase, client=None):
+        original(self, round, phase, client)
+        action(round, phase)
+
     for owner in (Control, NullControl):
-        original = owner.set_status
-
-        def set_status(self, round, phase, client=None, original=original):
-            original(self, round, phase, client)
-            action(round, phase)
-
-        owner.set_status = set_status
+        around(owner, "set_status", set_status)
 
 
-def on_write(pattern: str, fault: Fault, strike: Callable[[], None]) -> None:
+def on_write(pattern: str, fault: Fault, strike: Callable[[], object]) -> None:
     """Call `strike` at the fault's write to a file whose name has the pattern, or before its rename ("rename ...")."""
     from hkd_hpc.store import tree
 
     def due(name: str) -> bool:
         found = re.search(pattern, name)
-        return bool(found) and (not found.groups() or int(found[1]) >= fault.round)
+        return found is not None and (not found.groups() or int(found[1]) >= fault.round)
 
     if pattern.startswith("rename "):
         before(os, "replace", lambda source, path: due(f"rename {Path(path).name}") and strike())
@@ -268,9 +273,9 @@ def wait_for(notes: Notes, name: str) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint, if an older one is good: with none a run is refused, and begins anew only by hand."""
-    newest, *older = [path for _, path in RunFolder(folder).checkpoints()] or [None]
-    return newest if any(map(is_whole, older)) else None
+    """The newest checkpoint, if an older one is good: with none a resume is rejected."""
+    checkpoints = [path for _, path in RunFolder(folder).checkpoints()]
+    return checkpoints[0] if any(map(is_whole, checkpoints[1:])) else None
 
 
 def metrics(folder: Path) -> Path | None:
@@ -297,7 +302,7 @@ def remove(path: Path, place: float) -> None:
     path.unlink()
 
 
-SPOILING = {  # name: (which file, what is done to it)
+DAMAGES = {  # name: (which file, what is done to it)
     "newest checkpoint, a bit flipped": (newest, flip),
     "newest checkpoint cut to half": (newest, cut),
     "newest checkpoint emptied": (newest, empty),
@@ -322,7 +327,7 @@ def distant_lock(folder: Path) -> None:
 
 
 def write_lock(folder: Path, holder: dict) -> None:
-    about = {"user": "torture", "since": "", "job": "", "token": "of nobody"}
+    about = {"user": "fault injection", "since": "", "job": "", "token": "of nobody"}
     (folder / LOCK_NAME).write_text(json.dumps(holder | about))
 
 
@@ -332,25 +337,25 @@ def stale_files(folder: Path) -> None:
         (folder / name).write_bytes(b"half a file")
 
 
-LITTER = {
+LEFTOVERS = {
     "lock of a dead process": dead_lock,
     "lock of a silent host": distant_lock,
     "temporary files of a dead process": stale_files,
 }
-FILE_KINDS = dict.fromkeys((*SPOILING, *LITTER), 1.0) | {"lock of a silent host": 0.3}  # name: weight
+FILE_KINDS = dict.fromkeys((*DAMAGES, *LEFTOVERS), 1.0) | {"lock of a silent host": 0.3}  # name: weight
 
 
-def hurt_files(name: str, folder: Path, place: float) -> Path | None:
-    """Do it to the folder of a run that nobody works on; the file that is spoilt, None where it is none of the run's.
+def damage_files(name: str, folder: Path, place: float) -> Path | None:
+    """Do it to the folder of a run that nobody works on; the file that is damaged, None where it is none of the run's.
 
-    FileNotFoundError where there is nothing to spoil.
+    FileNotFoundError where there is nothing to damage.
     """
-    if name in LITTER:
-        LITTER[name](folder)
+    if name in LEFTOVERS:
+        LEFTOVERS[name](folder)
         return None
-    find, spoil = SPOILING[name]
+    find, damage = DAMAGES[name]
     path = find(folder)
     if path is None:
         raise FileNotFoundError(name)
-    spoil(path, place)
+    damage(path, place)
     return path

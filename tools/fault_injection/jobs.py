@@ -1,4 +1,4 @@
-"""The jobs of tools.torture: what number N of a seed is, all of it drawn from (seed, N)."""
+"""The jobs of tools.fault_injection: what number N of a seed is, all of it drawn from (seed, N)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Step:
-    """One attempt: perhaps files are hurt (`place` in them: 0 to 1), then so many ranks run, perhaps into a fault."""
+    """One attempt: perhaps `damage` to files (at `place`, 0 to 1), then so many ranks run, perhaps into a fault."""
 
     ranks: int
     fault: Fault | None
-    hurt: str | None = None
+    damage: str | None = None
     place: float = 0.0
 
     def kinds(self) -> list[str]:
-        return [kind for kind in (self.hurt, self.fault and self.fault.kind) if kind]
+        return [kind for kind in (self.damage, self.fault and self.fault.kind) if kind]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Job:
 
 def draw_job(seed: int, number: int, kinds: tuple[str, ...]) -> Job:
     """Job `number` of a seed, with faults of these kinds; nine jobs in a row have the nine schemes."""
-    random = rng.stream(seed, "torture", number)
+    random = rng.stream(seed, "torture", number)  # the name of before: seeds that were noted draw the same jobs
     pick = lambda *choices: choices[random.integers(len(choices))]
     scheme = list(schemes.REGISTRY)[(seed + number) % len(schemes.REGISTRY)]
     clients, rounds, every, participation = pick(3, 4, 5), pick(3, 4, 5), pick(1, 1, 2), pick(0.6, 0.8, 1.0)
@@ -94,10 +94,10 @@ def draw_steps(random: np.random.Generator, rounds: int, kinds: tuple[str, ...])
         kind = draw_weighted(random, {name: KINDS[name].weight for name in KINDS if name in kinds})
         fewest = KINDS[kind].fewest_ranks if kind and round else 1
         ranks = int(random.choice([size for size in range(fewest, MOST_RANKS + 1) if size != ranks]))
-        hurt = draw_weighted(random, {name: weight for name, weight in FILE_KINDS.items() if name in kinds})
-        hurt = hurt if steps and random.random() < 0.5 else None
+        damage = draw_weighted(random, {name: weight for name, weight in FILE_KINDS.items() if name in kinds})
+        damage = damage if steps and random.random() < 0.5 else None
         fault = draw_fault(random, kind, ranks, round) if kind and round else None
-        steps.append(Step(ranks, fault, hurt, float(random.random())))
+        steps.append(Step(ranks, fault, damage, float(random.random())))
     return tuple(steps)
 
 

@@ -1,16 +1,16 @@
-"""Small jobs, broken at random until time is up: `python -m tools.torture --minutes M [--seed S] [--faults N]`.
+"""Small jobs, broken at random until time is up: `python -m tools.fault_injection --minutes M [--seed S] [--faults N]`.
 
 Every job has a scheme, settings, and several faults one after the other, each followed by --resume on another number of
-ranks; between attempts its files are spoilt too. What is drawn is a function of (seed, job number), so that
-`--seed S --only N` runs job N again. A quiet run of the same settings in one process says what must come of it. After
-every attempt: did it end by itself (comm.timeout_s + 20 s), are all files whole, has no saved round been trained again,
-are the rows and weights so far the quiet run's, and was it told in one line what happened?
+ranks; between attempts its files are damaged too. What is drawn is a function of (seed, job number), so that
+`--seed S --only N` runs job N again. A reference run of the same settings in one process says what must come of it.
+After every attempt: did it end by itself (comm.timeout_s + 20 s), are all files intact, has no saved round been trained
+again, are the rows and weights so far the reference run's, and does one line say what happened?
 
 A fault counts when it struck. hung: the job had to be killed. lost: a round trained again, missing or doubled, a file
-that cannot be read, or success of a run that is not complete. wrong: other weights or rows. untold: not one line of
+that cannot be read, or success of a run that is not complete. wrong: other weights or rows. unreported: not one line of
 ours, or a traceback. A verdict on an attempt counts for all faults of that attempt. Ranks are forked, all on this host,
-and talk without MPI. `--self-test` breaks the program on purpose, and must notice.
-Exit codes: 0 nothing hung, lost or wrong (or: every broken build was noticed), 1 something was, 2 wrong arguments.
+and talk without MPI. `--self-test` runs the mutants, and must notice them.
+Exit codes: 0 nothing hung, lost or wrong (or: every mutant was noticed), 1 something was, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from ..forked_ranks import watch_ranks
 from .check import (
     HUNG,
     LOST,
-    UNTOLD,
+    UNREPORTED,
     WRONG,
     Attempt,
     Expected,
     Known,
     Verdict,
     judge,
-    judge_litter,
+    judge_leftovers,
     judge_nan,
     summary,
 )
@@ -61,32 +61,33 @@ from .faults import (
     STOP,
     Fault,
     Notes,
+    damage_files,
     filler,
-    hurt_files,
     install,
     install_nan,
     note_progress,
 )
 from .jobs import SMALL, Job, Step, draw_job, save_data
+from .mutants import MUTANTS, Mutant, Mutation
 
 ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
 NO_FAULT = "no fault at all"
 TIMEOUT_S, SHORT_TIMEOUT_S = 30.0, 3.0  # comm.timeout_s; short where a rank will give no sign of life
 DEADLINE_S, LONGEST_S = 20.0, 180.0  # beyond comm.timeout_s, from the fault on; of an attempt that nothing strikes
 SMALL_DISK = "48m"
+FEW_FAULTS = 6  # within which a mutant must be noticed
 
-Breakage = Callable[[int], None]  # makes the program of this process wrong; gets the rank
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where jobs run. `breakage` for the self-test."""
+    """Where jobs run. `mutation` for the self-test."""
 
     root: Path
     data: Path
     kinds: tuple[str, ...] = ALL_KINDS
-    breakage: Breakage | None = None
+    mutation: Mutation | None = None
 
 
 @dataclass
@@ -118,17 +119,17 @@ class Tally:
         faults = self.faults if kind is None else len(self.verdicts[kind])
         bad = [self.count(what, kind) for what in (HUNG, LOST, WRONG)]
         survived = sum(
-            not any(verdict.what != UNTOLD for verdict in found)
+            not any(verdict.what != UNREPORTED for verdict in found)
             for group, faults in self.verdicts.items()
             for found in faults
             if kind in (None, group)
         )
-        return [name, *map(str, (faults, survived, *bad, self.count(UNTOLD, kind)))]
+        return [name, *map(str, (faults, survived, *bad, self.count(UNREPORTED, kind)))]
 
     def table(self) -> str:
         rows = [self.row(kind, kind) for kind in ALL_KINDS if self.verdicts.get(kind)]
         rows += [self.row(kind, kind) for kind in self.verdicts if kind not in ALL_KINDS]
-        return markdown(["fault", "struck", "survived", HUNG, LOST, WRONG, UNTOLD], [*rows, self.row("all", None)])
+        return markdown(["fault", "struck", "survived", HUNG, LOST, WRONG, UNREPORTED], [*rows, self.row("all", None)])
 
 
 # ---- one job ----
@@ -141,13 +142,13 @@ def run_rank(
     job: Job,
     fault: Fault | None,
     folder: Path,
-    breakage: Breakage | None,
+    mutation: Mutation | None,
 ) -> None:
     """In a forked rank: the program, with what befalls it."""
     from hkd_hpc import train
 
-    if breakage:
-        breakage(rank)
+    if mutation:
+        mutation(rank)
     note_progress(rank, notes)
     if job.nan:
         install_nan(*job.nan, notes)
@@ -179,7 +180,7 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
         job,
         fault,
         folder,
-        site.breakage,
+        site.mutation,
         timeout_s=LONGEST_S,
         watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung),
     )
@@ -207,7 +208,7 @@ def watcher(
         if fault.kind == SECOND and not notes.has("second job ended"):
             _, (second,) = watch_ranks(1, second_rank, arguments, timeout_s=40)
             if second.exit_code != 2 or "in use by another run" not in second.output:
-                notes.add("second job let in")
+                notes.add("second job admitted")
             notes.add("second job ended")
 
     return watch
@@ -221,11 +222,11 @@ def second_rank(rank: int, arguments: list[str]) -> None:
     sys.exit(train.main(arguments))
 
 
-def quiet_run(site: Site, job: Job, folder: Path) -> Expected | Verdict:
+def reference_run(site: Site, job: Job, folder: Path) -> Expected | Verdict:
     """What one process makes of the job's settings, or what is wrong although nothing befell it."""
     attempt = run_attempt(site, job, folder, 1, None)
     if attempt.late or not attempt.succeeded:
-        return Verdict(HUNG if attempt.late else LOST, f"its quiet run failed\n{attempt.output}")
+        return Verdict(HUNG if attempt.late else LOST, f"its reference run failed\n{attempt.output}")
     return Expected.of(folder)
 
 
@@ -234,41 +235,41 @@ def run_job(site: Site, job: Job, tally: Tally, say: Say) -> None:
     home = Path(tempfile.mkdtemp(prefix=f"job{job.number}-", dir=site.root))
     tally.jobs += 1
     tally.schemes.add(job.scheme)
-    expected = quiet_run(site, job, home / "quiet")
+    expected = reference_run(site, job, home / "reference")
     if isinstance(expected, Verdict):
         book(tally, [NO_FAULT], [expected], job, Step(1, None), say)
         return
     folder, known, nan_struck, blamed = home / "run", Known(), False, [NO_FAULT]
     for step in job.steps:
-        struck = [step.hurt] if step.hurt and hurt(step, folder, known) else []
+        struck = [step.damage] if step.damage and damaged(step.damage, step.place, folder, known) else []
         attempt = run_attempt(site, job, folder, step.ranks, step.fault)
         filler(folder).unlink(missing_ok=True)
-        struck += [step.fault.kind] if attempt.notes.has("struck") else []
+        struck += [step.fault.kind] if step.fault and attempt.notes.has("struck") else []
         nan_struck |= attempt.notes.has("nan")
         if REMOVED in struck:
             known.saved = 0
         found = judge(job, step.fault, attempt, folder, known, expected)
-        found += [Verdict(WRONG, "a second job was let into the folder")] * attempt.notes.has("second job let in")
+        found += [Verdict(WRONG, "a second job was admitted to the folder")] * attempt.notes.has("second job admitted")
         complete = attempt.succeeded and bool(summary(folder))  # what is killed after its end may leave a lock behind
-        found += judge_litter(folder) if complete else []
+        found += judge_leftovers(folder) if complete else []
         blamed = struck or blamed
         book(tally, struck if struck or not found else blamed, found, job, step, say)
-        if complete or any(verdict.what != UNTOLD for verdict in found):
+        if complete or any(verdict.what != UNREPORTED for verdict in found):
             break
-    if nan_struck:
-        found = judge_nan(job, folder) if complete else []
+    if nan_struck and job.nan:
+        found = judge_nan(*job.nan, folder) if complete else []
         book(tally, [NAN], found, job, step, say)
     shutil.rmtree(home)
 
 
-def hurt(step: Step, folder: Path, known: Known) -> bool:
-    """Whether there was something to hurt."""
+def damaged(kind: str, place: float, folder: Path, known: Known) -> bool:
+    """Damage a run's files; False where there was nothing to damage."""
     try:
-        path = hurt_files(step.hurt, folder, step.place)
+        path = damage_files(kind, folder, place)
     except FileNotFoundError:
         return False
     if path:
-        known.spoil(path, folder)
+        known.damage(path, folder)
     return True
 
 
@@ -278,8 +279,8 @@ def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: S
     for verdict in found:
         say(
             f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
-            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.torture --seed "
-            f"{job.seed} --only {job.number}"
+            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.fault_injection "
+            f"--seed {job.seed} --only {job.number}"
         )
 
 
@@ -287,9 +288,9 @@ def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: S
 
 
 @contextlib.contextmanager
-def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None = None) -> Iterator[Site]:
+def working_site(kinds: tuple[str, ...] = ALL_KINDS, mutation: Mutation | None = None) -> Iterator[Site]:
     """A temporary place with the data. Runs lie on a small disk of their own; without leave to mount none is filled."""
-    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+    with tempfile.TemporaryDirectory(prefix="fault-injection-") as name:
         root = Path(name, "runs")
         root.mkdir()
         mount = shutil.which("mount")
@@ -297,13 +298,13 @@ def working_site(kinds: tuple[str, ...] = ALL_KINDS, breakage: Breakage | None =
         mounted = bool(mount) and subprocess.run(command, capture_output=True).returncode == 0
         try:
             possible = tuple(kind for kind in kinds if kind != FULL or mounted)
-            yield Site(root, save_data(Path(name, "data.npz")), possible, breakage)
+            yield Site(root, save_data(Path(name, "data.npz")), possible, mutation)
         finally:
             if mounted:
                 subprocess.run(["umount", "--lazy", str(root)], check=True)  # ranks may need a moment to end
 
 
-def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
+def inject(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
     """The jobs of these numbers, none begun once until(tally)."""
     tally = Tally()
     for number in numbers:
@@ -311,6 +312,23 @@ def torture(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tall
             break
         run_job(site, draw_job(seed, number, site.kinds), tally, say)
     return tally
+
+
+def self_test(say: Say) -> int:
+    """0 if each mutant was noticed, and the intact program had nothing to notice."""
+    right = [notices(mutant, say) == bool(mutant.mutation) for mutant in MUTANTS]
+    return 0 if all(right) else 1
+
+
+def notices(mutant: Mutant, say: Say) -> bool:
+    """Whether something is found wrong with it, within FEW_FAULTS faults."""
+    found: list[str] = []
+    with working_site(mutant.kinds, mutant.mutation) as site:
+        enough = lambda tally: tally.failed or tally.faults >= FEW_FAULTS
+        tally = inject(site, 0, itertools.count(), enough, found.append)
+    verdict = "noticed" if tally.failed else "not noticed"
+    say(f"{mutant.name}: {verdict} ({tally.faults} faults)" + "".join(f"\n  {text.splitlines()[0]}" for text in found))
+    return tally.failed
 
 
 def load_all() -> None:
@@ -326,9 +344,9 @@ def load_all() -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.torture",
+        prog="python -m tools.fault_injection",
         allow_abbrev=False,
-        description="Small jobs, broken at random, resumed, and compared with quiet runs.",
+        description="Small jobs, broken at random, resumed, and compared with reference runs.",
     )
     parser.add_argument("--minutes", type=float, default=5.0, help="start no new job after so long (default 5)")
     parser.add_argument(
@@ -348,14 +366,12 @@ def main(arguments: list[str] | None = None) -> int:
     say = lambda text: print(text, flush=True)
     load_all()
     if options.self_test:
-        from .mutants import self_test
-
         return self_test(say)
     end_s = time.monotonic() + 60 * options.minutes
     until = lambda tally: time.monotonic() > end_s or tally.faults >= options.faults
     numbers = itertools.count() if options.only is None else iter([options.only])
     with working_site() as site:
-        tally = torture(site, options.seed, numbers, until, say)
+        tally = inject(site, options.seed, numbers, until, say)
     say(
         f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
         f"{len(tally.verdicts)} kinds\n\n{tally.table()}"

@@ -34,7 +34,8 @@ class Net(nn.Module):
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.net, self.losses = net, []
+        self.net = net
+        self.losses: list[torch.Tensor] = []
 
     def loss(self, x, y):
         loss = F.cross_entropy(self.net(x), y)
@@ -92,7 +93,7 @@ def main(job: str, images: int, rounds: int) -> None:
         callbacks=[watch],
         send_metrics_to_platform=False,
     )
-    of_workers = [None] * distributed.get_world_size()
+    of_workers: list[list[list[float]]] = [[]] * distributed.get_world_size()
     distributed.all_gather_object(of_workers, watch.losses)
     if distributed.get_rank() == 0:
         losses = [[loss for of_worker in of_round for loss in of_worker] for of_round in zip(*of_workers)]

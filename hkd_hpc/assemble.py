@@ -1,22 +1,23 @@
-"""From settings to a Job: data, partition, model, scheme, server; a fresh start or a resume; and the dry run's plan."""
+"""From settings to a RankRun: data, partition, model, scheme, clients, server."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from hkd_hpc import config as config_module
-from hkd_hpc import payload, rounds, schemes
+from hkd_hpc import payload, schemes
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
-from hkd_hpc.cohort import deal
+from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
-from hkd_hpc.console import messages, plan
+from hkd_hpc.console import messages
 from hkd_hpc.data import content, public, share, sources
 from hkd_hpc.data.partition import Partition, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
@@ -24,42 +25,40 @@ from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import open_lanes
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.runtime import provenance, versions
+from hkd_hpc.plan import Plan
+from hkd_hpc.rounds import RankRun
+from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
-from hkd_hpc.schemes.base import RunInfo
-from hkd_hpc.server import Images, Server, message_type
-from hkd_hpc.stop import StopRequest, handlers_kept, name_of
+from hkd_hpc.schemes.base import RunInfo, Scheme
+from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.history import History
 from hkd_hpc.training import LocalTrainer
-from hkd_hpc.worker import Worker, counter_size, pack_counters, unpack_counters
+from hkd_hpc.worker import Worker, counter_size, pack_counters
 
-NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to go on
-
-
-# --- a run
+NOWHERE = RunFolder(Path(os.devnull))  # of a dry run: nothing can be written there
 
 
-def run(config: Config, comm: Comm, folder: RunFolder | None, request, stop: StopRequest) -> bool:
-    """All ranks: build, start or resume, train. False when `stop` was asked for before the end.
+@dataclass(frozen=True)
+class Federation:
+    """Data and who has which of them, the same on every rank.
 
-    `request`: what the command line says of going on, `resume`, `allow_change` and `strict_code`.
+    Attributes:
+        asked: the settings as they were given.
+        config: the same, but one client where the scheme pools all data.
+        dataset: both splits of the data.
+        dealt: which images each client has, of `asked`.
+        partition: the same of `config`.
+        rank_of: the rank of each client.
+        names: of natural clients; empty where these are their numbers.
     """
-    with handlers_kept():
-        set_up_torch(config, comm.device)
-        job = build(config, comm, folder)
-        start(job, folder, request)
-        widen(job)
-    job.stop = stop
-    if comm.rank == 0:
-        messages.say(plan.headline(config, comm, job))
-    complete = rounds.run(job)
-    if not complete and comm.rank == 0:
-        messages.say(
-            f"stopped by {name_of(job.stopping)} after round {job.done} of {config.fed.rounds}, which is saved; "
-            f"go on with --resume --out {folder.path}"
-        )
-    return complete
+
+    asked: Config
+    config: Config
+    dataset: sources.DataSet
+    dealt: Partition
+    partition: Partition
+    rank_of: list[int]
+    names: list[str]
 
 
 def set_up_torch(config: Config, device: torch.device) -> None:
@@ -71,76 +70,98 @@ def set_up_torch(config: Config, device: torch.device) -> None:
         torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
 
 
-def build(config: Config, comm: Comm, folder: RunFolder | None) -> rounds.Job:
-    """This rank's part, with initial weights that are the same on every rank."""
+def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
+    """This rank's part of a run, with initial weights that are the same on every rank.
+
+    Args:
+        config: the settings.
+        comm: the collectives.
+        folder: where rank 0 writes; None elsewhere, and for a dry run.
+
+    Returns:
+        The part, no round done.
+
+    Raises:
+        UsageError: The settings do not go with the data, or with the scheme.
+        RunError: The ranks do not hold the same code and data.
+    """
+    federation = federation_of(config, comm)
+    config, partition = federation.config, federation.partition
+    flat = FlatModel(agreed_net(comm, config, federation.dataset), comm.device)
+    scheme = make_scheme(federation, flat)
+    require_same(comm, federation, scheme, flat)
+    trainer = LocalTrainer(flat, scheme, config)
+    if comm.rank == 0:
+        warn_of_idle(config, trainer)
+    require_trainable(partition, trainer)
+    worker = make_worker(federation, comm, trainer)
+    server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
+    message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
+    message[0]["counters"] = pack_counters(flat.counters)
+    weights_V, counters = flat.values_V.detach().clone(), [counter.clone() for counter in flat.counters]
+    return RankRun(config, comm, trainer, worker, server, federation.rank_of, weights_V, counters, message)
+
+
+def federation_of(config: Config, comm: Comm) -> Federation:
+    """Read the data and partition them."""
     dataset = node_copy(config, comm)
     agree_on(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
-    partition = partition_of(config, dataset, scheme_class.needs_public)
-    asked, dealt = config, partition
+    asked, dealt = config, partition_of(config, dataset, scheme_class.needs_public)
+    partition = dealt
     if scheme_class.pools_data:
-        partition = pooled(partition)
+        partition = pooled(dealt)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
-    flat = FlatModel(agreed_net(comm, config, dataset), comm.device)
-    scheme = scheme_class(
-        config.scheme,
-        RunInfo(
-            dataset.classes,
-            config.model.latent,
-            config.fed.clients,
-            len(flat.parameters_P),
-            len(flat.values_V),
-            len(partition.public),
-        ),
+    rank_of = assign_clients([len(index) for index in partition.train], comm.size)
+    return Federation(asked, config, dataset, dealt, partition, rank_of, client_names(config, dataset))
+
+
+def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
+    config = federation.config
+    info = RunInfo(
+        federation.dataset.classes,
+        config.model.latent,
+        config.fed.clients,
+        len(flat.parameters_P),
+        len(flat.values_V),
+        len(federation.partition.public),
     )
+    scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
+    return scheme
+
+
+def require_same(comm: Comm, federation: Federation, scheme: Scheme, flat: FlatModel) -> None:
+    """RunError unless all ranks have made the same of the same settings, code and data."""
+    asked = federation.asked
     agree_on(
         comm,
         {
             "scheme": contract.declared_shapes(scheme),
             "model": flat.schema(),
-            "data": dataset.sha256,
-            "partition": partition.sha256,
+            "data": federation.dataset.sha256,
+            "partition": federation.partition.sha256,
             "settings": asked.to_json(),
             "code": json.dumps(identity.code_of(asked)),
         },
     )
-    trainer = LocalTrainer(flat, scheme, config)
-    if comm.rank == 0:
-        warn_of_idle(config, trainer)
-    require_trainable(partition, trainer)
-    images = [len(index) for index in partition.train]
-    rank_of = deal(images, comm.size)
-    x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if scheme.needs_public else None
-    names = client_names(config, dataset)
+
+
+def make_worker(federation: Federation, comm: Comm, trainer: LocalTrainer) -> Worker:
+    """The clients of this rank, with their images on its device."""
+    dataset, partition, rank_of = federation.dataset, federation.partition, federation.rank_of
+    needs_public = trainer.scheme.needs_public
+    x_public = torch.from_numpy(dataset.x_train[partition.public]).to(comm.device) if needs_public else None
     here = [
-        make_client(client, dataset, partition, config, comm.device, x_public, names[client] if names else "")
+        make_client(federation, client, comm.device, x_public)
         for client, rank in enumerate(rank_of)
         if rank == comm.rank
     ]
-    places = max(np.bincount(rank_of))
-    server = (
-        make_server(config, asked, comm, folder, dataset, partition, dealt, trainer, rank_of, names)
-        if comm.rank == 0
-        else None
-    )
-    message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
-    message[0]["counters"] = pack_counters(flat.counters)
-    worker = Worker(comm, trainer, here, places, images)
+    worker = Worker(comm, trainer, here, max(np.bincount(rank_of)), [len(index) for index in partition.train])
     comm.watch_steps(lambda: worker.lanes.steps)
-    return rounds.Job(
-        config,
-        comm,
-        trainer,
-        worker,
-        server,
-        rank_of,
-        flat.values_V.detach().clone(),
-        [c.clone() for c in flat.counters],
-        message,
-    )
+    return worker
 
 
 def make_model(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> FlatModel:
@@ -286,19 +307,11 @@ def difference(comm: Comm, fact: str | dict[str, str], rank: int) -> str:
     )
 
 
-def make_client(
-    client: int,
-    dataset: sources.DataSet,
-    partition: Partition,
-    config: Config,
-    device,
-    x_public: torch.Tensor | None = None,
-    name: str = "",
-) -> Client:
+def make_client(federation: Federation, client: int, device: torch.device, x_public: torch.Tensor | None) -> Client:
     """One client with its images resident on this rank's device."""
-    x_test, y_test = (
-        (dataset.x_test, dataset.y_test) if partition.test_split == "test" else (dataset.x_train, dataset.y_train)
-    )
+    dataset, partition, names = federation.dataset, federation.partition, federation.names
+    from_test = partition.test_split == "test"
+    x_test, y_test = (dataset.x_test, dataset.y_test) if from_test else (dataset.x_train, dataset.y_train)
     resident = lambda array, index: torch.from_numpy(array[index]).to(device)
     train, test, val = partition.train[client], partition.test[client], partition.val[client]
     return Client(
@@ -308,11 +321,11 @@ def make_client(
         resident(x_test, test),
         resident(y_test, test),
         dataset.classes,
-        config.run.seed,
+        federation.config.run.seed,
         x_public,
         resident(dataset.x_train, val),
         resident(dataset.y_train, val),
-        name=name,
+        name=names[client] if names else "",
     )
 
 
@@ -320,7 +333,8 @@ def client_names(config: Config, dataset: sources.DataSet) -> list[str]:
     """The names or ids in the data of natural clients, by their numbers; empty where these are the numbers
     themselves.
     """
-    if config.data.partition != "natural" or config.fed.clients == 1:  # of a scheme that pools all data
+    of_data = config.data.partition == "natural" and config.fed.clients > 1  # one: a scheme that pools all data
+    if not of_data or dataset.client_train is None:
         return []
     ids = np.unique(dataset.client_train)
     if dataset.client_names:
@@ -328,31 +342,36 @@ def client_names(config: Config, dataset: sources.DataSet) -> list[str]:
     return [] if np.array_equal(ids, np.arange(len(ids))) else [str(number) for number in ids]
 
 
-def make_server(config, asked, comm, folder, dataset, partition, dealt, trainer, rank_of, names) -> Server:
-    """`asked`, `dealt`: settings and partition before a scheme that pools all data made one client of them."""
+def make_server(federation: Federation, comm: Comm, folder: RunFolder | None, trainer: LocalTrainer) -> Server:
+    """Rank 0's, with the images of the global test on its device."""
+    dataset = federation.dataset
     resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)
-    held_out = np.concatenate(partition.val)
+    held_out = np.concatenate(federation.partition.val)
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
     val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
-    static = {
+    static = static_record(federation, comm, trainer)
+    return Server(federation.config, trainer, folder or NOWHERE, test, val, static, comm.uninterrupted)
+
+
+def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> dict[str, Any]:
+    """What metrics.h5 and every checkpoint carry beside the rows."""
+    asked, dataset, names = federation.asked, federation.dataset, federation.names
+    parameters = trainer.flat.parameter_count
+    return {
         "config_json": asked.to_json(),
         "changes_json": "[]",
         "versions_json": json.dumps(versions.found()),
         "identity_json": identity.to_json(asked, dataset.sha256),
-        "partition": partition_tree(partition, dataset),
-        "clients": {"rank": np.array(rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
+        "partition": partition_tree(federation.partition, dataset),
+        "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
-        "parameters": {
-            "model": trainer.flat.parameter_count,
-            "held": trainer.scheme.parameters_held(trainer.flat.parameter_count),
-        },
-        "baselines": baselines(dataset, dealt),
+        "parameters": {"model": parameters, "held": trainer.scheme.parameters_held(parameters)},
+        "baselines": baselines(dataset, federation.dealt),
         "world": {"ranks": comm.size, "plan": comm.plan_line},
     }
-    return Server(config, trainer, folder, test, val, History(config.fed.clients), static, comm.uninterrupted)
 
 
-def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict:
+def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict[str, Any]:
     """Client i's images are train_index[train_offset[i]:train_offset[i + 1]], counting into the official split."""
     offsets = lambda parts: np.concatenate([[0], np.cumsum([len(part) for part in parts])])
     return {
@@ -382,206 +401,42 @@ def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float
     }
 
 
-# --- where it starts
-
-
-def start(job: rounds.Job, folder: RunFolder | None, request) -> None:
-    """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
-    states: dict = {}
-    if job.server:
-        checkpoint = folder.newest_good_checkpoint() if request.resume else None
-        if checkpoint:
-            states = restore(job, *checkpoint, request)
-        elif folder.checkpoints():  # to begin anew would write over what may still be saved
-            raise UsageError(
-                f"--resume {folder.path}: no checkpoint is good, the warnings say why; `python -m tools.check "
-                "RUN --repair OUT.h5` saves the rows; without the folder checkpoints/ the run begins anew"
-            )
-        else:
-            begin_anew(job, folder, request)
-    spread(job, states)
-
-
-def begin_anew(job: rounds.Job, folder: RunFolder, request) -> None:
-    """Rank 0, no checkpoint is there. Rows that a run without checkpoints has left are made again, to the same bits;
-    with other settings they would be lost, and the record of the changes with them."""
-    text, rows = job.server.static["config_json"], len(folder.rounds().get("round", ())) if request.resume else 0
-    stored = folder.read_config() if rows else None
-    if stored and config_module.changes(*map(config_module.from_json, (stored, text))):
-        raise UsageError(
-            f"--allow-change: {folder.path} has {rows} rows and no checkpoint after which settings could change; "
-            "start another run"
-        )
-    record = folder.record() if rows else {}
-    if record.get("changes_json", "[]") != "[]":
-        raise UsageError(
-            f"--resume {folder.path}: no checkpoint is left, and its {rows} rows were made with settings that changed "
-            "on the way: they cannot be made again; start another run"
-        )
-    if rows:
-        changed_origin(record, job.server.static, request, allow_data=False)
-        messages.warn(
-            f"no checkpoint is left in {folder.checkpoint_folder}: the run begins anew, and its {rows} rows are made "
-            "again"
-        )
-    folder.write_config(text)
-
-
-def restore(job: rounds.Job, round: int, tree: dict, request) -> dict:
-    """Take over the state after `round`, and the record of what has changed since; returns the clients' states."""
-    check_can_go_on(round, tree)
-    static = job.server.static
-    static["changes_json"] = tree.get("changes_json", "[]")
-    settings = changed_settings(round, tree, static, request.allow_change)
-    changes = changed_origin(tree, static, request, request.allow_change) | settings
-    if tree["partition"]["sha256"] != static["partition"]["sha256"]:
-        raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
-    if changes:
-        entry = {"after_round": round, **changes}
-        static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
-    if settings:
-        messages.say(f"settings changed {messages.changes_text(json.dumps([{'after_round': round, **settings}]))}")
-    kept = job.server.restore(round, tree)
-    if settings:
-        job.server.folder.write_config(static["config_json"])
-    job.weights_V.copy_(kept["weights_V"])
-    job.message, job.done = kept["message"], round
-    messages.say(f"resuming after round {round}")
-    return kept["states"]
-
-
-def check_can_go_on(round: int, tree: dict) -> None:
-    if "message" not in tree:
-        raise UsageError(
-            f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
-            "go on with: a study keeps no more without --keep-state. Remove the folder to have it computed anew"
-        )
-    absent = [name for name in NEEDED if name not in tree]
-    if absent:
-        raise UsageError(
-            f"--resume: the checkpoint of round {round} has no {', '.join(absent)}: the weights can be exported, but "
-            "the run cannot go on from it"
-        )
-
-
-def changed_settings(round: int, tree: dict, static: dict, allow_change: bool) -> dict[str, list]:
-    changes = config_module.changes(*map(config_module.from_json, (tree["config_json"], static["config_json"])))
-    if changes and not allow_change:
-        fixed = any(key.startswith(config_module.FIXED) for key in changes)
-        raise UsageError(
-            f"--resume: the checkpoint of round {round} was written with other settings than config.json has "
-            f"({', '.join(changes)}); "
-            + (
-                "put back config.json: config_json in the checkpoint is the text"
-                if fixed
-                else "--allow-change goes on with these"
-            )
-        )
-    return changes
-
-
-def changed_origin(before: dict, static: dict, request, allow_data: bool) -> dict[str, list]:
-    """What else than settings has changed since a record was written, or is not known of it; a line tells it.
-
-    UsageError for other data unless they are allowed, for other or unknown code with --strict-code.
-    """
-    had, now = provenance.facts_of(before), provenance.facts_of(static)
-    changes, unknown = provenance.changes(had, now), provenance.unknown(before, now)
-    text = provenance.text_of(changes)
-    if provenance.CONTENT in changes and not allow_data:
-        data = config_module.from_json(static["config_json"]).data
-        advice = "" if request.allow_change else ", or --allow-change goes on with these"
-        raise UsageError(
-            f"--resume: {sources.place_of(data.name, data.dir, data.path)}: the content of the data is not what the "
-            f"run was trained on ({text}); put the data back{advice}"
-        )
-    if request.resume and request.strict_code:
-        refuse_other_code(had, now, unknown)
-    if changes:
-        messages.warn(
-            f"the rounds from here on come from something else than those before: {text}; recorded in the run"
-            + "; --strict-code refuses" * any(map(provenance.is_code, changes))
-        )
-    if unknown:
-        messages.warn(
-            "the rounds before were saved by a version that stored no hash of code and data: that they come from these "
-            "cannot be checked; recorded in the run; --strict-code refuses"
-        )
-    return {key: pair for key, pair in (changes | unknown).items() if key != provenance.THREADS}  # which is a setting
-
-
-def refuse_other_code(had: provenance.Provenance, now: provenance.Provenance, unknown: dict) -> None:
-    """UsageError (--strict-code) unless all rounds before are known to have had the code that there is now."""
-    if unknown:
-        raise UsageError(
-            "--strict-code: the rounds before were saved by a version that stored no hash of its code; go on without "
-            "--strict-code"
-        )
-    if provenance.has_other_code(had, now):
-        codes = {
-            key: list(dict.fromkeys([*had[key], *now[key]])) for key in filter(provenance.is_code, now) if key in had
-        }
-        text = ", ".join(
-            f"{key} {' -> '.join(map(provenance.short, values))}" for key, values in codes.items() if values[1:]
-        )
-        raise UsageError(
-            f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "
-            "--strict-code"
-        )
-
-
-def spread(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
-    """Weights, message, round and client states from rank 0 to where they are needed."""
-    comm = job.comm
-    comm.at(None, "start")
-    weights = job.weights_V.cpu().numpy()
-    comm.broadcast(weights, "start")
-    job.weights_V.copy_(torch.from_numpy(weights))
-    done = np.array([job.done], np.int64)
-    comm.broadcast(done, "start")
-    job.done = int(done[0])
-    comm.broadcast(payload.as_bytes(job.message), "start")
-    job.counters = unpack_counters(job.message[0]["counters"], job.trainer.flat.counters)
-    spread_states(job, states)
-
-
-def spread_states(job: rounds.Job, states: dict[int, dict[str, np.ndarray]]) -> None:
-    """Each client's kept tensors to the rank where it lives now, which may be another one than before."""
-    told = job.comm.share_text(json.dumps(sorted(states)) if job.server else None)
-    own, shapes = {client.id: client for client in job.worker.clients}, rounds.state_shapes(job, job.config.fed.rounds)
-    for client in json.loads(told):
-        block = rounds.pack_state(shapes, states[client] if job.server else {})
-        job.comm.broadcast(block, "start")
-        if client in own:
-            state = rounds.unpack_state(shapes, block)
-            own[client].state = {name: torch.from_numpy(array).to(job.comm.device) for name, array in state.items()}
-
-
-def widen(job: rounds.Job) -> None:
+def widen(run: RankRun) -> None:
     """Open the lanes on which this rank trains clients side by side (run.lanes), once the next round is known."""
-    config, trainer, device = job.config, job.trainer, job.comm.device
-    clients = [client for client in job.worker.clients if trainer.can_train(client)]
-    if min(config.run.lanes, len(clients)) < 2 or one_lane(trainer) or job.done == config.fed.rounds:
+    config, trainer, device = run.config, run.trainer, run.comm.device
+    clients = [client for client in run.worker.clients if trainer.can_train(client)]
+    if min(config.run.lanes, len(clients)) < 2 or one_lane(trainer) or run.done == config.fed.rounds:
         return
     largest = max(clients, key=lambda client: len(client.y_train))
     rehearsal = (
         replace(largest, state=dict(largest.state)),
-        job.weights_V,
-        job.counters,
-        payload.tensors_of(job.message[0], device),
-        job.done + 1,
+        run.weights_V,
+        run.counters,
+        payload.tensors_of(run.message[0], device),
+        run.done + 1,
         2,
     )
-    what = config, trainer.scheme.facts.classes, tuple(largest.x_train.shape[1:]), device
-    make = lambda: LocalTrainer(make_model(*what), trainer.scheme, config)
-    job.worker.lanes = open_lanes(trainer, make, config.run.lanes, rehearsal, len(clients), job.comm.sharers)
+    classes, (channels, height, width) = trainer.scheme.facts.classes, largest.x_train.shape[1:]
+    make = lambda: LocalTrainer(make_model(config, classes, (channels, height, width), device), trainer.scheme, config)
+    run.worker.lanes = open_lanes(trainer, make, config.run.lanes, rehearsal, len(clients), run.comm.sharers)
 
 
-# --- the dry run
-
-
-def show_plan(config: Config, comm: Comm) -> None:
-    """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
-    job = build(config, comm, None)
-    if comm.rank == 0:
-        messages.say(plan.text(config, comm, job))
+def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
+    """What rank 0 tells of the run before its first round; `config`: as it was given."""
+    flat, total = run.trainer.flat, run.worker.sum
+    busiest = max(map(run.rank_of.count, run.rank_of))
+    flushed_bytes = 8 * total.length if busiest > 1 else 0  # a sum of one client is made piece by piece
+    moments = sum(stop - start for start, stop in flat.live_spans)
+    return Plan(
+        config,
+        run.comm,
+        run.rank_of,
+        server.client_names.tolist(),
+        server.static["partition"],
+        flat.parameter_count,
+        weights_bytes=run.trainer.payload_floats * FLOAT_BYTES,
+        memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + 2 * moments) + flushed_bytes,
+        all_reduce_bytes=(total.length + 1) * 8,
+        report_bytes=run.worker.report_type.itemsize,
+        message_bytes=run.message.nbytes,
+    )

@@ -43,7 +43,7 @@ def round_half_up(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
-def deal(images_M: list[int], ranks: int) -> list[int]:
+def assign_clients(images_M: list[int], ranks: int) -> list[int]:
     """The rank of each client, by its number of images: rank 0 is the server, the others share the work evenly.
 
     Largest client first to the rank with the least work so far (lowest number on a tie); with equal clients and m + 1
@@ -55,6 +55,6 @@ def deal(images_M: list[int], ranks: int) -> list[int]:
     rank_of = [0] * len(images_M)
     for client in sorted(range(len(images_M)), key=lambda c: (-images_M[c], c)):
         lightest = load.index(min(load))
-        load[lightest] += max(images_M[client], 1)  # an empty client still takes a place
+        load[lightest] += max(images_M[client], 1)  # an empty client still takes a slot
         rank_of[client] = lightest + 1
     return rank_of

@@ -8,34 +8,46 @@ Every rank makes the same collective calls in the same order in every round, wha
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from hkd_hpc import payload
+from hkd_hpc import client_state, payload
 from hkd_hpc.aggregate import FixedPointSum, require_weight
-from hkd_hpc.client import OWN_MODEL
+from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
-from hkd_hpc.models.precision import real_type
-from hkd_hpc.server import Server
+from hkd_hpc.server import RoundResult, Server
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker, unpack_counters
 
-CHUNK_BYTES = (
-    1 << 20
-)  # of each rank: larger blocks leave the cache, smaller ones cost meetings (measured, 3 and 11 ranks)
-
 
 @dataclass
-class Job:
-    """One rank's part of a run. `server` is None on every rank but 0. `done`: completed rounds."""
+class RankRun:
+    """One rank's part of a run.
+
+    Attributes:
+        config: the settings, the same on every rank.
+        comm: the collectives.
+        trainer: the rank's model and rule of local training.
+        worker: the clients that live on this rank.
+        server: on rank 0; None on every other.
+        rank_of: the rank of each client.
+        weights_V: the global weights, (V,), the same on every rank.
+        counters: the global model's integer buffers.
+        message: the server's last message, one record.
+        done: completed rounds.
+        stop: whether a signal asked for the end.
+        stopping: that signal, once all ranks know that the run ends after this round.
+        seconds: of the present round, by phase.
+    """
 
     config: Config
     comm: Comm
@@ -45,194 +57,128 @@ class Job:
     rank_of: list[int]
     weights_V: torch.Tensor
     counters: list[torch.Tensor]
-    message: np.ndarray  # one record
+    message: np.ndarray
     done: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
-    stopping: int = 0  # the signal, once all ranks know that the job ends after this round
+    stopping: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def run(job: Job) -> bool:
-    """All remaining rounds, then what is measured once at the end; False when a signal stopped it before."""
-    if job.server:
-        job.server.wire_before = dict(job.comm.wire_bytes)  # what the start moved belongs to no round
-        job.server.settle()  # a resumed round whose test was lost
-    for round in range(job.done + 1, job.config.fed.rounds + 1):
-        one_round(job, round)
-        if job.stopping:
+def all_rounds(run: RankRun) -> bool:
+    """All that remain; False when a signal stopped the run before the last."""
+    if run.server:
+        run.server.wire_before = dict(run.comm.wire_bytes)  # what the start moved belongs to no round
+        run.server.run_pending_evaluation()  # of a resumed round whose test was lost
+    for round in range(run.done + 1, run.config.fed.rounds + 1):
+        one_round(run, round)
+        if run.stopping:
             return False
-    finale(job)
     return True
 
 
-def one_round(job: Job, round: int) -> None:
-    start_s, job.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
-    fed, last = job.config.fed, round == job.config.fed.rounds
-    cohort = draw_cohort(fed.clients, fed.participation, job.config.run.seed, round, job.worker.able)
-    message = payload.tensors_of(job.message[0], job.weights_V.device)
-    keep = last and job.config.run.client_models
-    reports = timed(job, "train", lambda: job.worker.train(round, cohort, job.weights_V, job.counters, message, keep))
-    gathered = timed(job, "knowledge", lambda: gather_reports(job, round, reports))
-    timed(job, "weights", lambda: average(job, round))
-    with job.comm.uninterrupted():  # a client that fails in the next round must not cost this one
-        timed(job, "knowledge", lambda: send_message(job, round, gathered))
-        job.stopping = 0 if last else job.comm.agree(job.stop.asked)
-        states = timed(job, "state", lambda: collect_states(job, round))
-        job.done = round
-        if job.server:
-            job.comm.at(round, "saving")
-            job.server.note(round, gathered, states, job, time.perf_counter() - start_s)
-            job.server.save(saved(job, round))
-    if job.server:  # while the other ranks train the next round
-        job.comm.at(round, "evaluation")
-        job.server.settle()
+def one_round(run: RankRun, round: int) -> None:
+    """Train, report, average, combine, broadcast; then rank 0 records, saves and tests."""
+    start_s, run.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
+    with timed(run, "train"):
+        reports = train_cohort(run, round)
+    with timed(run, "knowledge"):
+        gathered = gather_reports(run, round, reports)
+    with timed(run, "weights"):
+        average(run, round)
+    with run.comm.uninterrupted():  # a client that fails in the next round must not cost this one
+        with timed(run, "knowledge"):
+            send_message(run, round, gathered)
+        run.stopping = 0 if round == run.config.fed.rounds else run.comm.agree(run.stop.asked)
+        with timed(run, "state"):
+            states = client_state.collect(run.worker, run.rank_of, round) if is_saved(run, round) else {}
+        run.done = round
+        if run.server and gathered is not None:
+            run.comm.at(round, "saving")
+            result = result_of(run, gathered, states, time.perf_counter() - start_s)
+            run.server.record_round(result)
+            run.server.save(result.state, is_saved(run, round))
+    if run.server:  # while the other ranks train the next round
+        run.comm.at(round, "evaluation")
+        run.server.run_pending_evaluation()
 
 
-def timed(job: Job, phase: str, step):
-    """Run a step and book its seconds under `phase`; those spent waiting for other ranks go to "train"."""
-    start_s, wait_s = time.perf_counter(), job.comm.wait_s
-    result = step()
-    waited_s = job.comm.wait_s - wait_s
-    job.seconds[phase] += time.perf_counter() - start_s - waited_s
-    job.seconds["train"] += waited_s
-    return result
+def train_cohort(run: RankRun, round: int) -> np.ndarray:
+    """Those of the round's cohort that live here train and test; their reports."""
+    fed, message = run.config.fed, payload.tensors_of(run.message[0], run.weights_V.device)
+    cohort = draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.able)
+    keep_models = round == fed.rounds and run.config.run.client_models
+    return run.worker.train(round, cohort, run.weights_V, run.counters, message, keep_models)
 
 
-def average(job: Job, round: int) -> None:
-    """The one all-reduce; afterwards every rank holds the new global weights."""
-    job.comm.at(round, "weights")
-    mean_into(job, job.weights_V, job.worker.sum, "weights")
-    if job.config.train.batchnorm == "reestimate":
-        job.weights_V = with_statistics_of(job, job.worker.delivered, "weights")
-
-
-def mean_into(job: Job, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
-    """The weighted mean of what the workers of all ranks added to `total`, in every rank."""
-    total.mean_into(out, job.comm.summed(total.pieces(job.comm.piece), total.length + 1, kind))
-    job.comm.relay(total.parts(out), kind)
-
-
-def with_statistics_of(job: Job, clients: list[int], kind: str) -> torch.Tensor:
-    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live
-    here.
-    """
-    job.worker.measure_statistics(clients, job.weights_V, job.counters)
-    values_V, parameters = job.weights_V.clone(), len(job.trainer.flat.parameters_P)
-    mean_into(job, values_V[parameters:], job.worker.statistics_sum, kind)
-    return values_V
-
-
-def gather_reports(job: Job, round: int, reports: np.ndarray) -> np.ndarray | None:
+def gather_reports(run: RankRun, round: int, reports: np.ndarray) -> np.ndarray | None:
     """The reports of the cohort in client order on rank 0, None elsewhere."""
-    job.comm.at(round, "reports")
-    blocks = job.comm.gather(payload.as_bytes(reports), "knowledge_up")
-    if not job.server:
+    run.comm.at(round, "reports")
+    blocks = run.comm.gather(payload.as_bytes(reports), "knowledge_up")
+    if run.server is None or blocks is None:
         return None
     gathered = in_client_order(blocks, reports.dtype)
-    job.server.complain(round, gathered, job.worker.names)
+    run.server.report_rejected(round, gathered, run.worker.names)
     require_weight(gathered["weight"].sum())
     return gathered
 
 
-def send_message(job: Job, round: int, gathered: np.ndarray | None) -> None:
-    """What the server makes of the reports, to all."""
-    job.comm.at(round, "message")
-    if job.server:
-        job.message = job.server.combine(round, gathered)
-    job.comm.broadcast(payload.as_bytes(job.message), "knowledge_down")
-    job.counters = unpack_counters(job.message[0]["counters"], job.trainer.flat.counters)
-
-
 def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The used places of all ranks' blocks, sorted by client id: no result depends on which rank a client lived on."""
+    """The used slots of all ranks' blocks, sorted by client id: no result depends on which rank a client lived on."""
     records = np.ascontiguousarray(blocks).reshape(-1).view(dtype)
     records = records[records["client"] >= 0]
     return records[np.argsort(records["client"], kind="stable")]
 
 
-def collect_states(job: Job, round: int) -> dict[int, dict[str, np.ndarray]]:
-    """On rounds that are saved: what the clients keep, on rank 0 by client id, place by place. Elsewhere: nothing."""
-    shapes = state_shapes(job, round)
-    if not shapes or not saved(job, round):
-        return {}
-    job.comm.at(round, "state")
-    states: dict[int, dict[str, np.ndarray]] = {}
-    for place in range(job.worker.places):
-        clients = job.worker.clients
-        rows = gather_in_chunks(job, pack_state(shapes, clients[place].state if place < len(clients) else {}))
-        for rank, client in enumerate(clients_at(job, place)):
-            if job.server and client is not None:
-                states[client] = unpack_state(shapes, rows[rank])
-    return {client: state for client, state in states.items() if state}
+def average(run: RankRun, round: int) -> None:
+    """The one all-reduce; afterwards every rank holds the new global weights."""
+    run.comm.at(round, "weights")
+    mean_into(run.comm, run.weights_V, run.worker.sum, "weights")
+    if run.config.train.batchnorm == "reestimate":
+        run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
-def saved(job: Job, round: int) -> bool:
-    """Whether this round has a checkpoint."""
-    return bool(job.stopping) or job.config.due(round, job.config.run.checkpoint_every)
+def mean_into(comm: Comm, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
+    """The weighted mean of what the workers of all ranks added to `total`, in every rank."""
+    total.mean_into(out, comm.summed(total.pieces(comm.piece), total.length + 1, kind))
+    comm.relay(total.parts(out), kind)
 
 
-def state_shapes(job: Job, round: int) -> payload.Shapes:
-    """What a client may keep: the scheme's state, and in the last round its own model."""
-    shapes = job.trainer.scheme.client_state_shapes() | job.trainer.own_shapes()
-    if round == job.config.fed.rounds and job.config.run.client_models:
-        shapes[OWN_MODEL] = tuple(job.weights_V.shape)
-    return shapes
-
-
-def pack_state(shapes: payload.Shapes, state: dict) -> np.ndarray:
-    """A client's state (tensors or arrays by name) as uint8: float32s, first which it holds, then all, absent ones
-    0.
+def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Tensor:
+    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live
+    here.
     """
-    held = np.array([name in state for name in shapes], real_type())
-    parts = [
-        torch.as_tensor(state[name]).detach().cpu().numpy().reshape(-1)
-        if name in state
-        else np.zeros(math.prod(shape), real_type())
-        for name, shape in shapes.items()
-    ]
-    return np.concatenate([held, *parts], dtype=real_type()).view(np.uint8)
+    run.worker.measure_statistics(clients, run.weights_V, run.counters)
+    values_V, parameters = run.weights_V.clone(), len(run.trainer.flat.parameters_P)
+    mean_into(run.comm, values_V[parameters:], run.worker.statistics_sum, kind)
+    return values_V
 
 
-def unpack_state(shapes: payload.Shapes, block: np.ndarray) -> dict[str, np.ndarray]:
-    """The inverse of `pack_state`: what is held, as float32 arrays of their own."""
-    ends = np.cumsum([len(shapes), *map(math.prod, shapes.values())])
-    held, *parts = np.split(block.view(real_type()), ends)
-    return {name: np.array(part).reshape(shape) for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
+def send_message(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
+    """What the server makes of the reports, to all."""
+    run.comm.at(round, "message")
+    if run.server and gathered is not None:
+        run.message = run.server.combine(round, gathered)
+    run.comm.broadcast(payload.as_bytes(run.message), "knowledge_down")
+    run.counters = unpack_counters(run.message[0]["counters"], run.trainer.flat.counters)
 
 
-def clients_at(job: Job, place: int) -> list[int | None]:
-    """By rank: the client at this place there."""
-    hosted = [[c for c, rank in enumerate(job.rank_of) if rank == r] for r in range(job.comm.size)]
-    return [clients[place] if place < len(clients) else None for clients in hosted]
+def is_saved(run: RankRun, round: int) -> bool:
+    """Whether this round has a checkpoint."""
+    return bool(run.stopping) or run.config.due(round, run.config.run.checkpoint_every)
 
 
-def gather_in_chunks(job: Job, block: np.ndarray) -> np.ndarray | None:
-    """(size, bytes) on rank 0. In pieces, so that no transport needs a second copy of everything."""
-    rows = np.empty((job.comm.size, len(block)), np.uint8) if job.server else None
-    for start in range(0, len(block), CHUNK_BYTES):
-        part = job.comm.gather(block[start : start + CHUNK_BYTES], "state")
-        if job.server:
-            rows[:, start : start + CHUNK_BYTES] = part
-    return rows
+def result_of(run: RankRun, gathered: np.ndarray, states: client_state.States, wall_s: float) -> RoundResult:
+    """For the server's record: a copy of what the next round will overwrite."""
+    counters = [counter.clone() for counter in run.counters]
+    state = RoundState(run.done, run.weights_V.detach().clone(), counters, run.message.copy(), states)
+    return RoundResult(state, gathered, dict(run.comm.wire_bytes), dict(run.seconds), wall_s)
 
 
-def finale(job: Job) -> None:
-    """Once, with the final global model: the clients' local tests, fine-tuning, and BatchNorm measured anew by all."""
-    job.comm.at(job.done, "finale")
-    found = {"global": gather_rows(job, job.worker.examine(job.weights_V, job.counters))}
-    reestimated_V = with_statistics_of(job, list(range(len(job.rank_of))), "finale")
-    if job.config.fed.finetune_epochs and not job.trainer.scheme.pools_data:  # else there are no clients to tune it on
-        found["finetuned"] = gather_rows(job, job.worker.finetune(job.weights_V, job.counters, job.done + 1))
-    if job.server:
-        job.server.finish(found, reestimated_V)
-
-
-def gather_rows(job: Job, rows: np.ndarray) -> np.ndarray | None:
-    """(clients, 4) int64 in client order on rank 0: id, test_n, correct, nonfinite (Worker.examine); None elsewhere."""
-    job.comm.at(job.done, "finale")
-    blocks = job.comm.gather(rows.reshape(-1).view(np.uint8), "finale")
-    if not job.server:
-        return None
-    found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 4)
-    found = found[found[:, 0] >= 0]
-    return found[np.argsort(found[:, 0])]
+@contextmanager
+def timed(run: RankRun, phase: str) -> Iterator[None]:
+    """Book the seconds of the body under `phase`; those spent waiting for other ranks go to "train"."""
+    start_s, wait_s = time.perf_counter(), run.comm.wait_s
+    yield
+    waited_s = run.comm.wait_s - wait_s
+    run.seconds[phase] += time.perf_counter() - start_s - waited_s
+    run.seconds["train"] += waited_s

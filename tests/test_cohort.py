@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hkd_hpc.cohort import deal, draw_cohort
+from hkd_hpc.cohort import assign_clients, draw_cohort
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_everybody_is_drawn_equally_often():
     ],
 )
 def test_clients_are_dealt_to_the_ranks(images, ranks, rank_of):
-    assert deal(images, ranks) == rank_of
+    assert assign_clients(images, ranks) == rank_of
 
 
 def test_every_client_lives_once_and_the_work_is_even():
     images = np.random.default_rng(0).integers(0, 800, 57).tolist()
     for ranks in (2, 3, 5, 9):
-        rank_of = deal(images, ranks)
+        rank_of = assign_clients(images, ranks)
         load = np.bincount(rank_of, weights=images, minlength=ranks)
         assert load[0] == 0
         assert set(rank_of) == set(range(1, ranks))

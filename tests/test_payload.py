@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hkd_hpc import payload
+from hkd_hpc.client_state import pack, unpack
 from hkd_hpc.errors import UsageError
-from hkd_hpc.rounds import pack_state, unpack_state
 
 SHAPES = {"count_C": (10,), "feature_CD": (10, 64), "soft_CC": (10, 10)}
 
@@ -80,9 +80,9 @@ def test_a_clients_state_is_no_record_and_comes_back_with_what_it_held():
     """3 + (6 + 2 + 1) float32 = 48 bytes; numpy's records would end at 2 GiB, and a model may be larger."""
     shapes = {"memory": (2, 3), "absent": (2,), "scale": ()}
     memory = torch.arange(6.0).reshape(2, 3) / 7
-    block = pack_state(shapes, {"memory": memory, "scale": np.float32(0.5)})
+    block = pack(shapes, {"memory": memory, "scale": np.float32(0.5)})
     assert (block.dtype, block.shape) == (np.uint8, (48,))
-    state = unpack_state(shapes, block)
+    state = unpack(shapes, block)
     assert list(state) == ["memory", "scale"]
     assert state["scale"] == 0.5
     assert state["scale"].shape == ()

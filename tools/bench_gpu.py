@@ -22,15 +22,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, rounds, schemes
+from hkd_hpc import assemble, rounds, run, schemes
 from hkd_hpc import config as config_module
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.local import LocalComm
+from hkd_hpc.config.command_line import ResumeOptions
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
@@ -132,15 +132,15 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as name, contextlib.redirect_stdout(io.StringIO()):
             folder = RunFolder(Path(name))
             folder.create()
-            job = assemble.build(config, comm, folder)
-            assemble.start(job, folder, SimpleNamespace(resume=False, allow_change=False))
-            assemble.widen(job)
+            part = assemble.build(config, comm, folder)
+            run.start(part, ResumeOptions())
+            assemble.widen(part)
             seconds: list[float] = []
             start_s = time.monotonic()
             while len(seconds) < WARM_UP + self.sizes.most and (
                 len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s
             ):
-                seconds.append(self.timed(lambda: rounds.one_round(job, len(seconds) + 1)))
+                seconds.append(self.timed(lambda: rounds.one_round(part, len(seconds) + 1)))
         return seconds[WARM_UP:]
 
     def bare(self, model: str) -> list[float]:

@@ -50,12 +50,14 @@ class Clock:
     """Seconds left, from the rounds done in this process."""
 
     def __init__(self, rounds: int):
-        self.rounds, self.start_s, self.first = rounds, time.perf_counter(), None
+        self.rounds, self.start_s = rounds, time.perf_counter()
+        self.done_before: int | None = None  # rounds of earlier processes
 
     def left_s(self, round: int) -> float:
-        if self.first is None:
-            self.first = round - 1
-        return (time.perf_counter() - self.start_s) / (round - self.first) * (self.rounds - round)
+        """After this round, until the last is done."""
+        if self.done_before is None:
+            self.done_before = round - 1
+        return (time.perf_counter() - self.start_s) / (round - self.done_before) * (self.rounds - round)
 
 
 def seconds_text(seconds: float) -> str:

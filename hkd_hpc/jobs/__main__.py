@@ -8,6 +8,7 @@ import json
 import math
 import sys
 
+from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import results, watch
@@ -18,7 +19,6 @@ from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.site import Site
 from hkd_hpc.jobs.study import Study
 from hkd_hpc.jobs.sweep import Sweep
-from hkd_hpc.train import Parser
 
 NUMBERS = (
     "nodes",

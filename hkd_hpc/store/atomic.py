@@ -18,7 +18,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def replace_file(
-    path: str | Path, write: Callable[[Path], None], verify: Callable[[Path], None] = lambda temporary: None
+    path: str | Path, write: Callable[[Path], object], verify: Callable[[Path], None] = lambda temporary: None
 ) -> None:
     """Make `path` anew: write under a temporary name, flush to the disk, verify, rename.
 

@@ -5,6 +5,7 @@ rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +120,10 @@ class History:
     def set_last(self, **values) -> None:
         for name, value in values.items():
             self.rounds.setdefault(name, [NAN] * len(self))[-1] = value
+
+    def last(self) -> dict[str, Any]:
+        """The last row."""
+        return {name: values[-1] for name, values in self.rounds.items()}
 
     def counts(self) -> dict[str, int]:
         """The rows of each table."""

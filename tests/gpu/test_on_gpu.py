@@ -33,10 +33,10 @@ class Played:
 
     def __init__(self, data, scheme: str, *more: str, device: str = "cuda", rounds: int = 2):
         self.run = Federation(data, scheme, *more, device=device)
-        job = self.run.job
-        assemble.widen(job)
-        self.lanes = list(job.worker.lanes.trainers)
-        before_V = job.weights_V.cpu().clone()
+        part = self.run.part
+        assemble.widen(part)
+        self.lanes = list(part.worker.lanes.trainers)
+        before_V = part.weights_V.cpu().clone()
         self.rounds = self.run.play(rounds)
         self.moved_V = self.rounds[-1].weights_V.cpu() - before_V
 
@@ -106,14 +106,14 @@ class Waits(Scheme):
 def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
     own = Played(data, "fedavg", *LONGER)
     broken = Federation(data, "fedavg", *LONGER, "run.graphs=on", device="cuda")
-    broken.job.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
-    stream, start_V = torch.cuda.current_stream(), broken.job.weights_V.cpu().clone()
+    broken.part.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
+    stream, start_V = torch.cuda.current_stream(), broken.part.weights_V.cpu().clone()
     capsys.readouterr()
     broken.play(2)
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hkd_hpc: warning")]
     assert "run.graphs=on: an epoch could not be recorded" in line
     assert torch.cuda.current_stream() == stream
-    assert (broken.job.weights_V.cpu() - start_V - own.moved_V).norm() < CLOSE * own.moved_V.norm()
+    assert (broken.part.weights_V.cpu() - start_V - own.moved_V).norm() < CLOSE * own.moved_V.norm()
 
 
 class Greedy(Scheme):
@@ -127,19 +127,19 @@ class Greedy(Scheme):
 
 def test_without_enough_memory_lanes_are_halved(data, capsys):
     own = Federation(data, "fedavg", "run.lanes=3", device="cuda")
-    assemble.widen(own.job)
-    assert len(own.job.worker.lanes.trainers) == 3
+    assemble.widen(own.part)
+    assert len(own.part.worker.lanes.trainers) == 3
     torch.cuda.empty_cache()
     greedy = Greedy(own.scheme.settings, own.scheme.facts)
     greedy.free_bytes = torch.cuda.mem_get_info()[0]
-    for trainer in own.job.worker.lanes.trainers:
+    for trainer in own.part.worker.lanes.trainers:
         trainer.scheme = greedy
-    models = [weakref.ref(trainer.flat) for trainer in own.job.worker.lanes.trainers[1:]]
+    models = [weakref.ref(trainer.flat) for trainer in own.part.worker.lanes.trainers[1:]]
     del trainer
     [played] = own.play(1)
     assert [model() for model in models] == [None, None]
     assert not played.reports["status"].any()
-    assert len(own.job.worker.lanes.trainers) == 1
+    assert len(own.part.worker.lanes.trainers) == 1
     assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
 
 
@@ -177,11 +177,11 @@ def test_tests_stay_in_fp32(gpu):
 def test_many_signatures_on_one_gpu(data):
     """Clients of ten sizes: the oldest graphs go, and nothing is lost."""
     own = Federation(data, "fedavg", "train.epochs=3", "run.graphs=on", device="cuda")
-    trainer, [client, *_] = own.job.trainer, own.clients
+    trainer, [client, *_] = own.part.trainer, own.clients
     whole = client.x_train, client.y_train
     for images in [*range(16, 26), 16, 25]:
         client.x_train, client.y_train = whole[0][:images].contiguous(), whole[1][:images].contiguous()
-        trainer.run(client, own.job.weights_V, own.job.counters, own.message, 1)
+        trainer.run(client, own.part.weights_V, own.part.counters, own.message, 1)
         assert bool(torch.isfinite(trainer.flat.values_V).all())
     assert isinstance(trainer.graphs, Graphs)
     assert len(trainer.graphs.recorded) == 8

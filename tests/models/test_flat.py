@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import config, payload
+from hkd_hpc import assemble, config, payload
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.server import Images, Server
 from hkd_hpc.store.digest import weights_sha256
-from hkd_hpc.store.history import History
 from hkd_hpc.worker import report_type, unpack_counters
 
 
@@ -188,7 +187,7 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
         total.bank()
         reports[client]["client"], reports[client]["counters"] = client, counter
     nothing = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
-    server = Server(config.resolve(), trainer, None, nothing, nothing, History(2), {})
+    server = Server(config.resolve(), trainer, assemble.NOWHERE, nothing, nothing, {})
     message = server.combine(1, reports)
     total.mean_into(flat.values_V, total.pieces(1000))
     counters = unpack_counters(message[0]["counters"], flat.counters)

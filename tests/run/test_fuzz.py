@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hkd_hpc import config, schemes, train
+from hkd_hpc import config, resume, schemes, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import LAUNCHERS, RANK_NAMES, RANKS, guess_rank, outside_of_jobs, read_hint, without_mpi
-from hkd_hpc.config import presets
+from hkd_hpc.config import command_line, presets
 from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
@@ -131,16 +131,16 @@ def one_line(error: UsageError) -> None:
 
 def check_start(arguments: list[str], lines) -> None:
     """The entry function as far as torch, with these arguments."""
-    understood, problem = train.understand(arguments)
+    understood = command_line.understand(arguments)
     if isinstance(understood, str):
         return
-    if problem is None:
+    if isinstance(understood, command_line.Request):
         try:
             train.look_first(understood)
         except UsageError as error:
             one_line(error)
         return
-    assert isinstance(problem, UsageError), repr(problem)
+    assert isinstance(understood, UsageError), repr(understood)
 
     def run():
         with pytest.raises(SystemExit) as ended:
@@ -235,9 +235,9 @@ stored = st.one_of(
 @examples(0.05)
 @given(stored)
 def test_stored_settings_of_a_run_to_resume(text):
-    request = train.parse(["--resume", "--out", "run"])
+    request = command_line.parse(["--resume", "--out", "run"])
     try:
-        train.stored_settings(request, RunFolder("run"), text)
+        resume.stored_settings(request, RunFolder("run"), text)
     except UsageError as error:
         one_line(error)
         assert "config.json" in str(error)

@@ -19,6 +19,7 @@ import toy
 from hkd_hpc import config, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import Hint, guess_rank, read_hint
+from hkd_hpc.config import command_line
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.data import checks, sources
 from hkd_hpc.errors import UsageError
@@ -28,7 +29,7 @@ from hkd_hpc.errors import UsageError
 
 def problem_of(*arguments: str) -> str:
     """The one line that these arguments end with."""
-    _, problem = train.understand(list(arguments))
+    problem = command_line.understand(list(arguments))
     assert isinstance(problem, UsageError), repr(problem)
     return str(problem)
 
@@ -95,10 +96,10 @@ LONG = "x" * 5000
 )
 def test_names_that_cannot_be_files(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    request, problem = train.understand(arguments)
-    if request:
+    problem = command_line.understand(arguments)
+    if isinstance(problem, command_line.Request):
         with pytest.raises(UsageError) as caught:
-            train.look_first(request)
+            train.look_first(problem)
         problem = caught.value
     assert isinstance(problem, UsageError)
     assert words in str(problem)

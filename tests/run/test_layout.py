@@ -188,17 +188,17 @@ def test_grey_images_of_28_pixels(tmp_path):
 
 def _private_bytes_at_the_start(rank):
     """Once this rank has its clients' images and before it trains: print how much memory is its own, and end."""
-    from hkd_hpc import assemble
+    from hkd_hpc import run
 
-    def start(job, *_):
-        job.comm.at(None, "start")
+    def start(part, *_):
+        part.comm.at(None, "start")
         gc.collect()
         with open("/proc/self/smaps_rollup") as file:
             print("private", sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_")))
-        job.comm.agree()
+        part.comm.agree()
         os._exit(0)
 
-    assemble.start = start
+    run.start = start
 
 
 def _private_bytes(folder, train):

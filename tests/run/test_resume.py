@@ -56,7 +56,7 @@ PLACES = {
     "message": ((2, "message"), 0, 1, 3),
     "state": ((4, "state"), 2, 3, 2),
     "evaluation": ((3, "evaluation"), 0, 3, 1),
-    "finale": ((4, "finale"), 0, 2, 3),
+    "final evaluation": ((4, "final evaluation"), 0, 2, 3),
 }
 
 

@@ -11,6 +11,7 @@ import time
 import toy
 
 from hkd_hpc import train
+from hkd_hpc.config import command_line
 
 COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
 
@@ -171,7 +172,7 @@ def test_a_start_waits_for_a_failed_one_that_goes_away_and_takes_its_folder_alon
         [sys.executable, "-c", GOES_AWAY, tmp_path / "run"], env=env, stdout=subprocess.PIPE, text=True
     )
     assert before.stdout.readline() == "held\n"
-    with train.run_folder(train.parse(["--out", str(tmp_path / "run")]), rank=0) as folder:
+    with train.run_folder(command_line.parse(["--out", str(tmp_path / "run")]), rank=0) as folder:
         assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]
         before.communicate(timeout=60)
         assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]

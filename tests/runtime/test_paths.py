@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import toy
 
-from hkd_hpc import check, compare, config, train
+from hkd_hpc import check, compare, config
+from hkd_hpc.config import command_line
 from hkd_hpc.data.__main__ import main as data_main
 from hkd_hpc.errors import UsageError
 from hkd_hpc.export import main as export_main
@@ -69,7 +70,7 @@ def test_a_dollar_in_the_name_of_a_folder_that_is_there_stays(home):
 
 def test_settings_of_all_sources_and_the_run_folder(home):
     (home / "own.toml").write_text('[data]\nname = "file"\npath = "~/x.npz"\n')
-    request = train.parse(["--config", "~/own.toml", "--out", "~/run", "data.dir=$HOME/$PLACE"])
+    request = command_line.parse(["--config", "~/own.toml", "--out", "~/run", "data.dir=$HOME/$PLACE"])
     assert request.out == home / "run"
     assert (request.config.data.path, request.config.data.dir) == (f"{home}/x.npz", f"{home}/a b")
     [cell], _ = Sweep(scheme=["fedavg"], settings={"data.name": "file", "data.path": "~/x.npz"}).cells()

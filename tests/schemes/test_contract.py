@@ -55,12 +55,12 @@ def test_what_is_declared_is_what_travels_and_stays(data, scheme, monkeypatch):
     assert all(shapes(report) == own.report_shapes() for report in given["report"])
     assert all(shapes(message) == own.message_shapes() for message in given["combine"])
     assert fields(last.reports[0]) == own.report_shapes()
-    assert fields(run.job.message[0]) == own.message_shapes()
+    assert fields(run.part.message[0]) == own.message_shapes()
     for client in run.clients:
         assert {name: tuple(tensor.shape) for name, tensor in client.state.items()} == own.client_state_shapes()
         assert not client.cache
         assert not any(tensor.requires_grad for tensor in client.state.values())
-    tensors = [*run.message.values(), *run.job.server.scheme_server.state.values()]
+    tensors = [*run.message.values(), *run.part.server.scheme_server.state.values()]
     assert all(torch.isfinite(tensor).all() and not tensor.requires_grad for tensor in tensors)
 
 
@@ -156,7 +156,7 @@ def test_with_its_terms_it_is_not(data, fedavg, scheme):
 
 def test_public_images_and_clients_are_the_same_for_every_scheme(data):
     runs = [Federation(data, scheme) for scheme in SCHEMES]
-    assert len({run.job.server.static["partition"]["sha256"] for run in runs}) == 1
+    assert len({run.part.server.static["partition"]["sha256"] for run in runs}) == 1
     assert {run.scheme.facts.public for run in runs} == {45}  # 300 * .6 / 3 = 60 dealt, 15 of them for the local test
     for run in runs:
         assert all((client.x_public is not None) == (run.scheme.needs_public) for client in run.clients)
@@ -166,7 +166,7 @@ def test_public_images_and_clients_are_the_same_for_every_scheme(data):
 
 
 def all_finite(run: Federation, played) -> bool:
-    numbers = [played.reports["loss"], *(run.job.message[0]["tensors"][name] for name in run.scheme.message_shapes())]
+    numbers = [played.reports["loss"], *(run.part.message[0]["tensors"][name] for name in run.scheme.message_shapes())]
     return bool(torch.isfinite(played.weights_V).all()) and all(np.isfinite(array).all() for array in numbers)
 
 
@@ -180,7 +180,7 @@ def test_logits_of_ten_thousand(data, scheme):
     with torch.no_grad():
         for part in run.net.classifier.parameters():
             part.mul_(1e4 / float(logits.abs().max()))
-    run.job.weights_V.copy_(run.flat.values_V)
+    run.part.weights_V.copy_(run.flat.values_V)
     run.load()
     _, logits = evaluate.predict(run.net, run.clients[0].x_train)
     assert 9e3 < logits.abs().max() < 1.1e4
@@ -264,7 +264,7 @@ def test_order_of_the_clients_does_not_matter(data, scheme):
     for one, other in zip(forward.play(3), backward.play(3)):
         assert len(one.cohort) == 2
         assert same_model(one, other)
-        assert forward.job.message.tobytes() == backward.job.message.tobytes()
+        assert forward.part.message.tobytes() == backward.part.message.tobytes()
 
 
 SAMPLED = ("fed.clients=4", "fed.participation=0.5", "data.partition=iid")

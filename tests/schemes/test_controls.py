@@ -30,7 +30,7 @@ def plain_rounds(run: Federation, client, rounds: int) -> torch.nn.Module:
 
 
 def loaded(run: Federation, values_V: torch.Tensor) -> torch.nn.Module:
-    run.flat.load(values_V, run.job.counters)
+    run.flat.load(values_V, run.part.counters)
     return copy.deepcopy(run.net)
 
 
@@ -47,7 +47,7 @@ def test_local_clients_never_hear_of_each_other(data):
                     buffer.zero_()
         assert_same_model(own, net)
     mean = torch.stack([client.state["model"].double() for client in run.clients]).mean(0)
-    np.testing.assert_allclose(run.job.weights_V.numpy(), mean.numpy(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(run.part.weights_V.numpy(), mean.numpy(), rtol=1e-6, atol=1e-9)
 
 
 def test_local_client_that_is_not_sampled_keeps_its_model(data):
@@ -82,8 +82,8 @@ def test_central_makes_no_round_of_part_of_its_data(data):
     """One client cannot be sampled by half."""
     run = Federation(data, "central", "fed.participation=0.1")
     assert [played.cohort for played in run.play(2)] == [[0], [0]]
-    assert run.job.rank_of == [0]
-    assert run.job.config.fed.clients == 1
+    assert run.part.rank_of == [0]
+    assert run.part.config.fed.clients == 1
 
 
 @pytest.mark.parametrize("control", list(schemes.CONTROLS))

@@ -278,7 +278,7 @@ def test_state_is_complete(data):
     def play(forget=()):
         run = Federation(data, "fedgen")
         run.play(1)
-        state = run.job.server.scheme_server.state
+        state = run.part.server.scheme_server.state
         for name in [name for name in state if name.startswith(tuple(forget))] if forget else []:
             state[name] = torch.zeros_like(state[name])
         run.play(1)

@@ -151,7 +151,7 @@ def test_teacher_does_not_weigh_clients_by_size(data):
 
 def test_public_images_are_the_same_for_all_and_nobodys(data):
     run = Federation(data, "fedmd")
-    partition = run.job.server.static["partition"]
+    partition = run.part.server.static["partition"]
     public, x_train = partition["public_index"], np.load(data)["x_train"]
     dealt = np.concatenate([partition["train_index"], partition["test_index"]])
     assert partition["test_split"] == "train"
@@ -165,7 +165,7 @@ def test_public_images_are_the_same_for_all_and_nobodys(data):
 @pytest.mark.parametrize("more", ["data.beta=5", "data.partition=iid", "scheme.temperature=2", "train.epochs=2"])
 def test_public_images_do_not_depend_on_how_the_others_are_dealt(data, more):
     runs = Federation(data, "fedmd"), Federation(data, "fedmd", more)
-    np.testing.assert_array_equal(*(run.job.server.static["partition"]["public_index"] for run in runs))
+    np.testing.assert_array_equal(*(run.part.server.static["partition"]["public_index"] for run in runs))
 
 
 def drawn(prepared, toy_net, images: int, sizes: list[int]) -> list[list[int]]:

@@ -71,7 +71,7 @@ def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     """Here a recorded epoch is simply called again, on the staged tensors."""
     run = Federation(data, scheme, *LONGER, *more)
     calls = []
-    run.job.trainer.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
+    run.part.trainer.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
     assert same(run.play(ROUNDS), usual(scheme, more))
     assert len(calls) > len(set(calls)) > 0  # recorded, and replayed
 
@@ -223,7 +223,7 @@ def refuse(work):
 )  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
     run = Federation(data, "fedhkd", *LONGER)
-    run.job.trainer.graphs = Graphs(record)
+    run.part.trainer.graphs = Graphs(record)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     assert capsys.readouterr().err == (
         f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes on without graphs\n"
@@ -232,11 +232,11 @@ def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, rec
 
 def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, capsys):
     run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for trainer in run.job.worker.lanes.trainers:
+    for trainer in run.part.worker.lanes.trainers:
         trainer.graphs = Graphs(refuse_memory)
         trainer.graphs.alone = False
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
-    [last] = run.job.worker.lanes.trainers
+    [last] = run.part.worker.lanes.trainers
     assert last.graphs.alone
     assert last.graphs.failed
     assert [line[:60] for line in capsys.readouterr().err.splitlines()] == [
@@ -286,9 +286,11 @@ def test_steps_are_counted_where_python_takes_none(toy_trainer, toy_net, toy_cli
 
 def with_lanes(run: Federation, lanes: int) -> Federation:
     """So many local trainers, each as assemble makes the first."""
-    job = run.job
-    flat = lambda: assemble.make_model(job.config, 10, (3, 32, 32), job.comm.device)
-    job.worker.lanes = Lanes([job.trainer, *(LocalTrainer(flat(), run.scheme, job.config) for _ in range(lanes - 1))])
+    part = run.part
+    flat = lambda: assemble.make_model(part.config, 10, (3, 32, 32), part.comm.device)
+    part.worker.lanes = Lanes(
+        [part.trainer, *(LocalTrainer(flat(), run.scheme, part.config) for _ in range(lanes - 1))]
+    )
     return run
 
 
@@ -297,15 +299,15 @@ def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
     for lanes in (2, 3):
         run = with_lanes(Federation(data, scheme, *LONGER, *more), lanes)
         assert same(run.play(ROUNDS), usual(scheme, more))
-        steps = [trainer.steps for trainer in run.job.worker.lanes.trainers]
-        assert run.job.worker.lanes.steps == sum(steps)
+        steps = [trainer.steps for trainer in run.part.worker.lanes.trainers]
+        assert run.part.worker.lanes.steps == sum(steps)
         assert scheme == "central" or all(steps[:2])
 
 
 @pytest.mark.kernels
 def test_graphs_on_lanes(data, usual):
     run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for trainer in run.job.worker.lanes.trainers:
+    for trainer in run.part.worker.lanes.trainers:
         trainer.graphs = Graphs(lambda work: work)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
 

@@ -112,20 +112,20 @@ def test_round_one_has_no_previous_model_and_is_fedavg(data):
 def test_previous_model_is_the_clients_own_however_long_it_rests(data):
     """2 of 4 clients a round: a client that was away still contrasts with what it trained last, not with the global."""
     run = Federation(data, "moon", "fed.clients=4", "fed.participation=0.5")
-    trained, used, original = {}, [], run.job.trainer.run
+    trained, used, original = {}, [], run.part.trainer.run
 
     def watch(client, *rest):
         held = client.state.get("previous")
         assert (held is None) == (client.id not in trained)
         if held is not None:
             assert torch.equal(held, trained[client.id][1])
-            used.append(run.job.done + 1 - trained[client.id][0])
+            used.append(run.part.done + 1 - trained[client.id][0])
         result = original(client, *rest)
-        trained[client.id] = (run.job.done + 1, run.flat.values_V.clone())
+        trained[client.id] = (run.part.done + 1, run.flat.values_V.clone())
         assert (result.loss_by_term[1] > 0) == (held is not None)
         return result
 
-    run.job.trainer.run = watch
+    run.part.trainer.run = watch
     run.play(8)
     assert max(used) > 1
     assert len(trained) == 4

@@ -136,7 +136,7 @@ class Both:
             oracle.Client(c.id, *(t.numpy() for t in (c.x_train, c.y_train, c.x_test, c.y_test))) for c in run.clients
         ]
         self.name, self.labels = name, [client.y for client in clients]
-        start = model_of(run, run.job, scheme.net)
+        start = model_of(run, run.part, scheme.net)
         self.product = [product_round(run, scheme.net) for _ in range(3)]
         self.oracle = scheme.rounds(clients, start, 3)
 

@@ -52,7 +52,7 @@ def test_in_bf16_a_training_pass_is_close_and_a_test_the_same(net):
 @pytest.mark.parametrize("scheme", {**schemes.REGISTRY, **schemes.CONTROLS})
 def test_every_scheme_trains_in_bf16_with_weights_and_sums_in_fp32(data, scheme):
     exact, mixed = Federation(data, scheme), Federation(data, scheme, "train.precision=bf16")
-    start_V = exact.job.weights_V.clone()
+    start_V = exact.part.weights_V.clone()
     [own], [other] = mixed.play(1), exact.play(1)
     assert own.weights_V.dtype == torch.float32
     assert not torch.equal(own.weights_V, other.weights_V)

@@ -58,7 +58,7 @@ def test_local_statistics_stay_with_the_client(data):
         assert torch.equal(run.clients[client].state[OWN_STATISTICS], ended[3 + client][parameters:])
     assert not torch.equal(begun[3][parameters:], begun[4][parameters:])
     mean = torch.stack([values[parameters:].double() for values in ended[3:]]).mean(0)  # for the global test
-    np.testing.assert_allclose(run.job.weights_V[parameters:].numpy(), mean.numpy(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(run.part.weights_V[parameters:].numpy(), mean.numpy(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.kernels
@@ -207,7 +207,7 @@ def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme)
     run = Federation(data, *scheme, "fed.finetune_epochs=2")
     run.play(2)
     remembered = copy.deepcopy(run.clients[2].state)
-    rows = run.job.worker.finetune(run.job.weights_V, run.job.counters, 3)
+    rows = run.part.worker.finetune(run.part.weights_V, run.part.counters, 3)
     assert all(torch.equal(tensor, remembered[name]) for name, tensor in run.clients[2].state.items())
     own = copy.deepcopy(run.net)  # the last client's model is still in the module
     run.load()
@@ -242,7 +242,7 @@ def test_labels_of_local_tests_change_no_weight_and_no_message(data, scheme):
         client.y_test = client.y_test.flip(0)
     for one, other in zip(honest.play(3), blind.play(3)):
         assert same_model(one, other)
-        assert honest.job.message.tobytes() == blind.job.message.tobytes()
+        assert honest.part.message.tobytes() == blind.part.message.tobytes()
 
 
 @pytest.mark.kernels

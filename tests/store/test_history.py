@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from hkd_hpc import config
+from hkd_hpc.assemble import NOWHERE
+from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.console import messages
 from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
-from hkd_hpc.server import Images, Server
+from hkd_hpc.server import Images, RoundResult, Server
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import NAN, History, client_column
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -147,8 +149,8 @@ class Round:
     def __init__(self, toy_net, toy_trainer):
         self.trainer = toy_trainer(toy_net(), "fedhkd")
         settings, images = config.resolve(overrides=["fed.clients=4"]), torch.zeros(6, 3, 2, 2)
-        self.server = Server(settings, self.trainer, None, Images(images, torch.zeros(6)), NO_IMAGES, History(4), {})
-        self.comm = SimpleNamespace(wire_bytes={"weights": 1000, "knowledge_up": 10}, wait_s=0.0, rank=0, size=1)
+        self.server = Server(settings, self.trainer, NOWHERE, Images(images, torch.zeros(6)), NO_IMAGES, {})
+        self.wire_bytes = {"weights": 1000, "knowledge_up": 10}
         self.gathered = np.zeros(3, report_type(self.trainer.scheme, 1))
         self.gathered["client"], self.gathered["status"] = [0, 2, 3], [OK, REFUSED, NO_DATA]
         self.gathered["weight"], self.gathered["test_n"] = [30, 0, 0], [10, 10, 0]
@@ -157,22 +159,16 @@ class Round:
         self.gathered[0]["tensors"]["count_C"] = [20, 0, 10]
         self.gathered[1]["tensors"]["count_C"] = [5, 5, 5]
 
-    def note(self, round: int) -> History:
+    def record(self, round: int) -> History:
         message = self.server.combine(round, self.gathered)
-        job = SimpleNamespace(
-            comm=self.comm,
-            message=message,
-            seconds={"train": 1.0, "wait": 0.5},
-            weights_V=self.trainer.flat.values_V,
-            counters=self.trainer.flat.counters,
-        )
-        self.server.note(round, self.gathered, {}, job, 2.0)
+        state = RoundState(round, self.trainer.flat.values_V, self.trainer.flat.counters, message, {})
+        self.server.record_round(RoundResult(state, self.gathered, self.wire_bytes, {"train": 1.0, "wait": 0.5}, 2.0))
         return self.server.history
 
 
 def test_numbers_of_a_row(toy_net, toy_trainer):
     """Only the client that delivered counts. It shares 2 classes of 3, latent 4: up 2 (4 + 3 + 1), down 2 (4 + 3)."""
-    history, flat = (made := Round(toy_net, toy_trainer)).note(1), made.trainer.flat
+    history, flat = (made := Round(toy_net, toy_trainer)).record(1), made.trainer.flat
     row = {name: values[0] for name, values in history.rounds.items()}
     assert (row["local_test_accuracy"], row["local_test_n"], row["train_n"]) == (0.7, 10, 30)
     assert (row["clients_sampled"], row["clients_refused"]) == (3, 1)
@@ -189,9 +185,9 @@ def test_numbers_of_a_row(toy_net, toy_trainer):
 
 def test_bytes_on_the_wire_are_those_of_the_round(toy_net, toy_trainer):
     made = Round(toy_net, toy_trainer)
-    made.note(1)
-    made.comm.wire_bytes = {"weights": 2500, "knowledge_up": 20}
-    history = made.note(2)
+    made.record(1)
+    made.wire_bytes = {"weights": 2500, "knowledge_up": 20}
+    history = made.record(2)
     assert history.rounds["wire_bytes/weights"] == [1000, 1500]
     assert history.rounds["wire_bytes/knowledge_up"] == [10, 10]
 
@@ -199,15 +195,15 @@ def test_bytes_on_the_wire_are_those_of_the_round(toy_net, toy_trainer):
 def test_every_column_has_one_value_a_round(toy_net, toy_trainer):
     """The clients' states travel on the rounds that are saved only, so that this kind of bytes appears late."""
     made = Round(toy_net, toy_trainer)
-    made.note(1)
-    made.comm.wire_bytes = {"weights": 2000, "knowledge_up": 20, "state": 500}
-    history = made.note(2)
+    made.record(1)
+    made.wire_bytes = {"weights": 2000, "knowledge_up": 20, "state": 500}
+    history = made.record(2)
     assert {name: len(values) for name, values in history.rounds.items() if len(values) != 2} == {}
     assert history.rounds["wire_bytes/state"][-1] == 500
 
 
 def test_every_accuracy_says_model_data_moment_and_n(toy_net, toy_trainer, tmp_path):
-    save_tree(tmp_path / "metrics.h5", Round(toy_net, toy_trainer).note(1).tree())
+    save_tree(tmp_path / "metrics.h5", Round(toy_net, toy_trainer).record(1).tree())
     with h5py.File(tmp_path / "metrics.h5") as file:
         found = [(group, name) for group in ("rounds", "clients") for name in file[group] if "accuracy" in name]
         assert len(found) == 8

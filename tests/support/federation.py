@@ -70,36 +70,36 @@ class Round(NamedTuple):
 
 
 class Federation:
-    """`job` is the product's; `play` goes on for some rounds."""
+    """`part` is the product's; `play` goes on for some rounds."""
 
     def __init__(self, data: Path, scheme: str, *more: str, device: str = "cpu"):
         comm = LocalComm(NullControl(), 0, ["here"], (0, 1), torch.device(device), "one process")
-        self.job = assemble.build(config.resolve(overrides=settings(data, scheme, *more)), comm, None)
-        self.scheme, self.clients = self.job.trainer.scheme, self.job.worker.clients
-        self.net, self.flat = self.job.trainer.flat.net, self.job.trainer.flat
+        self.part = assemble.build(config.resolve(overrides=settings(data, scheme, *more)), comm, None)
+        self.scheme, self.clients = self.part.trainer.scheme, self.part.worker.clients
+        self.net, self.flat = self.part.trainer.flat.net, self.part.trainer.flat
 
     @property
     def message(self) -> dict[str, torch.Tensor]:
-        return payload.tensors_of(self.job.message[0], self.job.comm.device)
+        return payload.tensors_of(self.part.message[0], self.part.comm.device)
 
     def play(self, count: int) -> list[Round]:
         return [self._round() for _ in range(count)]
 
     def _round(self) -> Round:
-        job, round = self.job, self.job.done + 1
+        part, round = self.part, self.part.done + 1
         cohort = draw_cohort(
-            job.config.fed.clients, job.config.fed.participation, job.config.run.seed, round, job.worker.able
+            part.config.fed.clients, part.config.fed.participation, part.config.run.seed, round, part.worker.able
         )
-        reports = job.worker.train(round, cohort, job.weights_V, job.counters, self.message, False)
-        gathered = rounds.gather_reports(job, round, reports)
-        rounds.average(job, round)
-        rounds.send_message(job, round, gathered)
-        job.done = round
-        return Round(cohort, gathered, job.weights_V.clone(), [counter.clone() for counter in job.counters])
+        reports = part.worker.train(round, cohort, part.weights_V, part.counters, self.message, False)
+        gathered = rounds.gather_reports(part, round, reports)
+        rounds.average(part, round)
+        rounds.send_message(part, round, gathered)
+        part.done = round
+        return Round(cohort, gathered, part.weights_V.clone(), [counter.clone() for counter in part.counters])
 
     def load(self) -> None:
         """The module gets the present global weights."""
-        self.flat.load(self.job.weights_V, self.job.counters)
+        self.flat.load(self.part.weights_V, self.part.counters)
 
 
 def same_model(a: Round, b: Round) -> bool:

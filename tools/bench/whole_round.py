@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import schemes
-from hkd_hpc.cohort import deal
+from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.control.watch import children_of
 from hkd_hpc.store.tree import load_tree
 
@@ -93,7 +93,7 @@ def run_program(
     rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
     # clients begin a round while rank 0 still tests and saves the one before
     wall_s = (rounds["wall_s"][1:] + rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
-    rank_of = np.array(deal([images] * clients, ranks))
+    rank_of = np.array(assign_clients([images] * clients, ranks))
     busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, ranks)], axis=0)
     return Rounds(
         wall_s.tolist(),

@@ -27,8 +27,8 @@ from hkd_hpc.store.lock import LOCK_NAME, process_mark
 from hkd_hpc.store.tree import is_whole
 
 START_PHASES = ("import of torch", "set-up", "start")  # of no round
-SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "finale")
-CLIENT_PHASES = ("training", "reports", "weights", "message", "finale")
+SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "final evaluation")
+CLIENT_PHASES = ("training", "reports", "weights", "message", "final evaluation")
 FULL_BYTES = 1 << 16  # written at a time until a disk is full
 QUOTA_BYTES = 50_000  # more than anything printed, less than a checkpoint
 

@@ -1,0 +1,172 @@
+"""From the words of a command line to the Request of a training run. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hkd_hpc import config as config_module
+from hkd_hpc.config import Config, presets
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime import versions
+from hkd_hpc.runtime.paths import expanded
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """Whether a stored run goes on, and what may differ from it."""
+
+    resume: bool = False
+    may_begin: bool = False  # --resume=auto: a new run where there is none
+    allow_change: bool = False  # other settings or data from here on
+    strict_code: bool = False  # only with the code of the rounds before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(ResumeOptions):
+    """What the command line asked for."""
+
+    config: Config
+    asked: dict[str, Any]  # the settings given by preset, file or name, raw
+    soft: set[str]  # those of them that only a preset gave, or a run's config.json
+    out: Path | None  # None: a new folder below runs/
+    dry_run: bool
+
+    @property
+    def stored_at(self) -> Path:
+        """The folder of the run to resume."""
+        if self.out is None:
+            raise UsageError("--resume: say which run to resume with --out DIR")
+        return self.out
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UsageErrors, so that they are told once per job."""
+
+    def error(self, message: str) -> NoReturn:
+        ignored = "ignored explicit argument"  # as argparse says, though it rejects it
+        message = message.replace(f"--resume: {ignored}", "--resume: only --resume or --resume=auto is allowed, not")
+        message = message.replace(ignored, "takes no value, not")
+        raise UsageError(f"{message}; {self.prog} --help lists the options")
+
+
+# of every option: its names and what argparse makes of them
+OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--preset",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "P",
+            "help": "named settings, may be repeated: " + ", ".join(presets.PRESETS),
+        },
+    ),
+    (
+        ("--config",),
+        {
+            "metavar": "FILE",
+            "help": "settings from a TOML file, one table per section; or from the config.json of a run, which is "
+            "repeated",
+        },
+    ),
+    (("--out",), {"metavar": "DIR", "help": "the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)"}),
+    (
+        ("--resume",),
+        {"action": "store_const", "const": "run", "help": "go on from the newest good checkpoint in --out"},
+    ),
+    (
+        ("--resume=auto",),
+        {
+            "action": "store_const",
+            "const": "auto",
+            "dest": "resume",
+            "help": "the same, or begin a new run where --out holds none, as jobs do that may be requeued",
+        },
+    ),
+    (
+        ("--allow-change",),
+        {
+            "action": "store_true",
+            "help": "with --resume: go on with other settings from here; recorded in the run",
+        },
+    ),
+    (
+        ("--strict-code",),
+        {"action": "store_true", "help": "with --resume: only with the code of the rounds before"},
+    ),
+    (("--dry-run",), {"action": "store_true", "help": "print settings, plan, class histogram, memory and stop"}),
+    (("--help", "-h"), {"action": "store_true", "help": "this text and all settings"}),
+    (("--version",), {"action": "store_true", "help": "version, the code's revision, packages"}),
+    (("settings",), {"nargs": "*", "metavar": "section.key=value", "help": "settings, over everything else"}),
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m hkd_hpc.train",
+        add_help=False,
+        allow_abbrev=False,
+        description="Federated training; one MPI rank is one client, rank 0 the server.",
+    )
+    for names, how in OPTIONS:
+        parser.add_argument(*names, **how)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> Request | str:
+    """Read a command line.
+
+    Args:
+        arguments: its words, without the program's name.
+
+    Returns:
+        The request, or a text to print (--help, --version).
+
+    Raises:
+        UsageError: One line that says which word is wrong, and what is allowed.
+    """
+    parser = make_parser()
+    options = parser.parse_intermixed_args(list(arguments))
+    if options.help:
+        asked, _ = config_module.collect(options.preset, options.config, options.settings)
+        return parser.format_help() + "\n" + config_module.help_text(asked.get("scheme.name"))
+    if options.version:
+        return versions.text()
+    asked, soft = config_module.collect(options.preset, options.config, options.settings)
+    config = config_module.from_values(asked, soft, whole=not options.resume)
+    check_options(options)
+    return Request(
+        config=config_module.absolute_paths(config),
+        asked=asked,
+        soft=soft,
+        out=None if options.out is None else Path(os.path.abspath(expanded(options.out, "--out "))),
+        resume=options.resume is not None,
+        may_begin=options.resume == "auto",
+        allow_change=options.allow_change,
+        strict_code=options.strict_code,
+        dry_run=options.dry_run,
+    )
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """UsageError for options that cannot stand as they are, or not without another."""
+    if options.out is not None and (not options.out or "\0" in options.out):
+        raise UsageError(f"--out {options.out}: is {'no name of a folder' if options.out else 'empty'}; name a folder")
+    if options.resume and not options.out:
+        raise UsageError("--resume: say which run to resume with --out DIR")
+    if options.allow_change and not options.resume:
+        raise UsageError("--allow-change: is for --resume; a new run takes any settings")
+    if options.strict_code and not options.resume:
+        raise UsageError("--strict-code: is for --resume; a new run takes any code")
+
+
+def understand(arguments: Sequence[str]) -> Request | str | Exception:
+    """As `parse`; what is wrong is returned, not raised: the job ends as one, once its ranks have met."""
+    try:
+        return parse(arguments)
+    except Exception as problem:
+        return problem

@@ -1,0 +1,143 @@
+"""Once, with the final global model: the clients' local tests, fine-tuning, BatchNorm measured anew by all, summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from hkd_hpc.console import messages
+from hkd_hpc.errors import RunError
+from hkd_hpc.models.evaluate import Tested
+from hkd_hpc.quarantine import BAD_TEST, NONFINITE, STATUS
+from hkd_hpc.rounds import RankRun, with_statistics_of
+from hkd_hpc.server import Server
+from hkd_hpc.worker import counter_size, unpack_counters
+
+PHASE = "final evaluation"
+Rows = dict[str, np.ndarray]  # "global" and "finetuned": (clients, 4) as Worker.examine makes them
+
+
+def final_evaluation(run: RankRun) -> None:
+    """All ranks, after the last round; rank 0 writes the summary and prints it.
+
+    Args:
+        run: the rank's part of the run, all rounds done.
+
+    Raises:
+        RunError: The final global model's logits are not finite (unless fed.max_bad_fraction=1: then the summary has
+            NaN), or too many fine-tuned clients' are not.
+    """
+    comm, worker = run.comm, run.worker
+    comm.at(run.done, PHASE)
+    found = dict(rows_of(run, "global", worker.examine(run.weights_V, run.counters)))
+    reestimated_V = with_statistics_of(run, list(range(len(run.rank_of))), PHASE)
+    if run.config.fed.finetune_epochs and not run.trainer.scheme.pools_data:  # else there are no clients to tune it on
+        found |= rows_of(run, "finetuned", worker.finetune(run.weights_V, run.counters, run.done + 1))
+    if run.server:
+        finish(run.server, found, reestimated_V)
+
+
+def rows_of(run: RankRun, name: str, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, all ranks' rows) on rank 0, in client order: (clients, 4) int64, id, test_n, correct, nonfinite. Nothing
+    elsewhere."""
+    run.comm.at(run.done, PHASE)
+    blocks = run.comm.gather(rows.reshape(-1).view(np.uint8), PHASE)
+    if blocks is not None:
+        found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 4)
+        found = found[found[:, 0] >= 0]
+        yield name, found[np.argsort(found[:, 0])]
+
+
+def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
+    """Rank 0: the summary, in metrics.h5 and on the screen."""
+    flat = server.trainer.flat
+    counters = unpack_counters(np.zeros(counter_size(flat.counters), np.int64), flat.counters)
+    tested = server.test(reestimated_V, counters, server.test_images)
+    if "finetuned" in found:
+        found["finetuned"] = accepted(server, found["finetuned"])
+    spoilt = where_spoilt(server, tested, found["global"])
+    summary = summary_of(server, found, tested, spoilt)
+    has_result = not spoilt or server.config.fed.max_bad_fraction >= 1
+    if has_result:
+        server.write_complete_metrics(summary)
+    else:
+        server.write_metrics()
+    messages.say(messages.summary_table(server.history, summary, server.static["baselines"], server.folder))
+    if not has_result:
+        raise RunError(
+            f"the final global model has {spoilt}: the run has no result. All its rounds are saved; "
+            "--resume --allow-change fed.max_bad_fraction=1 ends it without these accuracies"
+        )
+
+
+def accepted(server: Server, rows: np.ndarray) -> np.ndarray:
+    """The rows of fine-tuned clients that predict finite numbers; the others are told and recorded."""
+    bad, round = rows[rows[:, 3] > 0], int(server.history.rounds["round"][-1])
+    for client, _, _, nonfinite in bad.tolist():
+        messages.warn(
+            f"{server.client_text(client)}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not "
+            "count"
+        )
+        server.history.add_event(
+            round=round,
+            client=client,
+            what=STATUS[BAD_TEST],
+            tensor="local test, fine-tuned",
+            value=float(nonfinite),
+        )
+    server.stop_if_too_many("fine-tuning", len(bad), int((rows[:, 1] > 0).sum()))
+    return rows[rows[:, 3] == 0]
+
+
+def where_spoilt(server: Server, reestimated: Tested, rows: np.ndarray) -> str:
+    """Where the logits of the final global model are not finite; `rows`: on the clients' own tests."""
+    row = server.history.last()
+    return messages.nonfinite_text(
+        {
+            "the test split": Tested(row["global_test_n"], nonfinite=row["global_test_nonfinite"]),
+            "the validation images": Tested(len(server.val_images.y_N), nonfinite=row["global_val_nonfinite"]),
+            "the test split with BatchNorm re-estimated": reestimated,
+            "the clients' own tests": Tested(int(rows[:, 1].sum()), nonfinite=int(rows[:, 3].sum())),
+        }
+    )
+
+
+def summary_of(server: Server, found: Rows, reestimated: Tested, spoilt: str) -> dict[str, Any]:
+    """What metrics.h5 keeps as /summary."""
+    history = server.history
+    readings = {
+        name: messages.three_readings(history.column(name), history.spoilt(name)) for name in messages.READ_THRICE
+    }
+    warnings = (
+        messages.warnings_text(history.rounds["warning"]),
+        messages.spoilt_text(history),
+        spoilt and f"the final global model has {spoilt}",
+    )
+    return {
+        "global_test_accuracy_batchnorm_reestimated": reestimated.accuracy,
+        **{f"{name}_on_local_test_accuracy": accuracy_of_rows(rows) for name, rows in found.items()},
+        **{f"{name}_on_local_test": rows for name, rows in found.items()},
+        **{f"{name}_{kind}": value for name, three in readings.items() for kind, value in three.items()},
+        "warnings": "; ".join(filter(None, warnings)),
+        "remark": server.trainer.scheme.remark,
+        "batchnorm": server.config.train.batchnorm,
+        "reproducible": irreproducible(server),
+        "changes": messages.changes_text(server.static.get("changes_json", "[]")),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def accuracy_of_rows(rows: np.ndarray) -> float:
+    """Over all images of the rows (Worker.examine); NaN without any, and where one has no finite prediction."""
+    _, n, correct, nonfinite = map(int, rows.sum(0))
+    return Tested(n, correct, nonfinite=nonfinite).accuracy
+
+
+def irreproducible(server: Server) -> str:
+    """Empty where another run of these settings gives the same bits."""
+    is_free = server.trainer.flat.values_V.is_cuda and not server.config.run.deterministic
+    return "not bit-reproducible: on a GPU without run.deterministic=true" if is_free else ""

@@ -1,0 +1,81 @@
+"""One run, once torch may be imported: assembled, begun or resumed, its rounds, and its final evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hkd_hpc import assemble, client_state, payload, plan, resume, rounds
+from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.config import Config
+from hkd_hpc.config.command_line import ResumeOptions
+from hkd_hpc.console import messages
+from hkd_hpc.final_evaluation import final_evaluation
+from hkd_hpc.rounds import RankRun
+from hkd_hpc.stop import StopRequest, handlers_kept, name_of
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.worker import unpack_counters
+
+
+def execute(config: Config, comm: Comm, folder: RunFolder | None, options: ResumeOptions, stop: StopRequest) -> bool:
+    """All ranks: build, start or resume, train.
+
+    Args:
+        config: the settings, the same on every rank.
+        comm: the collectives.
+        folder: the run's, on rank 0; None elsewhere.
+        options: whether a stored run goes on, and what may differ from it.
+        stop: set by a signal.
+
+    Returns:
+        False when `stop` was asked for before the last round.
+    """
+    with handlers_kept():
+        assemble.set_up_torch(config, comm.device)
+        run = assemble.build(config, comm, folder)
+        start(run, options)
+        assemble.widen(run)
+    run.stop = stop
+    if run.server:
+        messages.say(plan.headline(assemble.plan_of(config, run, run.server)))
+    complete = rounds.all_rounds(run)
+    if complete:
+        final_evaluation(run)
+    elif run.server:
+        messages.say(
+            f"stopped by {name_of(run.stopping)} after round {run.done} of {config.fed.rounds}, which is saved; "
+            f"go on with --resume --out {run.server.folder.path}"
+        )
+    return complete
+
+
+def start(run: RankRun, options: ResumeOptions) -> None:
+    """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
+    states: client_state.States = {}
+    state = resume.starting_state(run.server, options) if run.server else None
+    if state:
+        run.weights_V.copy_(state.weights_V)
+        run.message, run.done, states = state.message, state.round, state.client_states
+    spread(run, states)
+
+
+def spread(run: RankRun, states: client_state.States) -> None:
+    """Weights, message, round and client states from rank 0 to where they are needed."""
+    comm = run.comm
+    comm.at(None, "start")
+    weights = run.weights_V.cpu().numpy()
+    comm.broadcast(weights, "start")
+    run.weights_V.copy_(torch.from_numpy(weights))
+    done = np.array([run.done], np.int64)
+    comm.broadcast(done, "start")
+    run.done = int(done[0])
+    comm.broadcast(payload.as_bytes(run.message), "start")
+    run.counters = unpack_counters(run.message[0]["counters"], run.trainer.flat.counters)
+    client_state.distribute(run.worker, states)
+
+
+def show_plan(config: Config, comm: Comm) -> None:
+    """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
+    run = assemble.build(config, comm, None)
+    if run.server:
+        messages.say(plan.text(assemble.plan_of(config, run, run.server)))

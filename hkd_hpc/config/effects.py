@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from hkd_hpc import schemes
 from hkd_hpc.config.sections import Config, as_values
+from hkd_hpc.data.registry import OFFICIAL
 from hkd_hpc.models.settings import MODELS
 from hkd_hpc.schemes.base import SchemeSettings
 
@@ -34,7 +35,7 @@ def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.beta", f"data.partition={data.partition}"
     if data.partition != "shards":
         yield "data.classes_per_client", f"data.partition={data.partition}"
-    if data.name in ("fmnist", "file", "folder"):
+    if data.name not in OFFICIAL:
         yield "data.dir", f"data.name={data.name}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hkd_hpc import schemes
 from hkd_hpc.config.keys import refuse, str_or_shown, wrong_names
 from hkd_hpc.config.sections import SECTIONS, Config, as_values
+from hkd_hpc.data.registry import OWN, SOURCES
 from hkd_hpc.data.sources import natural_clients
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.settings import MODELS
@@ -35,18 +36,17 @@ def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) ->
 def check_together(config: Config) -> None:
     """What one setting asks of another."""
     data, model = config.data, config.model
-    if data.name == "file" and not data.path:
-        raise UsageError("data.path=: data.name=file needs data.path=P, an .npz or .h5 file")
-    if data.name == "folder" and not data.path:
-        raise UsageError(
-            "data.path=: data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/"
-        )
-    if data.name not in ("file", "folder") and data.path:
-        raise UsageError(f"data.path={data.path}: only data.name=file reads it, or folder; data.name is {data.name}")
-    if data.name != "folder" and data.image_size:
-        raise UsageError(f"data.image_size={data.image_size}: only data.name=folder resizes; data.name is {data.name}")
-    if data.partition == "natural" and data.name != "file":
-        raise UsageError("data.partition=natural: needs client ids, which only data.name=file can bring")
+    source = SOURCES[data.name]
+    if source.is_own and not data.path:
+        raise UsageError(f"data.path=: data.name={data.name} needs {source.needs}")
+    if data.path and not source.is_own:
+        raise UsageError(f"data.path={data.path}: only data.name={' or '.join(OWN)} reads it; data.name is {data.name}")
+    if data.image_size and not source.resizes:
+        able = " or ".join(name for name in OWN if SOURCES[name].resizes)
+        raise UsageError(f"data.image_size={data.image_size}: only data.name={able} resizes; data.name is {data.name}")
+    if data.partition == "natural" and not source.has_clients:
+        able = " or ".join(name for name in OWN if SOURCES[name].has_clients)
+        raise UsageError(f"data.partition=natural: needs client ids, which only data.name={able} can bring")
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
         raise UsageError(
             f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "

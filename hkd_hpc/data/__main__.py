@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import NoReturn
 
-from hkd_hpc.data.official import OFFICIAL
+from hkd_hpc.data.registry import BUNDLED, OFFICIAL, SOURCES
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.runtime.paths import expanded
 
@@ -13,7 +14,7 @@ _USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """One line instead of argparse's usage block."""
         raise UsageError(f"{message}; usage: {_USAGE}")
 
@@ -24,8 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        choices=["fmnist", *OFFICIAL],
-        help=f"one of {', '.join(OFFICIAL)} (fmnist ships with the package)",
+        choices=[*BUNDLED, *OFFICIAL],
+        help=f"one of {', '.join(OFFICIAL)} ({', '.join(BUNDLED)} ships with the package)",
     )
     parser.add_argument("--dir", metavar="DIR", help="where the files go: the data.dir of the training")
     parser.add_argument("--url", metavar="BASE", help="a mirror of the official files (http://, https:// or file://)")
@@ -39,12 +40,15 @@ def _say(line: str) -> None:
 def _prepare(arguments: argparse.Namespace) -> None:
     from hkd_hpc.data.prepare import from_mirror, prepare
 
-    if arguments.name == "fmnist":
-        return _say("fmnist ships with the package: there is nothing to prepare")
+    if arguments.name in BUNDLED:
+        return _say(f"{arguments.name} ships with the package: there is nothing to prepare")
     if not arguments.dir:
         raise UsageError(f"--dir is missing: python -m hkd_hpc.data prepare {arguments.name} --dir DIR")
     prepare(
-        arguments.name, from_mirror(OFFICIAL[arguments.name], arguments.url), expanded(arguments.dir, "--dir "), _say
+        arguments.name,
+        from_mirror(SOURCES[arguments.name].downloads, arguments.url),
+        expanded(arguments.dir, "--dir "),
+        _say,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.data import sources
+from hkd_hpc.data.registry import SOURCES
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import RunError
 from hkd_hpc.runtime import environment, revision
@@ -61,7 +62,7 @@ def stamp_of(data: DataSettings) -> str:
 
 def files_of(data: DataSettings) -> Iterator[tuple[Path, os.stat_result]]:
     """All files of a data set, with their state; those that cannot be looked at are left out."""
-    for path in sources.paths_of(data.name, data.dir, data.path):
+    for path in SOURCES[data.name].files(data.dir, data.path):
         inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
         for file in inside or [path]:
             with contextlib.suppress(OSError):

@@ -60,6 +60,13 @@ _CHANGED = {
 }
 
 
+def check_path(path: str | os.PathLike) -> None:
+    """UsageError unless data.path is a folder that can be read."""
+    if not path or not os.fspath(path):
+        raise UsageError("data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
+    check_folder(Path(path))
+
+
 def check_folder(folder: Path) -> list[str]:
     """The class names, sorted; UsageError unless both splits have the same and an image in each. Opens no image."""
     if importlib.util.find_spec("PIL") is None:
@@ -156,11 +163,14 @@ def counted(counts: Counter[str]) -> str:
 # ---- what is read
 
 
-def read_folder(folder: Path, side_px: int | None) -> Found:
-    """Images (N,3,H,W) uint8 and labels (N,) int64 of both splits; with `side_px` all are resized to that, bilinear.
+def read_folder(folders: list[Path], side_px: int | None = None) -> Found:
+    """Of the one folder, images (N,3,H,W) uint8 and labels (N,) int64 of both splits.
+
+    With `side_px` all are resized to that, bilinear.
 
     UsageError names the first image that cannot be read or has another size than the first one.
     """
+    [folder] = folders
     classes = check_folder(folder)
     splits = {split: listed(folder / split, classes) for split in _SPLITS}
     count = sum(len(files) for files, _, _ in splits.values())

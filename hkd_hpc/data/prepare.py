@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hkd_hpc.data.official import Download
+from hkd_hpc.data.registry import Download
 from hkd_hpc.errors import RunError, UsageError
 
 _CHUNK_BYTES = 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_KEYS = ("client_train", "client_test")
 
 Arrays = dict[str, np.ndarray]
+_MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
 PICKLED = "holds Python objects (a pickle, which is never loaded)"
 
 
@@ -49,7 +51,7 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-_reconstruct = np.empty(0).__reduce__()[0]
+_reconstruct: Callable = np.empty(0).__reduce__()[0]  # type: ignore[assignment]  # NumPy declares a str
 _ALLOWED: dict[tuple[str, str], Callable] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -92,12 +94,22 @@ def _cifar_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
         raise broken(path, f"key {label_key}: a list of integers is expected") from error
 
 
-def read_cifar(train: list[Path], test: Path, label_key: str) -> Arrays:
-    """Images (N,3,32,32) uint8 and labels (N,) of CIFAR's python pickles, the training files joined in order."""
-    batches = [_cifar_batch(path, label_key) for path in train]
+def read_cifar10(files: list[Path], _: int | None = None) -> Found:
+    """CIFAR10's python pickles; the last file is the test split."""
+    return _read_cifar(files, "labels")
+
+
+def read_cifar100(files: list[Path], _: int | None = None) -> Found:
+    """CIFAR100's python pickles, fine labels; the last file is the test split."""
+    return _read_cifar(files, "fine_labels")
+
+
+def _read_cifar(files: list[Path], label_key: str) -> Found:
+    """Images (N,3,32,32) uint8 and labels (N,), the training files joined in order."""
+    *batches, (x_test, y_test) = (_cifar_batch(path, label_key) for path in files)
     x_train = batches[0][0] if len(batches) == 1 else np.concatenate([pixels for pixels, _ in batches])
-    x_test, y_test = _cifar_batch(test, label_key)
-    return dict(x_train=x_train, y_train=np.concatenate([y for _, y in batches]), x_test=x_test, y_test=y_test)
+    y_train = np.concatenate([labels for _, labels in batches])
+    return Found(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
 
 
 # ---------------------------------------------------------------------------------------------- SVHN
@@ -119,11 +131,10 @@ def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels).astype(np.int64)
 
 
-def read_svhn(train: Path, test: Path) -> Arrays:
-    """Images (N,3,32,32) uint8 and labels 0..9 (N,) of SVHN's cropped digits."""
-    x_train, y_train = _svhn_split(train)
-    x_test, y_test = _svhn_split(test)
-    return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+def read_svhn(files: list[Path], _: int | None = None) -> Found:
+    """Images (N,3,32,32) uint8 and labels 0..9 (N,) of SVHN's cropped digits, from its training and its test file."""
+    (x_train, y_train), (x_test, y_test) = map(_svhn_split, files)
+    return Found(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
 
 
 # ---------------------------------------------------------------------------------------------- own files
@@ -221,8 +232,33 @@ def _read_dataset(array: h5py.Dataset, where: str) -> np.ndarray:
     raise UsageError(f"{where}: holds entries that each have a length of their own; store one array of numbers")
 
 
-def read_file(path: Path) -> Found:
-    """The arrays of an own .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
+def check_file(path: str | os.PathLike) -> None:
+    """UsageError unless there is an .npz or .h5 with the keys it needs; reads its head at most."""
+    if not path or not os.fspath(path):
+        raise UsageError("data.name=file needs data.path=FILE (.npz or .h5)")
+    file = Path(path)
+    if file.suffix not in _MAGIC:
+        raise UsageError(f"data.path={file}: found the ending {file.suffix!r}, allowed are .npz and .h5")
+    if not file.is_file():
+        raise UsageError(f"data.path={file}: {'is not a file' if file.exists() else 'there is no such file'}")
+    magic = _MAGIC[file.suffix]
+    if _head(file, len(magic)) != magic:
+        raise broken(file, f"does not begin as an {file.suffix} file does")
+    if file.suffix == ".npz":
+        check_keys(file, npz_keys(file))
+
+
+def _head(file: Path, length: int) -> bytes:
+    try:
+        with open(file, "rb") as stream:
+            return stream.read(length)
+    except OSError as error:
+        raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
+
+
+def read_file(files: list[Path], _: int | None = None) -> Found:
+    """The arrays of one .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
+    [path] = files
     read = _read_npz if path.suffix == ".npz" else _read_h5
     try:
         return read(path)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.data.registry import BUNDLED, DEFAULT, OFFICIAL, OWN, SOURCES
 from hkd_hpc.settings import setting
 
-DATA = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
+_RESIZED = ", ".join(name for name, source in SOURCES.items() if source.resizes)
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """Which images, and how they are dealt to the clients (data/)."""
 
-    name: str = setting("fmnist", "data set; fmnist ships with the package", choices=DATA)
-    dir: str = setting("data", "folder of the official files of cifar10, cifar100, svhn")
-    path: str = setting(
-        "",
-        "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder "
-        "with images in train/<class>/ and test/<class>/",
-    )
+    name: str = setting(DEFAULT, f"data set; {', '.join(BUNDLED)} ships with the package", choices=tuple(SOURCES))
+    dir: str = setting("data", f"folder of the official files of {', '.join(OFFICIAL)}")
+    path: str = setting("", "; ".join(f"data.name={name}: {SOURCES[name].path_help}" for name in OWN))
     image_size: int | None = setting(
         None,
-        "data.name=folder: resize all images to so many pixels square, bilinear; none: they have one size",
+        f"data.name={_RESIZED}: resize all images to so many pixels square, bilinear; none: they have one size",
         low=8,
         high=4096,
     )

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data import checks, folder, readers
-from hkd_hpc.data.official import needed_files
+from hkd_hpc.data import checks, readers
+from hkd_hpc.data.registry import SOURCES, Sizes, Source
 from hkd_hpc.errors import UsageError
-
-NAMES = ("fmnist", "cifar10", "cifar100", "svhn", "file", "folder")
-_BUNDLED = Path(__file__).with_name("fmnist.h5")
-_CLASSES = {"fmnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
-_MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
+from hkd_hpc.runtime.own_code import load_object
 
 
 @dataclass(frozen=True)
@@ -50,16 +46,27 @@ class DataSet:
         }
 
 
+def source_of(name: str) -> Source:
+    """The entry of a data set. UsageError lists the names when there is none."""
+    if name not in SOURCES:
+        raise UsageError(f"data.name={name!r}: allowed are {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
 def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
     """Raise UsageError if the files of data set `name` are not there, saying what to do; reads a file's head at most.
 
-    `dir` (data.dir) is for the official data sets, `path` (data.path) for "file" and "folder"; the other one is not
-    looked at.
+    Args:
+        name: data.name.
+        dir: data.dir, for the official data sets; else not looked at.
+        path: data.path, for the user's own data; else not looked at.
     """
-    if name not in NAMES:
-        raise UsageError(f"data.name={name!r}: allowed are {', '.join(NAMES)}")
+    source = source_of(name)
     try:
-        _check_present(name, dir, path)
+        if source.is_own:
+            load_object(source.check, f"data.name={name}")(path)
+        else:
+            _check_files(source, Path(dir))
     except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
         raise UsageError(
             f"{place_of(name, dir, path)}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
@@ -68,37 +75,20 @@ def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) ->
 
 def place_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> str:
     """The setting that says where the data are, for messages."""
-    return (
-        f"data.path={path}"
-        if name in ("file", "folder")
-        else f"data.dir={dir}"
-        if name != "fmnist"
-        else f"data.name={name}"
-    )
+    source = source_of(name)
+    if source.is_own:
+        return f"data.path={path}"
+    return f"data.name={name}" if source.bundled else f"data.dir={dir}"
 
 
-def _check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
-    if name == "file":
-        _check_own_file(path)
-    elif name == "folder":
-        _check_own_folder(path)
-    elif name == "fmnist":
-        _check_bundled()
-    else:
-        _check_official(name, Path(dir))
-
-
-def _check_bundled() -> None:
-    if not _BUNDLED.is_file():
-        raise UsageError(f"{_BUNDLED} is missing although it ships with hkd_hpc: install the package again")
-
-
-def _check_official(name: str, place: Path) -> None:
-    missing = [file for file in (place / path for path in needed_files(name)) if not _has_content(file)]
+def _check_files(source: Source, dir: Path) -> None:
+    missing = [file for file in source.files(dir, "") if not _has_content(file)]
+    if missing and source.bundled:
+        raise UsageError(f"{missing[0]} is missing although it ships with hkd_hpc: install the package again")
     if missing:
         raise UsageError(
-            f"data.name={name}: {missing[0]} is missing; get it on a machine with internet: "
-            f"python -m hkd_hpc.data prepare {name} --dir {shlex.quote(str(place))}"
+            f"data.name={source.name}: {missing[0]} is missing; get it on a machine with internet: "
+            f"python -m hkd_hpc.data prepare {source.name} --dir {shlex.quote(str(dir))}"
         )
 
 
@@ -106,52 +96,26 @@ def _has_content(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def _check_own_file(path: str | os.PathLike) -> None:
-    if not path or not os.fspath(path):
-        raise UsageError("data.name=file needs data.path=FILE (.npz or .h5)")
-    file = Path(path)
-    if file.suffix not in _MAGIC:
-        raise UsageError(f"data.path={file}: found the ending {file.suffix!r}, allowed are .npz and .h5")
-    if not file.is_file():
-        raise UsageError(f"data.path={file}: {'is not a file' if file.exists() else 'there is no such file'}")
-    magic = _MAGIC[file.suffix]
-    if _head(file, len(magic)) != magic:
-        raise readers.broken(file, f"does not begin as an {file.suffix} file does")
-    if file.suffix == ".npz":
-        readers.check_keys(file, readers.npz_keys(file))
-
-
-def _check_own_folder(path: str | os.PathLike) -> None:
-    if not path or not os.fspath(path):
-        raise UsageError("data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
-    folder.check_folder(Path(path))
-
-
-def _head(file: Path, length: int) -> bytes:
-    try:
-        with open(file, "rb") as stream:
-            return stream.read(length)
-    except OSError as error:
-        raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
-
-
-def paths_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> list[Path]:
-    """The files that `load` reads, or the folder of them."""
-    if name in ("file", "folder"):
-        return [Path(path)]
-    return [_BUNDLED] if name == "fmnist" else [Path(dir, file) for file in needed_files(name)]
-
-
 def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size: int | None = None) -> DataSet:
-    """The data set `name`, checked and ready (shapes: see DataSet); UsageError, one line, for anything wrong.
+    """The data set `name`, checked and ready.
 
-    `image_size` (px) is for name "folder": all images are resized to image_size x image_size.
+    Args:
+        name: data.name.
+        dir: data.dir, for the official data sets.
+        path: data.path, for the user's own data.
+        image_size: px; a folder of images is resized to image_size x image_size.
+
+    Returns:
+        Both splits, of the shapes that DataSet names.
+
+    Raises:
+        UsageError: one line, for anything wrong with the files.
     """
     check_present(name, dir, path)
-    own = Path(path or ".")
-    where = {"file": own, "folder": own, "fmnist": _BUNDLED}.get(name, Path(dir))
-    data = _checked(name, _read(name, where, image_size), where)
-    expected = _CLASSES.get(name, data.classes)
+    source, where = SOURCES[name], SOURCES[name].where(dir, path)
+    read = load_object(source.read, f"data.name={name}")
+    data = _checked(source, read(source.files(dir, path), image_size), where)
+    expected = source.sizes.classes if isinstance(source.sizes, Sizes) else data.classes
     if data.classes != expected:
         raise UsageError(f"{where}: found {data.classes} classes, {name} has {expected}")
     return data
@@ -168,18 +132,7 @@ def natural_clients(path: str | os.PathLike) -> int:
     return len(np.unique(ids))
 
 
-def _read(name: str, where: Path, image_size: int | None) -> readers.Found:
-    if name == "folder":
-        return folder.read_folder(where, image_size)
-    if name in ("file", "fmnist"):
-        return readers.read_file(where)
-    *train, test = (where / path for path in needed_files(name))
-    if name == "svhn":
-        return readers.Found(readers.read_svhn(*train, test))
-    return readers.Found(readers.read_cifar(train, test, "fine_labels" if name == "cifar100" else "labels"))
-
-
-def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
+def _checked(source: Source, found: readers.Found, where: Path) -> DataSet:
     raw = found.arrays
     checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in ("train", "test")})
     raw["y_train"], raw["y_test"], label_names = checks.numbered(raw["y_train"], raw["y_test"], str(where), "y")
@@ -194,7 +147,7 @@ def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
     for split in ("train", "test"):
         # taken out of `raw`, so that the stored form is freed before the next array is converted
         images = raw.pop(f"x_{split}")
-        if name in ("file", "folder"):
+        if source.is_own:
             remarks += dull_remarks(split, images, f"{where}: key x_{split}")
         images = checks.to_images(images, f"{where}: key x_{split}")
         arrays[f"x_{split}"] = images
@@ -208,12 +161,12 @@ def _checked(name: str, found: readers.Found, where: Path) -> DataSet:
     )  # before any padding
     if train_shape != test_shape:
         raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
-    if name in ("file", "folder"):
+    if source.is_own:
         remarks = form_remarks(train_shape) + remarks
     checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))
     classes = checks.count_classes(arrays["y_train"], arrays["y_test"], str(where))
     return DataSet(
-        name,
+        source.name,
         classes,
         **arrays,
         class_names=found.class_names or label_names,

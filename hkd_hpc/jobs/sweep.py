@@ -37,7 +37,7 @@ from hkd_hpc.config import (
     with_clients_of_data,
 )
 from hkd_hpc.config import presets as known_presets
-from hkd_hpc.data.official import OFFICIAL
+from hkd_hpc.data.registry import OFFICIAL
 from hkd_hpc.errors import UsageError
 
 SHORT = {

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ from hkd_hpc import schemes
 from hkd_hpc.cohort import round_half_up
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
-from hkd_hpc.data.readers import open_h5
-from hkd_hpc.errors import UsageError
+from hkd_hpc.data.registry import Sizes
+from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.jobs.sweep import Cell
 from hkd_hpc.store.tree import BadFile, load_tree
 
@@ -41,69 +41,11 @@ SLOWDOWN = {
 
 
 @dataclass(frozen=True)
-class DataFacts:
-    """Images of both splits, classes, and (channels, height, width) as networks see them."""
-
-    train: int
-    test: int
-    classes: int
-    shape: tuple[int, int, int] = (3, 32, 32)
-
-
-OFFICIAL = {
-    "cifar10": DataFacts(50_000, 10_000, 10),
-    "cifar100": DataFacts(50_000, 10_000, 100),
-    "svhn": DataFacts(73_257, 26_032, 10),
-    "fmnist": DataFacts(5_000, 1_000, 10),
-}
-
-
-@lru_cache
-def data_facts(name: str, path: str, image_size: int | None) -> DataFacts | None:
-    """From the heads of the files; None where they cannot be read, which others say."""
-    try:
-        if name == "folder":
-            return _folder_facts(Path(path), image_size)
-        return _file_facts(Path(path)) if name == "file" else OFFICIAL[name]
-    except (OSError, KeyError, ValueError, UsageError):
-        return None
-
-
-def _file_facts(path: Path) -> DataFacts:
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            y_train, y_test = file["y_train"], file["y_test"]
-            with file.zip.open("x_train.npy") as raw:
-                version = np.lib.format.read_magic(raw)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape = read(raw)[0]
-    else:
-        with open_h5(path) as file:
-            y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
-    sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
-    return DataFacts(
-        len(y_train),
-        len(y_test),
-        len(np.unique(y_train)),  # 0..C-1, or names
-        (3, *(max(32, side) for side in sides)),
-    )
-
-
-def _folder_facts(path: Path, image_size: int | None) -> DataFacts:
-    from hkd_hpc.data.folder import check_folder, listed, read_image
-
-    names = check_folder(path)
-    train, test = (listed(path / split, names)[0] for split in ("train", "test"))
-    sides = (image_size,) * 2 if image_size else read_image(train[0], None)[0].shape[1:]
-    return DataFacts(len(train), len(test), len(names), (3, *(max(32, side) for side in sides)))
-
-
-@dataclass(frozen=True)
 class Work:
     """What a cell does in a round. `images`: each client's training images; `tests`: those of its local test."""
 
     config: Config
-    facts: DataFacts
+    facts: Sizes
 
     @cached_property
     def _pools(self) -> bool:
@@ -198,8 +140,8 @@ def _measured(path: Path, cell: Cell) -> Measured | None:
     )
 
 
-def facts_of(config: Config) -> DataFacts | None:
-    return data_facts(config.data.name, config.data.path, config.data.image_size)
+def facts_of(config: Config) -> Sizes | None:
+    return sizes_of(config.data.name, config.data.path, config.data.image_size)
 
 
 def data_key(config: Config) -> tuple:

@@ -20,7 +20,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime.frames import place_of
-from hkd_hpc.runtime.own_code import load_class
+from hkd_hpc.runtime.own_code import load_object
 
 
 class Net(nn.Module):
@@ -154,7 +154,7 @@ def has_batch_norm(net: nn.Module) -> bool:
 def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     """A user's own model; one forward pass tells a wrong shape before the first round."""
     what = f"model.name={settings.name}"
-    cls = load_class(settings.name, what)
+    cls = load_object(settings.name, what)
     try:
         net = cls(classes, settings.latent) if isinstance(cls, type) else None
     except Exception as error:

@@ -8,7 +8,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.frames import own_frame
 
 
-def load_class(address: str, what: str):
+def load_object(address: str, what: str):
     """The object at module:Class; UsageError says which of the two is missing, or where the module itself fails."""
     module_name, _, class_name = address.partition(":")
     try:

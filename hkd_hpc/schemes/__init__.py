@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.own_code import load_class
+from hkd_hpc.runtime.own_code import load_object
 from hkd_hpc.settings import KINDS, is_setting, type_text
 
 REGISTRY = {
@@ -34,7 +34,7 @@ def get(name: str):
     known = {**REGISTRY, **CONTROLS}
     if name not in known and ":" not in name:
         raise UsageError(f"scheme.name={name}: no such scheme; known: {', '.join(known)}, or your own as module:Class")
-    return load_class(known.get(name, name), f"scheme.name={name}")
+    return load_object(known.get(name, name), f"scheme.name={name}")
 
 
 def settings_of(name: str) -> type:

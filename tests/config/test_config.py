@@ -391,7 +391,7 @@ def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, con
     "overrides, part",
     [
         (["data.name=file"], "data.path=P"),
-        (["data.path=x.npz"], "only data.name=file reads it"),
+        (["data.path=x.npz"], "only data.name=file or folder reads it"),
         (["data.partition=natural"], "data.partition=natural"),
         (["data.public_fraction=0.2"], "at most 0.1 fits"),
         (["data.name=folder"], "data.path=DIR"),

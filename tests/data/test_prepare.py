@@ -18,13 +18,13 @@ import time
 import pytest
 
 from hkd_hpc.data import prepare
-from hkd_hpc.data.official import OFFICIAL, Download
+from hkd_hpc.data.registry import SOURCES, Download
 from hkd_hpc.errors import RunError, UsageError
 
 FILES = {"toy-py/train": os.urandom(300_000), "toy-py/test": b"test" * 1000}
 CLIENT = """
 import sys
-from hkd_hpc.data.official import Download
+from hkd_hpc.data.registry import Download
 from hkd_hpc.data.prepare import prepare
 url, md5, folder, *members = sys.argv[1:]
 download = Download(url, md5, tuple(zip(members[::2], members[1::2])))
@@ -292,14 +292,14 @@ def test_what_is_no_archive(tmp_path):
 
 
 def test_a_mirror_keeps_names_and_sums():
-    moved = prepare.from_mirror(OFFICIAL["svhn"], "https://mirror.example/data/")
+    moved = prepare.from_mirror(SOURCES["svhn"].downloads, "https://mirror.example/data/")
     assert [one.url for one in moved] == [
         "https://mirror.example/data/train_32x32.mat",
         "https://mirror.example/data/test_32x32.mat",
     ]
     assert [one.md5 for one in moved] == ["e26dedcc434d2e4c54c9b2d4a06d8373", "eb5a983be6a315427106f1b164d9cef3"]
     with pytest.raises(UsageError, match="allowed are http://"):
-        prepare.from_mirror(OFFICIAL["svhn"], "/data")
+        prepare.from_mirror(SOURCES["svhn"].downloads, "/data")
 
 
 # ---- the command line

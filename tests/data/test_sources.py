@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hkd_hpc.data import checks, readers, share, sources
-from hkd_hpc.data.official import OFFICIAL
+from hkd_hpc.data.registry import OFFICIAL, SOURCES
+from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.jobs.work import data_facts
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -219,7 +219,7 @@ def test_cifar10_with_the_classes_of_another_set(tmp_path):
     assert "found 11 classes, cifar10 has 10" in refusal(sources.load, "cifar10", tmp_path, "")
 
 
-@pytest.mark.parametrize("name", list(OFFICIAL))
+@pytest.mark.parametrize("name", OFFICIAL)
 def test_missing_official_data_gives_the_exact_command(tmp_path, name):
     folder = tmp_path / "my data"
     for call in (sources.check_present, sources.load):
@@ -546,7 +546,7 @@ def test_labels_and_clients_may_be_names(tmp_path, ending, kind):
     assert data.client_test.tolist() == [2, 1, 1]
     assert data.y_train.dtype == np.int64
     assert sources.natural_clients(path) == 3
-    assert data_facts("file", path, None).classes == 3
+    assert sizes_of("file", path, None).classes == 3
     copy = share.attach(shared := share.publish(data))
     os.unlink(shared)
     assert (copy.class_names, copy.client_names, copy.remarks) == (data.class_names, data.client_names, data.remarks)
@@ -657,11 +657,11 @@ def test_what_is_wrong_with_data_path(tmp_path):
 def test_no_lock_is_asked_for(tmp_path):
     """HDF5 locks what it opens by name, which fails where the file system has no locks or somebody holds one."""
     path = save(tmp_path / "mine.h5", own())
-    for name, file in (("file", path), ("fmnist", sources._BUNDLED)):
+    for name, file in (("file", path), ("fmnist", SOURCES["fmnist"].where("", ""))):
         with open(file, "rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             assert sources.load(name, "", path).classes == {"file": 3, "fmnist": 10}[name]
-            assert data_facts(name, path, None) is not None
+            assert sizes_of(name, path, None) is not None
 
 
 def test_h5_group_in_place_of_an_array(tmp_path):

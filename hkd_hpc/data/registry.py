@@ -1,0 +1,157 @@
+"""The data sets, one entry each: its files, its sizes, who reads it. Settings, help, checks and `prepare` follow.
+
+A data set more is an entry here and a reader. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to fetch; `members` are the (path, md5) that an archive unpacks to; without any it stays itself."""
+
+    url: str
+    md5: str
+    members: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the address."""
+        return self.url.rsplit("/", 1)[-1]
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """(path below the data folder, md5) of everything that stays there."""
+        return self.members or ((self.file_name, self.md5),)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Images of both splits, classes, and (channels, height, width) as networks see them."""
+
+    train: int
+    test: int
+    classes: int
+    shape: tuple[int, int, int] = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set by name. Its files ship with the package, or lie in data.dir (downloads) or at data.path (own).
+
+    read: module:function of (files, data.image_size), which gives `readers.Found`.
+    sizes: those that are known; of own data, module:function of (data.path, data.image_size) gives them.
+    """
+
+    name: str
+    read: str
+    sizes: Sizes | str
+    bundled: str = ""  # file beside this one
+    downloads: tuple[Download, ...] = ()
+    check: str = ""  # own data: module:function of data.path, UsageError where nothing can be read there
+    needs: str = ""  # own data: what data.path must be
+    path_help: str = ""
+    resizes: bool = False  # reads data.image_size
+    has_clients: bool = False  # may bring client ids, for data.partition=natural
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own data, at data.path."""
+        return bool(self.check)
+
+    @property
+    def needed_files(self) -> tuple[str, ...]:
+        """Paths below data.dir without which it cannot be read."""
+        paths = (path for download in self.downloads for path, _ in download.files)
+        # the class names are unpacked for torchvision's sake; this package never opens them
+        return tuple(path for path in paths if not path.endswith("meta"))
+
+    def where(self, dir: str | os.PathLike, path: str | os.PathLike) -> Path:
+        """The file or folder that messages name."""
+        if self.bundled:
+            return Path(__file__).with_name(self.bundled)
+        return Path(path or ".") if self.is_own else Path(dir)
+
+    def files(self, dir: str | os.PathLike, path: str | os.PathLike) -> list[Path]:
+        """What is read: files, or the folder of them."""
+        where = self.where(dir, path)
+        return [where / file for file in self.needed_files] or [where]
+
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source("fmnist", "hkd_hpc.data.readers:read_file", Sizes(5_000, 1_000, 10), bundled="fmnist.h5"),
+        Source(
+            "cifar10",
+            "hkd_hpc.data.readers:read_cifar10",
+            Sizes(50_000, 10_000, 10),
+            downloads=(
+                Download(
+                    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                    "c58f30108f718f92721af3b95e74349a",
+                    (
+                        ("cifar-10-batches-py/data_batch_1", "c99cafc152244af753f735de768cd75f"),
+                        ("cifar-10-batches-py/data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
+                        ("cifar-10-batches-py/data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
+                        ("cifar-10-batches-py/data_batch_4", "634d18415352ddfa80567beed471001a"),
+                        ("cifar-10-batches-py/data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
+                        ("cifar-10-batches-py/test_batch", "40351d587109b95175f43aff81a1287e"),
+                        ("cifar-10-batches-py/batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
+                    ),
+                ),
+            ),
+        ),
+        Source(
+            "cifar100",
+            "hkd_hpc.data.readers:read_cifar100",
+            Sizes(50_000, 10_000, 100),
+            downloads=(
+                Download(
+                    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                    "eb9058c3a382ffc7106e4002c42a8d85",
+                    (
+                        ("cifar-100-python/train", "16019d7e3df5f24257cddd939b257f8d"),
+                        ("cifar-100-python/test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+                        ("cifar-100-python/meta", "7973b15100ade9c7d40fb424638fde48"),
+                    ),
+                ),
+            ),
+        ),
+        Source(
+            "svhn",
+            "hkd_hpc.data.readers:read_svhn",
+            Sizes(73_257, 26_032, 10),
+            downloads=(
+                Download("http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+                Download("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+            ),
+        ),
+        Source(
+            "file",
+            "hkd_hpc.data.readers:read_file",
+            "hkd_hpc.data.sizes:of_file",
+            check="hkd_hpc.data.readers:check_file",
+            needs="data.path=P, an .npz or .h5 file",
+            path_help="an .npz or .h5 with x_train y_train x_test y_test",
+            has_clients=True,
+        ),
+        Source(
+            "folder",
+            "hkd_hpc.data.folder:read_folder",
+            "hkd_hpc.data.sizes:of_folder",
+            check="hkd_hpc.data.folder:check_path",
+            needs="data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/",
+            path_help="a folder with images in train/<class>/ and test/<class>/",
+            resizes=True,
+        ),
+    )
+}
+DEFAULT = "fmnist"
+OFFICIAL = tuple(name for name, source in SOURCES.items() if source.downloads)
+BUNDLED = tuple(name for name, source in SOURCES.items() if source.bundled)
+OWN = tuple(name for name, source in SOURCES.items() if source.is_own)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import importlib
 import types
+from typing import TYPE_CHECKING
+
+__all__ = ["F", "LazyModule", "torch", "torch_environment"]
 
 
 class LazyModule(types.ModuleType):
@@ -35,5 +38,9 @@ def torch_environment(threads: int) -> dict[str, str]:
     }
 
 
-torch = LazyModule("torch")
-F = LazyModule("torch.nn.functional")
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+else:
+    torch = LazyModule("torch")
+    F = LazyModule("torch.nn.functional")

@@ -109,7 +109,7 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
 
 def check_machine(config: Config) -> None:
     """Rank 0, before any rank pays for torch: what is installed, and whether the data are there. Raises UsageError."""
-    versions.check(config.model.name)
+    versions.check(config.model.name, config.model.needs_torchvision)
     check_present(config.data.name, config.data.dir, config.data.path)
 
 

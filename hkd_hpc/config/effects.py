@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from hkd_hpc import schemes
 from hkd_hpc.config.sections import Config, as_values
 from hkd_hpc.data.registry import OFFICIAL
-from hkd_hpc.models.settings import MODELS
+from hkd_hpc.models.registry import MODELS, WITH_STEM
 from hkd_hpc.schemes.base import SchemeSettings
 
 
@@ -45,7 +45,7 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.lr_halve_every", "train.lr_schedule=constant"
     if not fed.straggler_rate:
         yield "fed.straggler_epochs", "fed.straggler_rate=0"
-    if model.name not in ("resnet18", "shufflenet_v2"):
+    if model.name not in WITH_STEM:
         yield "model.stem", f"model.name={model.name}"
     if model.name not in MODELS:
         yield "model.latent_norm", f"model.name={model.name}"

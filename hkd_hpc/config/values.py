@@ -11,7 +11,7 @@ from hkd_hpc.config.sections import SECTIONS, Config, as_values
 from hkd_hpc.data.registry import OWN, SOURCES
 from hkd_hpc.data.sources import natural_clients
 from hkd_hpc.errors import UsageError
-from hkd_hpc.models.settings import MODELS
+from hkd_hpc.models.registry import MODELS
 from hkd_hpc.settings import build
 
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key

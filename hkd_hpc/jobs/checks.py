@@ -47,11 +47,11 @@ def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callabl
     """What runs with these settings need, once each: data, public images for those who train on them, packages. Each
     raises UsageError."""
     files = dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)
-    models = dict.fromkeys(config.model.name for config in configs) if installed_here else ()
+    models = dict.fromkeys((config.model.name, config.model.needs_torchvision) for config in configs)
     return [
         *(partial(check_present, *place) for place in files),
         *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
-        *(partial(versions.check, name) for name in models),
+        *(partial(versions.check, *model) for model in models if installed_here),
     ]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from torch import nn
 from hkd_hpc import rng
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
+from hkd_hpc.models.registry import MODELS
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.runtime.own_code import load_object
@@ -28,8 +28,12 @@ class Net(nn.Module):
 
     cuda_graph_safe = True  # as schemes/base.py says of a scheme
 
-    def __init__(self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none"):
+    def __init__(
+        self, extractor: nn.Module, latent: int, classes: int, latent_norm: str = "none", last_stage: str = "last_stage"
+    ):
+        """`last_stage`: the name of the extractor's module that makes the last maps."""
         super().__init__()
+        self._last_stage = last_stage
         self.channels_last = False  # in memory; see convolution.py
         self.extractor = extractor
         self.latent_norm = nn.BatchNorm1d(latent, affine=False) if latent_norm == "batch" else nn.Identity()
@@ -44,8 +48,7 @@ class Net(nn.Module):
     @property
     def last_stage(self) -> nn.Module:
         """The module that makes the last maps."""
-        names = [name for name in ("layer4", "conv5", "stage3") if hasattr(self.extractor, name)]
-        return getattr(self.extractor, names[0] if names else "last_stage")
+        return getattr(self.extractor, self._last_stage)
 
 
 def build(
@@ -66,8 +69,7 @@ def build(
         if ":" in settings.name:
             net = build_own(settings, classes, image_shape)
         else:
-            extractor = EXTRACTORS[settings.name](settings, image_shape[0])
-            net = Net(extractor, settings.latent, classes, settings.latent_norm)
+            net = build_known(settings, classes, channels=image_shape[0])
     if settings.norm == "group":
         replace_batch_norm(net)
     if settings.convolution == "taps" and isinstance(net, Net):
@@ -76,6 +78,13 @@ def build(
             prefer_channels_last(net)
             net.channels_last = True
     return net
+
+
+def build_known(settings: ModelSettings, classes: int, channels: int) -> Net:
+    """A built-in model."""
+    model = MODELS[settings.name]
+    extractor = load_object(model.extractor, f"model.name={settings.name}")(settings, channels)
+    return Net(extractor, settings.latent, classes, settings.latent_norm, model.last_stage)
 
 
 def train_in_bf16(net: nn.Module) -> None:
@@ -128,13 +137,6 @@ def shufflenet_v2(settings: ModelSettings, channels: int) -> nn.Module:
         net.conv1[0] = nn.Conv2d(channels, 24, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
     return net
-
-
-EXTRACTORS: dict[str, Callable[[ModelSettings, int], nn.Module]] = {
-    "small": small,
-    "resnet18": resnet18,
-    "shufflenet_v2": shufflenet_v2,
-}
 
 
 def replace_batch_norm(module: nn.Module) -> None:

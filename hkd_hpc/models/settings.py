@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.models.registry import DEFAULT, MODELS, WITH_STEM
 from hkd_hpc.settings import setting
-
-MODELS = ("small", "resnet18", "shufflenet_v2")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The network (models.py)."""
+    """The network (models/)."""
 
-    name: str = setting("small", "small, resnet18, shufflenet_v2, or your own as module:Class")
+    name: str = setting(DEFAULT, f"{', '.join(MODELS)}, or your own as module:Class")
     latent: int = setting(64, "size d of the feature vector", low=1, high=100_000)
     stem: str = setting(
         "imagenet",
-        "first layers of resnet18 and shufflenet_v2; cifar: 3 x 3, no pooling",
+        f"first layers of {' and '.join(WITH_STEM)}; cifar: 3 x 3, no pooling",
         choices=("imagenet", "cifar"),
     )
     norm: str = setting(
@@ -32,3 +31,8 @@ class ModelSettings:
         "channels last, faster on CPUs; library: all by torch",
         choices=("taps", "library"),
     )
+
+    @property
+    def needs_torchvision(self) -> bool:
+        """Whether the model is made of torchvision's parts."""
+        return self.name in MODELS and MODELS[self.name].from_torchvision

@@ -28,14 +28,19 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
-def check(model_name: str) -> None:
-    """Raise UsageError, one line, when torch is missing or too old, or torchvision does not belong to this torch."""
+def check(model_name: str, needs_torchvision: bool) -> None:
+    """Raise UsageError, one line, when torch is missing or too old, or torchvision does not belong to this torch.
+
+    Args:
+        model_name: for the message.
+        needs_torchvision: whether that model is made of torchvision's parts.
+    """
     torch = installed("torch")
     if torch is None:
         raise UsageError("torch is not installed; pip install '.[torch]', or use your site's (README, Installing)")
     if numbers(torch)[:2] < OLDEST_TORCH:
         raise UsageError(f"torch {torch} is too old; the oldest that fits is {'.'.join(map(str, OLDEST_TORCH))}")
-    if model_name in ("resnet18", "shufflenet_v2"):
+    if needs_torchvision:
         check_torchvision(torch, installed("torchvision"), model_name)
 
 

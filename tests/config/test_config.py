@@ -12,6 +12,7 @@ import pytest
 from hkd_hpc import config, schemes
 from hkd_hpc.config import presets
 from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime import versions
 from hkd_hpc.settings import check, nearest, setting
 
@@ -517,7 +518,7 @@ def test_version_numbers(text, numbers):
 def test_what_is_installed_must_fit(monkeypatch, torch, torchvision, part):
     monkeypatch.setattr(versions, "installed", {"torch": torch, "torchvision": torchvision}.get)
     with pytest.raises(UsageError, match=part) as caught:
-        versions.check("resnet18")
+        versions.check("resnet18", needs_torchvision=True)
     assert "\n" not in str(caught.value)
 
 
@@ -532,7 +533,7 @@ def test_what_is_installed_must_fit(monkeypatch, torch, torchvision, part):
 )
 def test_what_fits(monkeypatch, torch, torchvision, model):
     monkeypatch.setattr(versions, "installed", {"torch": torch, "torchvision": torchvision}.get)
-    versions.check(model)
+    versions.check(model, ModelSettings(name=model).needs_torchvision)
 
 
 def test_help_lists_the_settings_of_the_scheme_that_is_asked_for():

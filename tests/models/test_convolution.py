@@ -12,7 +12,8 @@ from hkd_hpc import config
 from hkd_hpc.models import networks
 from hkd_hpc.models.convolution import Strip, TapConv2d, reformulate, strips
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.models.settings import MODELS, ModelSettings
+from hkd_hpc.models.registry import MODELS
+from hkd_hpc.models.settings import ModelSettings
 
 pytestmark = pytest.mark.kernels
 

@@ -1,0 +1,30 @@
+"""The built-in models, one entry each. Settings, help, checks and `networks.build` follow.
+
+A model more is an entry here and a function that makes its extractor. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Model:
+    """One built-in model.
+
+    extractor: module:function of (settings, channels), which gives the nn.Module from images to the latent vector.
+    """
+
+    extractor: str
+    last_stage: str  # the extractor's module that makes the last maps
+    has_stem: bool = False  # reads model.stem
+    from_torchvision: bool = False
+
+
+MODELS = {
+    "small": Model("hkd_hpc.models.networks:small", "stage3"),
+    "resnet18": Model("hkd_hpc.models.networks:resnet18", "layer4", has_stem=True, from_torchvision=True),
+    "shufflenet_v2": Model("hkd_hpc.models.networks:shufflenet_v2", "conv5", has_stem=True, from_torchvision=True),
+}
+DEFAULT = "small"
+WITH_STEM = tuple(name for name, model in MODELS.items() if model.has_stem)

@@ -33,7 +33,7 @@ class FixedPointSum:
     it.
 
     The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum
-    never lies in memory as a whole; `bank` converts it before, when its memory is needed for the next client.
+    never lies in memory as a whole; `flush` converts it before, when its memory is needed for the next client.
     """
 
     def __init__(
@@ -50,83 +50,83 @@ class FixedPointSum:
         all clients: nothing moves it, and `mean_into` leaves it as it is.
         """
         self.spans = [(0, length)] if spans is None else list(spans)
-        self.places = list(itertools.accumulate((stop - start for start, stop in self.spans), initial=0))
-        self.length, self.device = self.places[-1], torch.device(device)
+        self.offsets = list(itertools.accumulate((stop - start for start, stop in self.spans), initial=0))
+        self.length, self.device = self.offsets[-1], torch.device(device)
         self.bits = 53 - math.ceil(math.log2(LIMIT)) - math.ceil(math.log2(max(total_weight, 2)))
-        self._banked_V: torch.Tensor | None = None  # float64; kept from round to round
+        self._flushed_V: torch.Tensor | None = None  # float64; kept from round to round
         self._piece = torch.empty(0, dtype=torch.float64, device=device)
         self._chunk = CHUNK if self.device.type == "cpu" else max(self.length, 1)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that was added."""
-        self._weight, self._last, self._in_bank = 0, None, False
+        self._weight, self._last, self._has_flushed = 0, None, False
 
     def add(self, values_V: torch.Tensor, weight: int) -> tuple[float, float] | None:
-        """Add weight * values_V, which must stay as it is until `bank` or the last of the `pieces`.
+        """Add weight * values_V, which must stay as it is until `flush` or the last of the `pieces`.
 
         With NaN, infinity or |x| > LIMIT nothing is added; then (smallest, largest) return.
         """
-        refused = self.refuses(values_V)
-        if not refused:
-            self.bank()
+        rejected = self.rejects(values_V)
+        if not rejected:
+            self.flush()
             self._last = (values_V, weight)
             self._weight += weight
-        return refused
+        return rejected
 
     @staticmethod
-    def refuses(values_V: torch.Tensor) -> tuple[float, float] | None:
+    def rejects(values_V: torch.Tensor) -> tuple[float, float] | None:
         """(smallest, largest) of a vector that cannot be added, None for one that can."""
         if not len(values_V):
             return None
         low, high = (float(bound) for bound in torch.aminmax(values_V))
         return None if low >= -LIMIT and high <= LIMIT else (low, high)  # NaN fails both
 
-    def bank(self) -> None:
+    def flush(self) -> None:
         """Take in the last vector, before its memory is used for something else."""
         if self._last is None:
             return
-        if self._banked_V is None:
-            self._banked_V = torch.empty(self.length, dtype=torch.float64, device=self.device)
+        if self._flushed_V is None:
+            self._flushed_V = torch.empty(self.length, dtype=torch.float64, device=self.device)
         for start in range(0, self.length, self._chunk):
-            banked = self._banked_V[start : start + self._chunk]
-            banked.copy_(self._part(start, start + len(banked)))
-        self._last, self._in_bank = None, True
+            flushed = self._flushed_V[start : start + self._chunk]
+            flushed.copy_(self._part(start, start + len(flushed)))
+        self._last, self._has_flushed = None, True
 
     def pieces(self, size: int) -> Iterator[torch.Tensor]:
         """What is to be summed over the ranks: [M, values...] in pieces of at most `size` numbers, one reused tensor.
 
         M comes first, because the mean of the first piece needs it. What is written into a piece is not kept.
         """
-        for place in range(0, self.length + 1, size):
-            lead = int(place == 0)
-            piece = self._part(place - 1 + lead, min(place + size - 1, self.length), lead)
+        for offset in range(0, self.length + 1, size):
+            lead = int(offset == 0)
+            piece = self._part(offset - 1 + lead, min(offset + size - 1, self.length), lead)
             if lead:
                 piece[0] = self._weight
             yield piece
 
     def _part(self, start: int, stop: int, lead: int = 0) -> torch.Tensor:
-        """Numbers start .. stop of the sum so far, in the reused tensor, after `lead` free places."""
+        """Numbers start .. stop of the sum so far, in the reused tensor, after `lead` free numbers."""
         piece = self._scratch(lead + stop - start)
         part = piece[lead:]
         if self._last is not None:
             values_V, weight = self._last
-            for place, view in self._views(values_V, start, stop):
-                part[place : place + len(view)].copy_(view)
+            for offset, view in self._views(values_V, start, stop):
+                part[offset : offset + len(view)].copy_(view)
             part.mul_(weight * 2.0**self.bits).round_()
-        if self._in_bank:
-            banked = self._banked_V[start:stop]
-            part.add_(banked) if self._last is not None else part.copy_(banked)
+        if self._has_flushed:
+            flushed = self._flushed_V[start:stop]
+            part.add_(flushed) if self._last is not None else part.copy_(flushed)
         elif self._last is None:
             part.zero_()
         return piece
 
     def _views(self, vector_V: torch.Tensor, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(place after `start`, view of the vector) of the parts that numbers start .. stop of the sum stand for."""
-        for (first, last), place in zip(self.spans, self.places):
-            low, high = max(start - place, 0), min(stop - place, last - first)
+        """(offset from `start`, view of the vector) of the parts that numbers start .. stop of the sum stand for."""
+        for (first, last), offset in zip(self.spans, self.offsets):
+            low, high = max(start - offset, 0), min(stop - offset, last - first)
             if low < high:
-                yield place + low - start, vector_V[first + low : first + high]
+                yield offset + low - start, vector_V[first + low : first + high]
 
     def parts(self, vector_V: torch.Tensor) -> list[torch.Tensor]:
         """The spans of a vector, as views."""
@@ -148,8 +148,8 @@ class FixedPointSum:
             if factor is None:
                 factor, piece = self._factor(float(piece[0])), piece[1:]
             piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
-            for place, view in self._views(out_V, start, start + len(piece)):
-                view.copy_(piece[place : place + len(view)])  # in place: no temporary tensor
+            for offset, view in self._views(out_V, start, start + len(piece)):
+                view.copy_(piece[offset : offset + len(view)])  # in place: no temporary tensor
             start += len(piece)
 
     def _factor(self, total_weight: float) -> float:

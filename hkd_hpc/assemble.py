@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc import payload, schemes
+from hkd_hpc import schemes
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
@@ -21,8 +21,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.data import content, public, share, sources
 from hkd_hpc.data.partition import Partition, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.gpu import graphs
-from hkd_hpc.gpu.concurrent import open_lanes
+from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.plan import Plan
@@ -90,9 +89,9 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     flat = FlatModel(agreed_net(comm, config, federation.dataset), comm.device)
     scheme = make_scheme(federation, flat)
     require_same(comm, federation, scheme, flat)
-    trainer = LocalTrainer(flat, scheme, config)
+    trainer = trainer_for(flat, scheme, config, lambda: make_model(config, federation.dataset, comm.device), comm)
     if comm.rank == 0:
-        warn_of_idle(config, trainer)
+        warn_of_precision(config, comm.device)
     require_trainable(partition, trainer)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
@@ -160,18 +159,19 @@ def make_worker(federation: Federation, comm: Comm, trainer: LocalTrainer) -> Wo
         if rank == comm.rank
     ]
     worker = Worker(comm, trainer, here, max(np.bincount(rank_of)), [len(index) for index in partition.train])
-    comm.watch_steps(lambda: worker.lanes.steps)
+    comm.watch_steps(lambda: trainer.steps)
     return worker
 
 
-def make_model(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> FlatModel:
+def make_model(config: Config, dataset: sources.DataSet, device: torch.device) -> FlatModel:
     """With the initial weights of the run."""
-    return FlatModel(make_net(config, classes, image_shape, device), device)
+    return FlatModel(make_net(config, dataset, device), device)
 
 
-def make_net(config: Config, classes: int, image_shape: tuple[int, int, int], device: torch.device) -> torch.nn.Module:
-    """The same before its tensors are moved, and refused where they are not float32."""
-    net = networks.build(config.model, classes, image_shape, config.run.seed, device)
+def make_net(config: Config, dataset: sources.DataSet, device: torch.device) -> torch.nn.Module:
+    """The same before its tensors are moved, and rejected where they are not float32."""
+    channels, height, width = dataset.x_train.shape[1:]
+    net = networks.build(config.model, dataset.classes, (channels, height, width), config.run.seed, device)
     if config.train.precision == "bf16":
         networks.train_in_bf16(net)
     return net
@@ -182,7 +182,7 @@ def agreed_net(comm: Comm, config: Config, dataset: sources.DataSet) -> torch.nn
     rank.
     """
     try:
-        net, problem = make_net(config, dataset.classes, dataset.x_train.shape[1:], comm.device), None
+        net, problem = make_net(config, dataset, comm.device), None
     except UsageError as error:
         net, problem = torch.nn.Module(), error
     agree_on(comm, {"model": {"its problem": str(problem), **shapes_of(net)}})
@@ -200,34 +200,18 @@ def shapes_of(net: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def warn_of_idle(config: Config, trainer: LocalTrainer) -> None:
-    """Say what was asked for and cannot be had on this device, with this scheme and model."""
-    device = trainer.flat.values_V.device
-    no_graphs, no_lanes = graphs.why_not(trainer.scheme, trainer.flat.net, device), one_lane(trainer)
-    if config.run.graphs == "on" and no_graphs:
-        messages.warn(f"run.graphs=on has no effect: {no_graphs}")
-    if config.run.lanes > 1 and no_lanes:
-        messages.warn(f"run.lanes={config.run.lanes} has no effect: {no_lanes}")
+def warn_of_precision(config: Config, device: torch.device) -> None:
+    """Say what was asked for and cannot be had on this device."""
     if config.train.precision == "tf32" and device.type == "cpu":
         messages.warn("train.precision=tf32 is fp32 here: there is no GPU")
 
 
-def one_lane(trainer: LocalTrainer) -> str:
-    """Why clients cannot be trained side by side, empty where they can."""
-    if trainer.flat.values_V.device.type == "cpu":
-        return "there is no GPU; on CPUs, more ranks train clients side by side"
-    if not graphs.promises(trainer.flat.net):
-        name = type(trainer.flat.net).__name__
-        return f"{name} does not say `cuda_graph_safe = True`: it may draw from torch's one generator"
-    return ""
-
-
 def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
     largest = max(len(index) for index in partition.train)
-    if largest < trainer.fewest:
+    if largest < trainer.min_images:
         raise UsageError(
             f"fed.clients={len(partition.train)}: no client gets more than {largest} training image(s), and "
-            f"this model needs {trainer.fewest}; lower fed.clients or raise data.fraction"
+            f"this model needs {trainer.min_images}; lower fed.clients or raise data.fraction"
         )
 
 
@@ -401,32 +385,12 @@ def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float
     }
 
 
-def widen(run: RankRun) -> None:
-    """Open the lanes on which this rank trains clients side by side (run.lanes), once the next round is known."""
-    config, trainer, device = run.config, run.trainer, run.comm.device
-    clients = [client for client in run.worker.clients if trainer.can_train(client)]
-    if min(config.run.lanes, len(clients)) < 2 or one_lane(trainer) or run.done == config.fed.rounds:
-        return
-    largest = max(clients, key=lambda client: len(client.y_train))
-    rehearsal = (
-        replace(largest, state=dict(largest.state)),
-        run.weights_V,
-        run.counters,
-        payload.tensors_of(run.message[0], device),
-        run.done + 1,
-        2,
-    )
-    classes, (channels, height, width) = trainer.scheme.facts.classes, largest.x_train.shape[1:]
-    make = lambda: LocalTrainer(make_model(config, classes, (channels, height, width), device), trainer.scheme, config)
-    run.worker.lanes = open_lanes(trainer, make, config.run.lanes, rehearsal, len(clients), run.comm.sharers)
-
-
 def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     """What rank 0 tells of the run before its first round; `config`: as it was given."""
     flat, total = run.trainer.flat, run.worker.sum
     busiest = max(map(run.rank_of.count, run.rank_of))
     flushed_bytes = 8 * total.length if busiest > 1 else 0  # a sum of one client is made piece by piece
-    moments = sum(stop - start for start, stop in flat.live_spans)
+    moments = sum(stop - start for start, stop in flat.active_spans)
     return Plan(
         config,
         run.comm,

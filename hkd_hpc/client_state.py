@@ -61,7 +61,7 @@ def collect(worker: Worker, rank_of: list[int], round: int) -> States:
         return {}
     comm.at(round, "state")
     states: States = {}
-    for slot in range(worker.places):
+    for slot in range(worker.slots):
         state = worker.clients[slot].state if slot < len(worker.clients) else {}
         rows = gather_in_chunks(comm, pack(shapes, state))
         for rank, client in enumerate(clients_at(slot, rank_of, comm.size)):

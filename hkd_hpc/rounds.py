@@ -105,7 +105,7 @@ def one_round(run: RankRun, round: int) -> None:
 def train_cohort(run: RankRun, round: int) -> np.ndarray:
     """Those of the round's cohort that live here train and test; their reports."""
     fed, message = run.config.fed, payload.tensors_of(run.message[0], run.weights_V.device)
-    cohort = draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.able)
+    cohort = draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.eligible)
     keep_models = round == fed.rounds and run.config.run.client_models
     return run.worker.train(round, cohort, run.weights_V, run.counters, message, keep_models)
 

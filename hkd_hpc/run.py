@@ -34,7 +34,6 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
         assemble.set_up_torch(config, comm.device)
         run = assemble.build(config, comm, folder)
         start(run, options)
-        assemble.widen(run)
     run.stop = stop
     if run.server:
         messages.say(plan.headline(assemble.plan_of(config, run, run.server)))

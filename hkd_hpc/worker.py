@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +14,14 @@ from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
-from hkd_hpc.gpu.concurrent import Lanes
 from hkd_hpc.models import evaluate
 from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.training import LocalTrainer, Trained
+from hkd_hpc.training import LocalTrainer, Task, Trained
 
 
 def report_type(scheme, counters: int) -> np.dtype:
-    """One client's report of a round. client -1: an unused place of a rank that hosts fewer clients than others."""
+    """One client's report of a round. client -1: an unused slot of a rank that hosts fewer clients than others."""
     whole = {
         "client": (),
         "status": (),
@@ -30,20 +30,26 @@ def report_type(scheme, counters: int) -> np.dtype:
         "test_correct": (),
         "counters": (counters,),
         "bad_tensor": (),
-    }  # a place in quarantine.names
+    }  # an index of quarantine.names
     numbers = {"train_s": (), "report_s": (), "bad_value": (), "loss": (len(scheme.terms),)}
     whole |= {"val_n": (), "val_correct": ()}
     return payload.record_type(numbers, whole, scheme.report_shapes())
 
 
 class Worker:
-    """The clients of one rank. `places`: the largest number of clients on any rank, so that all ranks send alike."""
+    """The clients of one rank.
 
-    def __init__(self, comm: Comm, trainer: LocalTrainer, clients: list[Client], places: int, images_M: list[int]):
-        """images_M: training images by client, of all clients."""
-        self.lanes = Lanes([trainer])  # more on a GPU, where assemble.widen finds room
-        self.comm, self.trainer, self.clients, self.places = comm, trainer, clients, places
-        self.able = [client for client, images in enumerate(images_M) if images >= trainer.fewest]
+    Args:
+        comm: told what this rank does, for messages about failures.
+        trainer: trains and tests them.
+        clients: those that live here, by ascending id.
+        slots: the largest number of clients on any rank, so that all ranks send alike.
+        images_M: training images of each client of the federation.
+    """
+
+    def __init__(self, comm: Comm, trainer: LocalTrainer, clients: list[Client], slots: int, images_M: list[int]):
+        self.comm, self.trainer, self.clients, self.slots = comm, trainer, clients, slots
+        self.eligible = [client for client, images in enumerate(images_M) if images >= trainer.min_images]
         self.delivered: list[int] = []  # those here whose weights are in the sum
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
@@ -54,47 +60,74 @@ class Worker:
         self.statistics_sum = FixedPointSum(len(trainer.flat.statistics_S), total_images, trainer.flat.values_V.device)
 
     def train(
-        self, round: int, cohort: list[int], weights_V: torch.Tensor, counters, message, keep: bool
+        self,
+        round: int,
+        cohort: list[int],
+        weights_V: torch.Tensor,
+        counters: Sequence[torch.Tensor],
+        message: dict[str, torch.Tensor],
+        keep: bool,
     ) -> np.ndarray:
-        """Train the cohort's clients that live here; returns the reports (places,). `keep`: the model is client
-        state.
+        """Train the cohort's clients that live here; returns the reports (slots,).
+
+        Args:
+            round: from 1 on.
+            cohort: ids of the clients of this round, on all ranks.
+            weights_V, counters, message: what they receive.
+            keep: each client keeps its trained model in its state.
         """
         self.sum.clear()
         self.delivered.clear()
-        reports = np.zeros(self.places, self.report_type)
+        reports = np.zeros(self.slots, self.report_type)
         reports["client"] = -1
-        config = self.trainer.config
-        dropped, late = draw_failures(config.fed, config.run.seed, round, sorted(set(cohort).intersection(self.able)))
         here = [client for client in self.clients if client.id in set(cohort)]
-        waiting = []
-        for report, client in zip(reports, here):
-            report["client"] = client.id
-            epochs = (
-                config.train.epochs if client.id not in late else min(config.fed.straggler_epochs, config.train.epochs)
-            )
-            if client.id in dropped or not epochs or not self.trainer.can_train(client):
-                report["status"] = DROPPED if client.id in dropped else LATE if not epochs else NO_DATA
-            else:
-                waiting.append((report, client, epochs))
+        epochs_by_id = self._epochs_of(round, cohort, reports, here)
+        waiting = [
+            (report, Task(client, weights_V, counters, message, round, epochs_by_id[client.id]))
+            for report, client in zip(reports, here)
+            if client.id in epochs_by_id
+        ]
         while waiting:
-            self.comm.at(round, "training", waiting[0][1].id if len(self.lanes.trainers) == 1 else None)
-            self.sum.bank()  # the models' memory is about to be used for the next clients
-            group = waiting[: len(self.lanes.trainers)]
-            before = [dict(client.state) for _, client, _ in group]
-            trained = self.lanes.train(
-                [(client, weights_V, counters, message, round, epochs) for _, client, epochs in group]
-            )
-            for (report, client, _), state, each in zip(group, before, trained):
-                if keep:
-                    client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
-                self._fill(report, client, each)
-                if report["status"]:
-                    client.state = state  # what spoilt this round must not spoil its next
-                else:
-                    self.delivered.append(client.id)
-                client.leave()
-            waiting = waiting[len(trained) :]
+            waiting = waiting[self._train_some(waiting, keep) :]
         return reports
+
+    def _epochs_of(self, round: int, cohort: list[int], reports: np.ndarray, here: list[Client]) -> dict[int, int]:
+        """Local epochs by id of those that train; the reports say who they are, and why the others do not train."""
+        config = self.trainer.config
+        dropped, late = draw_failures(config.fed, config.run.seed, round, sorted({*cohort} & {*self.eligible}))
+        epochs_by_id = {}
+        for report, client in zip(reports, here):
+            most = config.fed.straggler_epochs if client.id in late else config.train.epochs
+            report["client"] = client.id
+            if client.id in dropped or not most:
+                report["status"] = DROPPED if client.id in dropped else LATE
+            elif not self.trainer.can_train(client):
+                report["status"] = NO_DATA
+            else:
+                epochs_by_id[client.id] = min(most, config.train.epochs)
+        return epochs_by_id
+
+    def _train_some(self, waiting: list[tuple[np.void, Task]], keep: bool) -> int:
+        """Train the first of the waiting clients, take in what they give; how many they were."""
+        group = [task for _, task in waiting[: self.trainer.at_once]]
+        self.comm.at(group[0].round, "training", group[0].client.id if self.trainer.at_once == 1 else None)
+        self.sum.flush()  # the models' memory is about to be used for the next clients
+        states = [dict(task.client.state) for task in group]
+        trained = self.trainer.train(group)
+        for (report, task), state, each in zip(waiting, states, trained):
+            self._take_in(report, task.client, each, state, keep)
+        return len(trained)
+
+    def _take_in(self, report: np.void, client: Client, trained: Trained, state: dict, keep: bool) -> None:
+        """Fill the report; a valid client's weights enter the sum, an invalid one's `state` is as it was before."""
+        if keep:
+            client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
+        self._fill(report, client, trained)
+        if report["status"]:
+            client.state = state  # what spoilt this round must not spoil its next
+        else:
+            self.delivered.append(client.id)
+        client.leave()
 
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
         payload.fill(report, trained.report)
@@ -133,7 +166,7 @@ class Worker:
         self.statistics_sum.clear()
         for client in self.clients:
             if client.id in clients and self.trainer.can_train(client):
-                self.statistics_sum.bank()
+                self.statistics_sum.flush()
                 self.trainer.flat.load(weights_V, counters)
                 evaluate.reestimate_batch_norm(self.trainer.flat.net, client.x_train)
                 refused = self.statistics_sum.add(self.trainer.flat.statistics_S, self.weight_of(client))
@@ -145,9 +178,9 @@ class Worker:
                     )
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
-        """(places, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
+        """(slots, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
         how many its logits are not finite."""
-        rows = np.full((self.places, 4), -1, np.int64)
+        rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.trainer.flat.load(weights_V, counters)
             row[:] = result_row(client, evaluate.test(self.trainer.flat.net, client.x_test, client.y_test))
@@ -157,8 +190,8 @@ class Worker:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
         config = self.trainer.config
         epochs = config.fed.finetune_epochs
-        trainer = LocalTrainer(self.trainer.flat, Scheme(SchemeSettings(), self.trainer.scheme.facts), config)
-        rows = np.full((self.places, 4), -1, np.int64)
+        trainer = self.trainer.with_scheme(Scheme(SchemeSettings(), self.trainer.scheme.facts))
+        rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
             row[:] = result_row(client, evaluate.Tested())

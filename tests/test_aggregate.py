@@ -62,7 +62,7 @@ def test_only_the_spans_are_summed_and_moved(piece):
     assert total.length == 5
     values = torch.arange(10.0)
     total.add(values, 1)
-    total.bank()
+    total.flush()
     total.add(values, 3)
     found = content(total, piece)
     assert found[0] == 4
@@ -182,7 +182,7 @@ def test_clear_forgets_the_last_round():
 def test_bank_takes_the_vector_before_its_memory_is_used_again():
     memory, total = torch.tensor([1.0, 2.0]), FixedPointSum(2, 10)
     total.add(memory, 1)
-    total.bank()
+    total.flush()
     memory.fill_(5.0)
     total.add(memory, 3)
     assert mean(total, 2)[0].tolist() == [4.0, 4.25]

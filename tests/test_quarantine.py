@@ -83,11 +83,11 @@ def sick(client, round, where):
         from hkd_hpc.models import evaluate
         from hkd_hpc.training import LocalTrainer
 
-        original, predict = LocalTrainer._epochs, evaluate.predict
+        original, predict = LocalTrainer.epochs, evaluate.predict
         now = []
 
         def epochs(self, who, count):
-            terms = yield from original(self, who, count)
+            terms = original(self, who, count)
             now[:] = [(who.id, who.round)]
             if now == [(client, round)]:
                 if where == "loss":
@@ -99,7 +99,7 @@ def sick(client, round, where):
             feature_ND, logits_NC = predict(*arguments)
             return feature_ND, logits_NC * NAN if now == [(client, round)] and where == "predictions" else logits_NC
 
-        LocalTrainer._epochs, evaluate.predict = epochs, predicted
+        LocalTrainer.epochs, evaluate.predict = epochs, predicted
 
     return patch
 
@@ -150,15 +150,15 @@ def make_nan(client, round):
     def patch(rank):
         from hkd_hpc.training import LocalTrainer
 
-        original = LocalTrainer._epochs
+        original = LocalTrainer.epochs
 
         def epochs(self, who, count):
-            terms = yield from original(self, who, count)
+            terms = original(self, who, count)
             if (who.id, who.round) == (client, round):
                 self.flat.values_V.fill_(NAN)
             return terms
 
-        LocalTrainer._epochs = epochs
+        LocalTrainer.epochs = epochs
 
     return patch
 

@@ -134,7 +134,6 @@ class Bench:
             folder.create()
             part = assemble.build(config, comm, folder)
             run.start(part, ResumeOptions())
-            assemble.widen(part)
             seconds: list[float] = []
             start_s = time.monotonic()
             while len(seconds) < WARM_UP + self.sizes.most and (

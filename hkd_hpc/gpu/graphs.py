@@ -2,7 +2,7 @@
 
 A GPU computes the steps of a small network faster than Python launches their kernels; a graph launches those of a whole
 epoch at once. It repeats them on fixed addresses, so a client's tensors are copied onto a `Stage` first; and nothing in
-an epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model promise with
+an epoch may hang on what the host draws or reads from the device on the way. That a scheme and a model declare with
 `cuda_graph_safe = True`. The recorded graphs of a local trainer share their memory: one is replayed after the other.
 """
 
@@ -12,36 +12,58 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from hkd_hpc.client import Client
+from hkd_hpc.config import Config
 from hkd_hpc.console import messages
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.training import Bounds, LocalTrainer
 
-if TYPE_CHECKING:
-    from hkd_hpc.client import Client
-    from hkd_hpc.schemes.base import Scheme
-
-    Epoch = Callable[[Client, torch.Tensor, list[tuple[int, int]], "float | torch.Tensor"], torch.Tensor]
-    Work = Callable[[], torch.Tensor]
+Epoch = Callable[[Client, torch.Tensor, Bounds, "float | torch.Tensor"], torch.Tensor]
+Work = Callable[[], torch.Tensor]
+Record = Callable[[Work], Work]
 
 KEPT = 8  # signatures of a local trainer; then the oldest goes
 MOST_STEPS = 200  # of an epoch: a graph has hundreds of kernels a step, and takes memory and time to make for each
 PLAIN = (bool, int, float, str, type(None))
 
 
-def promises(thing: object, what: str = "cuda_graph_safe") -> bool:
-    """Whether its class says `cuda_graph_safe = True` (or `what`) itself: one that is derived from it may do
-    otherwise.
-    """
-    return vars(type(thing)).get(what) is True
+class RecordingTrainer(LocalTrainer):
+    """A LocalTrainer whose epochs are recorded and replayed; `record`: see `Graphs`."""
+
+    def __init__(self, flat: FlatModel, scheme: Scheme, config: Config, record: Record | None = None):
+        super().__init__(flat, scheme, config)
+        self.graphs = Graphs(record or recorder())
+
+    def take_steps(
+        self, client: Client, order_N: torch.Tensor, bounds: Bounds, lr: float | torch.Tensor
+    ) -> torch.Tensor:
+        """As LocalTrainer does, or the same from a graph."""
+        taken = self._steps
+        sums_K = self.graphs.run(super().take_steps, client, order_N, bounds, float(lr))
+        self._steps = taken + len(bounds)  # a graph that is replayed does not count
+        return sums_K
+
+
+def declares(thing: object) -> bool:
+    """Whether its class says `cuda_graph_safe = True` itself: one that is derived from it may do otherwise."""
+    return vars(type(thing)).get("cuda_graph_safe") is True or says_captures(thing)
+
+
+def says_captures(thing: object) -> bool:
+    """Whether its class declares that under the name of older versions."""
+    own = vars(type(thing))
+    return own.get("captures") is True and "cuda_graph_safe" not in own
 
 
 def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:
     """Why epochs cannot be graphs here, empty where they can."""
     if device.type != "cuda":
         return "there is no GPU"
-    unsure = [type(thing).__name__ for thing in (scheme, net) if not promises(thing)]
+    unsure = [type(thing).__name__ for thing in (scheme, net) if not declares(thing)]
     return f"{unsure[0]} does not say `cuda_graph_safe = True`" if unsure else ""
 
 
@@ -105,13 +127,13 @@ class Graphs:
     OutOfMemoryError, so that there are fewer of them; alone it does without graphs.
     """
 
-    def __init__(self, record: Callable[[Work], Work]):
+    def __init__(self, record: Record):
         self.record = record
         self.recorded: dict[tuple, tuple[Stage, Work] | None] = {}
         self.failed, self.alone, self.is_long_told = False, True, False
         self.received_V: torch.Tensor | None = None
 
-    def run(self, epoch: Epoch, client: Client, order_N: torch.Tensor, bounds, lr: float) -> torch.Tensor:
+    def run(self, epoch: Epoch, client: Client, order_N: torch.Tensor, bounds: Bounds, lr: float) -> torch.Tensor:
         """What `epoch` of these arguments returns. Where it cannot be recorded: one warning, and on as usual."""
         found = None if self.failed or self._is_long(bounds) else self._find(epoch, client, bounds)
         if found is None:
@@ -120,7 +142,7 @@ class Graphs:
         stage.put(client, order_N, lr)
         return replay()
 
-    def _find(self, epoch: Epoch, client: Client, bounds) -> tuple[Stage, Work] | None:
+    def _find(self, epoch: Epoch, client: Client, bounds: Bounds) -> tuple[Stage, Work] | None:
         try:
             key = signature(client)
             if key in self.recorded and self.recorded[key] is None:
@@ -142,7 +164,7 @@ class Graphs:
             )
             return None
 
-    def _is_long(self, bounds) -> bool:
+    def _is_long(self, bounds: Bounds) -> bool:
         """Whether an epoch has too many steps for a graph; says so once."""
         if len(bounds) > MOST_STEPS and not self.is_long_told:
             self.is_long_told = True
@@ -174,12 +196,12 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no reason"])[0]
 
 
-def recorder() -> Callable[[Work], Work]:
+def recorder() -> Record:
     """`record` of `Graphs` on this process's GPU.
 
     It records on a stream of its own, on which nothing else runs: cuBLAS's scratch memory belongs to the stream of the
     recording, not to the pool. On torch's one stream for it, graphs that are replayed at the same time would share that
-    memory, and lose it when any of them goes (pytorch issue 193402). Streams of this priority are none of the lanes'.
+    memory, and lose it when any of them goes (pytorch issue 193402). Concurrent clients' streams have another priority.
     """
     pool, own = torch.cuda.graph_pool_handle(), torch.cuda.Stream(priority=-1)
 

@@ -1,9 +1,9 @@
 """Convolutions on maps of a few pixels, as matrix products over the taps of the kernel that meet the image.
 
-A 3 x 3 convolution with padding on a 1 x 1 map uses one of its nine taps, on a 2 x 2 map sixteen of thirty-six
-products;
-the rest is padding, which the library multiplies all the same: with 32 x 32 images half of a ResNet18's training time
-on a CPU. A tap that never meets the image has gradient zero and no effect: it need not be stepped.
+A tap is a position of the kernel. A 3 x 3 convolution with padding on a 1 x 1 map uses one of its nine taps, on a 2 x 2
+map sixteen of thirty-six products; the rest is padding, which the library multiplies all the same: with 32 x 32 images
+half of a ResNet18's training time on a CPU. The weights of a tap that never meets the image have gradient zero and no
+effect: they are inactive, and need not be stepped. All others are active.
 
 Memory order of such a weight: taps, channels in, channels out (its shape stays (O, I, Y, X)), so that neighbouring taps
 and their channels in are the rows of one matrix.
@@ -36,7 +36,7 @@ class Strip(NamedTuple):
     tap_x: slice
 
 
-class TapConv2d(nn.Conv2d):
+class SmallMapConv2d(nn.Conv2d):
     """An nn.Conv2d that on a CPU computes its function tap by tap; `reformulate` makes it from one.
 
     RuntimeError for maps of another size than that for which the taps were chosen.
@@ -53,7 +53,7 @@ class TapConv2d(nn.Conv2d):
             )
         if x_BIHW.device.type != "cpu":
             return super().forward(x_BIHW)
-        return TapConvolution.apply(x_BIHW.to(self.weight.dtype), self.weight, self)  # train.precision=bf16
+        return SmallMapConvolution.apply(x_BIHW.to(self.weight.dtype), self.weight, self)  # train.precision=bf16
 
     @property
     def is_pointwise(self) -> bool:
@@ -64,15 +64,15 @@ class TapConv2d(nn.Conv2d):
     def strips(self) -> tuple[Strip, ...]:
         return strips((1, 1) if self.is_pointwise else self.map_HW, self.kernel_size, self.stride, self.padding)
 
-    def dead_spans(self) -> list[tuple[int, int]]:
-        """(start, stop) in the weight's memory of each tap that never meets the image."""
-        live = {(s.tap_y, x) for s in self.strips for x in range(s.tap_x.start, s.tap_x.stop)}
+    def inactive_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in the weight's memory of the weights of each tap that never meets the image."""
+        active = {(s.tap_y, x) for s in self.strips for x in range(s.tap_x.start, s.tap_x.stop)}
         size, width = self.in_channels * self.out_channels, self.kernel_size[1]
-        dead = sorted(set(product(*map(range, self.kernel_size))) - live)
-        return [((y * width + x) * size, (y * width + x + 1) * size) for y, x in dead]
+        inactive = sorted(set(product(*map(range, self.kernel_size))) - active)
+        return [((y * width + x) * size, (y * width + x + 1) * size) for y, x in inactive]
 
 
-class TapConvolution(torch.autograd.Function):
+class SmallMapConvolution(torch.autograd.Function):
     """convolution(x_BIHW, weight_OIYX); weights in any memory order, those of `reformulate` without a copy.
 
     With conv.adds_to_grad the products themselves add to weight.grad, and autograd gets no gradient for the weight:
@@ -80,7 +80,7 @@ class TapConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_BIHW: torch.Tensor, weight_OIYX: torch.Tensor, conv: TapConv2d) -> torch.Tensor:
+    def forward(ctx, x_BIHW: torch.Tensor, weight_OIYX: torch.Tensor, conv: SmallMapConv2d) -> torch.Tensor:
         x_BHWI, weight_YXIO = pixels_first(x_BIHW, conv), taps_first(weight_OIYX)
         y_BHWO = x_BHWI.new_zeros(len(x_BHWI), *output_size(x_BHWI.shape[1:3], conv), weight_YXIO.shape[3])
         for strip in conv.strips:
@@ -125,7 +125,7 @@ def taps_of(strip: Strip, weight_YXIO: torch.Tensor) -> torch.Tensor:
     return weight_YXIO[strip.tap_y, strip.tap_x].view(-1, weight_YXIO.shape[3])
 
 
-def pixels_first(x_BCHW: torch.Tensor, conv: TapConv2d) -> torch.Tensor:
+def pixels_first(x_BCHW: torch.Tensor, conv: SmallMapConv2d) -> torch.Tensor:
     """(B, H, W, C) with neighbouring channels; for a pointwise layer (B H W, 1, 1, C)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     if x_BHWC.stride(3) != 1:
@@ -133,7 +133,7 @@ def pixels_first(x_BCHW: torch.Tensor, conv: TapConv2d) -> torch.Tensor:
     return x_BHWC.reshape(-1, 1, 1, x_BHWC.shape[3]) if conv.is_pointwise else x_BHWC
 
 
-def channels_second(x_BHWC: torch.Tensor, like_BCHW: torch.Tensor, conv: TapConv2d) -> torch.Tensor:
+def channels_second(x_BHWC: torch.Tensor, like_BCHW: torch.Tensor, conv: SmallMapConv2d) -> torch.Tensor:
     """The inverse of `pixels_first`, for a batch such as `like_BCHW`."""
     if conv.is_pointwise:
         batch, _, height, width = like_BCHW.shape
@@ -179,13 +179,13 @@ def is_pointwise(conv: nn.Conv2d) -> bool:
 
 
 def reformulate(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Every convolution of `net` that gains by it becomes a TapConv2d, for images of this (C, H, W).
+    """Every convolution of `net` that gains by it becomes a SmallMapConv2d, for images of this (C, H, W).
 
     Its weight is the same parameter with the same values in another memory order.
     """
     for conv, map_HW in maps_of(net, image_shape).items():
         if suits(conv, map_HW):
-            conv.__class__, conv.map_HW = TapConv2d, map_HW
+            conv.__class__, conv.map_HW = SmallMapConv2d, map_HW
             conv.weight.data = taps_first(conv.weight.data).permute(3, 2, 0, 1)
 
 

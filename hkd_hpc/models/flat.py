@@ -6,8 +6,8 @@ of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters an
 Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged. Each tensor keeps its own
 memory order.
 
-Live are all trainable floats but the taps of a convolution that never meet the image (convolution.py): no image changes
-them and they change no output, so the optimiser leaves them alone.
+Active are all trainable floats but the weights of a convolution that never meet the image (convolution.py): no image
+changes them and they change no output, so the optimizer leaves them alone.
 
 Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.models.convolution import TapConv2d
+from hkd_hpc.models.convolution import SmallMapConv2d
 from hkd_hpc.models.precision import real_type
 from hkd_hpc.store.tree import is_name
 
@@ -67,10 +67,10 @@ class FlatModel:
         self.slots, trainable, total = _slots(net)
         self.values_V = torch.zeros(total, device=device)
         self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
-        self.taps = [module for module in net.modules() if isinstance(module, TapConv2d)]
+        self.small_map_convolutions = [module for module in net.modules() if isinstance(module, SmallMapConv2d)]
         self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
         self._adopt()
-        self.live_spans = self._live_spans()
+        self.active_spans = self._active_spans()
 
     def _adopt(self) -> None:
         """Move the module's tensors into the flat buffers: from here on they are views."""
@@ -95,37 +95,40 @@ class FlatModel:
     def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
         return flat[slot.offset : slot.offset + slot.size].as_strided(slot.shape, slot.strides)
 
-    def _live_spans(self) -> list[tuple[int, int]]:
-        """(start, stop) in `parameters_P`: what is left between the dead taps."""
+    def _active_spans(self) -> list[tuple[int, int]]:
+        """(start, stop) in `parameters_P`: what is left between the inactive weights of convolutions."""
         offsets = {id(tensor): slot.offset for slot, (_, tensor) in zip(self.slots, _tensors(self.net))}
-        dead = sorted(
+        inactive = sorted(
             (offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
-            for conv in self.taps
-            for start, stop in conv.dead_spans()
+            for conv in self.small_map_convolutions
+            for start, stop in conv.inactive_spans()
         )
-        starts, stops = [0, *(stop for _, stop in dead)], [*(start for start, _ in dead), len(self.parameters_P)]
+        starts, stops = (
+            [0, *(stop for _, stop in inactive)],
+            [*(start for start, _ in inactive), len(self.parameters_P)],
+        )
         return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
 
     @property
     def averaged_spans(self) -> list[tuple[int, int]]:
-        """(start, stop) in `values_V` of what training can change: the live spans, and the float buffers."""
-        return [*self.live_spans, (len(self.parameters_P), len(self.values_V))]
+        """(start, stop) in `values_V` of what training can change: the active spans, and the float buffers."""
+        return [*self.active_spans, (len(self.parameters_P), len(self.values_V))]
 
-    def live(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
-        """The live spans of a vector of the trainable floats, as views."""
-        return [vector_P[start:stop] for start, stop in self.live_spans]
+    def active(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
+        """The active spans of a vector of the trainable floats, as views."""
+        return [vector_P[start:stop] for start, stop in self.active_spans]
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss` to `grad_P`."""
         _ = self.grad_P  # there before autograd looks for it
-        self._let_taps_add(True)
+        self._let_convolutions_add(True)
         try:
             loss.backward()
         finally:
-            self._let_taps_add(False)
+            self._let_convolutions_add(False)
 
-    def _let_taps_add(self, adds: bool) -> None:
-        for conv in self.taps:
+    def _let_convolutions_add(self, adds: bool) -> None:
+        for conv in self.small_map_convolutions:
             conv.adds_to_grad = adds
 
     @property

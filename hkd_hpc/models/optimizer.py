@@ -8,11 +8,11 @@ from hkd_hpc.models.flat import FlatModel
 
 
 class Adam:
-    """torch.optim.Adam with defaults (betas .9 .999, eps 1e-8, no weight decay) on the live spans of a model; state new
-    in every round."""
+    """torch.optim.Adam with defaults (betas .9 .999, eps 1e-8, no weight decay) on the active weights of a model; its
+    state is new in every round."""
 
     def __init__(self, flat: FlatModel):
-        self.parameters, self.gradients = flat.live(flat.parameters_P), flat.live(flat.grad_P)
+        self.parameters, self.gradients = flat.active(flat.parameters_P), flat.active(flat.grad_P)
         self.means = [torch.zeros_like(part) for part in self.gradients]
         self.squares = [torch.zeros_like(part) for part in self.gradients]
         self.taken = torch.zeros((), dtype=torch.float32, device=flat.grad_P.device)

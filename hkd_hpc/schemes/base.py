@@ -83,8 +83,6 @@ class Scheme:
     # a client only net, flat, message, cache, the received weights and images: run.graphs may replay them. Each class
     # says it for itself
     cuda_graph_safe = True
-    # a promise, not inherited either: `loss` writes every live number of `client.flat.grad_P`, so nobody need zero it
-    sets_gradient = False
     remark = ""  # what people must know about its results; printed with them
     tunes: dict[
         str, tuple
@@ -122,8 +120,7 @@ class Scheme:
     def loss(self, client: Client, batch: Batch) -> Tensors:
         """One scalar per name in `terms`, weights included; their sum is minimised.
 
-        `client.flat.grad_P` is zero here (in its live spans: the rest is never looked at; with `sets_gradient` it is
-        what the last step left); the backward pass adds to it.
+        `client.flat.grad_P` is zero here; the backward pass adds to it.
         """
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}

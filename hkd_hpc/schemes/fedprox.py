@@ -31,7 +31,6 @@ class FedProx(Scheme):
     tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
     slowdown = (1.05, 1.18)
     cuda_graph_safe = True
-    sets_gradient = True
 
     def parameters_held(self, model):
         return 2 * model  # the model and the received weights
@@ -46,8 +45,8 @@ class FedProx(Scheme):
         """
         flat, mu, square = client.flat, self.settings.mu, 0.0
         size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
-        live = map(flat.live, (flat.grad_P, flat.parameters_P.detach(), client.received_P))
-        for span in zip(*live):  # what lies between never differs
+        active = map(flat.active, (flat.grad_P, flat.parameters_P.detach(), client.received_P))
+        for span in zip(*active):  # what lies between never differs
             for grad, own, received in zip(*(part.split(size) for part in span)):
                 torch.sub(own, received, out=grad)
                 square = square + grad.dot(grad)

@@ -1,4 +1,4 @@
-"""What a GPU computes: near to the CPU, the same with graphs and with lanes, and what becomes of failures.
+"""What a GPU computes: near to the CPU, the same with graphs and with concurrent clients, and what becomes of failures.
 
 Kernels of a GPU may add in another order each time, and Adam makes a whole step of a gradient's last bit; so models are
 compared by how far they are apart, as a share of how far training has moved them: CLOSE.
@@ -13,13 +13,13 @@ import torch
 from federation import Federation, save_images
 
 from hkd_hpc import assemble, config, schemes
-from hkd_hpc.gpu.graphs import Graphs, promises
+from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer, declares
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.schemes.base import Scheme
 
 CLOSE = 0.1
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
-RECORDED = [name for name in ALL if promises(object.__new__(schemes.get(name)))]
+RECORDED = [name for name in ALL if declares(object.__new__(schemes.get(name)))]
 LONGER = ("train.epochs=4", "train.batch_size=11", "train.clip_norm=1", "data.val_fraction=0.1")
 
 
@@ -34,11 +34,10 @@ class Played:
     def __init__(self, data, scheme: str, *more: str, device: str = "cuda", rounds: int = 2):
         self.run = Federation(data, scheme, *more, device=device)
         part = self.run.part
-        assemble.widen(part)
-        self.lanes = list(part.worker.lanes.trainers)
         before_V = part.weights_V.cpu().clone()
         self.rounds = self.run.play(rounds)
         self.moved_V = self.rounds[-1].weights_V.cpu() - before_V
+        self.trainers = getattr(part.trainer, "trainers", [part.trainer])
 
 
 def require_close(own: Played, reference: Played) -> None:
@@ -58,7 +57,7 @@ def test_a_round_is_near_to_that_of_a_cpu(data, scheme):
 @pytest.mark.parametrize("scheme", RECORDED)
 def test_graphs_are_near_to_the_usual_way(data, scheme, lanes):
     own = Played(data, scheme, *LONGER, "run.graphs=on", f"run.lanes={lanes}")
-    for trainer in own.lanes:
+    for trainer in own.trainers:
         assert not trainer.graphs.failed
         assert any(trainer.graphs.recorded.values())
     require_close(own, Played(data, scheme, *LONGER))
@@ -76,25 +75,25 @@ def deterministic():
 )
 @pytest.mark.parametrize(
     "model", ["small", "resnet18"]
-)  # ResNet18's products are split, in memory that lanes must not share
-def test_deterministic_runs_have_the_same_bits_with_graphs_and_lanes(data, deterministic, model, more):
+)  # ResNet18's products are split, in memory that concurrent clients must not share
+def test_deterministic_runs_have_the_same_bits_with_graphs_and_concurrent_clients(data, deterministic, model, more):
     settings = (*LONGER, f"model.name={model}", deterministic)
     assemble.set_up_torch(config.resolve(overrides=[deterministic]), torch.device("cuda"))
     own, usual = Played(data, "fedhkd", *settings, *more), Played(data, "fedhkd", *settings)
-    assert all(not trainer.graphs or not trainer.graphs.failed for trainer in own.lanes)
+    assert not any(trainer.graphs.failed for trainer in own.trainers if "run.graphs=on" in more)
     assert torch.equal(own.rounds[-1].weights_V, usual.rounds[-1].weights_V)
 
 
 @pytest.mark.parametrize("scheme", [name for name in ALL if name != "central"])
-def test_lanes_are_near_to_one(data, scheme):
+def test_concurrent_clients_are_near_to_one(data, scheme):
     own = Played(data, scheme, *LONGER, "run.lanes=3")
-    assert len(own.lanes) == 3
-    assert len({trainer.stream for trainer in own.lanes}) == 3
+    assert len(own.trainers) == 3
+    assert len(set(own.run.part.trainer.streams)) == 3
     require_close(own, Played(data, scheme, *LONGER))
 
 
 class Waits(Scheme):
-    """Promises what it does not keep."""
+    """Is not what it declares."""
 
     cuda_graph_safe = True
 
@@ -107,6 +106,7 @@ def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
     own = Played(data, "fedavg", *LONGER)
     broken = Federation(data, "fedavg", *LONGER, "run.graphs=on", device="cuda")
     broken.part.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
+    assert isinstance(broken.part.trainer, RecordingTrainer)
     stream, start_V = torch.cuda.current_stream(), broken.part.weights_V.cpu().clone()
     capsys.readouterr()
     broken.play(2)
@@ -125,22 +125,22 @@ class Greedy(Scheme):
         client.cache["much"] = torch.empty(int(0.4 * self.free_bytes), dtype=torch.uint8, device=client.y_train.device)
 
 
-def test_without_enough_memory_lanes_are_halved(data, capsys):
+def test_without_enough_memory_concurrent_clients_are_halved(data, capsys):
     own = Federation(data, "fedavg", "run.lanes=3", device="cuda")
-    assemble.widen(own.part)
-    assert len(own.part.worker.lanes.trainers) == 3
+    own.play(1)
+    assert len(own.part.trainer.trainers) == 3
     torch.cuda.empty_cache()
     greedy = Greedy(own.scheme.settings, own.scheme.facts)
     greedy.free_bytes = torch.cuda.mem_get_info()[0]
-    for trainer in own.part.worker.lanes.trainers:
+    for trainer in own.part.trainer.trainers:
         trainer.scheme = greedy
-    models = [weakref.ref(trainer.flat) for trainer in own.part.worker.lanes.trainers[1:]]
+    models = [weakref.ref(trainer.flat) for trainer in own.part.trainer.trainers[1:]]
     del trainer
     [played] = own.play(1)
     assert [model() for model in models] == [None, None]
     assert not played.reports["status"].any()
-    assert len(own.part.worker.lanes.trainers) == 1
-    assert "3 clients side by side need more memory than there is; from now on 1" in capsys.readouterr().err
+    assert len(own.part.trainer.trainers) == 1
+    assert "3 concurrent clients need more memory than there is; from now on 1" in capsys.readouterr().err
 
 
 def test_fp32_is_fp32(gpu):

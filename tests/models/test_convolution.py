@@ -10,7 +10,7 @@ from torch import nn
 
 from hkd_hpc import config
 from hkd_hpc.models import networks
-from hkd_hpc.models.convolution import Strip, TapConv2d, reformulate, strips
+from hkd_hpc.models.convolution import SmallMapConv2d, Strip, reformulate, strips
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.registry import MODELS
 from hkd_hpc.models.settings import ModelSettings
@@ -38,9 +38,9 @@ def test_the_products_by_hand():
     )
 
 
-def tapped(conv: nn.Conv2d, height: int, width: int) -> TapConv2d:
+def tapped(conv: nn.Conv2d, height: int, width: int) -> SmallMapConv2d:
     reformulate(conv, (conv.in_channels, height, width))
-    assert isinstance(conv, TapConv2d)
+    assert isinstance(conv, SmallMapConv2d)
     return conv
 
 
@@ -130,11 +130,11 @@ def test_dead_taps_by_hand():
     tap.
     """
     one = tapped(nn.Conv2d(3, 2, 3, padding=1, bias=False), 1, 1)
-    assert one.dead_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 5, 6, 7, 8)]
+    assert one.inactive_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 5, 6, 7, 8)]
     four = tapped(nn.Conv2d(3, 2, 3, 2, padding=1, bias=False), 2, 2)
-    assert four.dead_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 6)]
-    assert FlatModel(one).live_spans == [(24, 30), (54, 64)]  # 54 floats, to the next multiple of 16
-    assert FlatModel(four).live_spans == [(24, 36), (42, 64)]
+    assert four.inactive_spans() == [(6 * tap, 6 * tap + 6) for tap in (0, 1, 2, 3, 6)]
+    assert FlatModel(one).active_spans == [(24, 30), (54, 64)]  # 54 floats, to the next multiple of 16
+    assert FlatModel(four).active_spans == [(24, 36), (42, 64)]
     normed = FlatModel(nn.Sequential(tapped(nn.Conv2d(3, 2, 3, padding=1, bias=False), 1, 1), nn.BatchNorm2d(2)))
     assert normed.averaged_spans == [(24, 30), (54, 96), (96, 128)]  # 16 of scale, 16 of shift; then mean and variance
 
@@ -144,9 +144,9 @@ def test_dead_floats_of_resnet18_by_hand():
     dead.
     """
     flat = FlatModel(networks.build(ModelSettings(name="resnet18"), 10, IMAGE, 0))
-    live = sum(stop - start for start, stop in flat.live_spans)
+    live = sum(stop - start for start, stop in flat.active_spans)
     assert len(flat.parameters_P) - live == 5 * 256 * 512 + 3 * 8 * 512 * 512
-    assert sum(len(part) for part in flat.live(flat.grad_P)) == live
+    assert sum(len(part) for part in flat.active(flat.grad_P)) == live
 
 
 @pytest.mark.parametrize("name", MODELS)

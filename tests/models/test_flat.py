@@ -184,7 +184,7 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
         layer.running_mean.fill_(mean)
         layer.num_batches_tracked.fill_(counter)
         total.add(flat.values_V, images)
-        total.bank()
+        total.flush()
         reports[client]["client"], reports[client]["counters"] = client, counter
     nothing = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
     server = Server(config.resolve(), trainer, assemble.NOWHERE, nothing, nothing, {})

@@ -358,15 +358,15 @@ def make_nan(clients, round):
     def patch(rank):
         from hkd_hpc.training import LocalTrainer
 
-        original = LocalTrainer._epochs
+        original = LocalTrainer.epochs
 
         def epochs(self, client, count):
-            terms = yield from original(self, client, count)
+            terms = original(self, client, count)
             if client.id in clients and client.round == round:
                 self.flat.parameters_P[5] = float("nan")
             return terms
 
-        LocalTrainer._epochs = epochs
+        LocalTrainer.epochs = epochs
 
     return patch
 

@@ -88,7 +88,7 @@ class Federation:
     def _round(self) -> Round:
         part, round = self.part, self.part.done + 1
         cohort = draw_cohort(
-            part.config.fed.clients, part.config.fed.participation, part.config.run.seed, round, part.worker.able
+            part.config.fed.clients, part.config.fed.participation, part.config.run.seed, round, part.worker.eligible
         )
         reports = part.worker.train(round, cohort, part.weights_V, part.counters, self.message, False)
         gathered = rounds.gather_reports(part, round, reports)

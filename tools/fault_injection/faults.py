@@ -169,13 +169,13 @@ def install_nan(client_id: int, round: int, notes: Notes) -> None:
     from hkd_hpc.training import LocalTrainer
 
     def epochs(original, self, client, count):
-        terms = yield from original(self, client, count)
+        terms = original(self, client, count)
         if (client.id, client.round) == (client_id, round):
             notes.add("nan")
             self.flat.parameters_P[5] = float("nan")
         return terms
 
-    around(LocalTrainer, "_epochs", epochs)
+    around(LocalTrainer, "epochs", epochs)
 
 
 def around(owner: type | ModuleType, name: str, function: Callable) -> None:

@@ -10,14 +10,16 @@ import pytest
 import torch
 from federation import Federation, Round, same_model, save_images
 
-from hkd_hpc import assemble, schemes
+from hkd_hpc import schemes
 from hkd_hpc.gpu import graphs
-from hkd_hpc.gpu.concurrent import Lanes, fitting
-from hkd_hpc.gpu.graphs import Graphs
+from hkd_hpc.gpu.concurrent import ConcurrentTrainer, fitting
+from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer
+from hkd_hpc.models import networks
+from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD
-from hkd_hpc.training import LocalTrainer
+from hkd_hpc.training import LocalTrainer, Task
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,17 @@ def same(own: list[Round], reference: list[Round]) -> bool:
     )
 
 
+def with_trainer(run: Federation, trainer: LocalTrainer) -> Federation:
+    """Its clients are trained by this one."""
+    run.part.trainer = run.part.worker.trainer = trainer
+    return run
+
+
+def recording(trainer: LocalTrainer, record) -> RecordingTrainer:
+    """A trainer like this one, on the same model."""
+    return RecordingTrainer(trainer.flat, trainer.scheme, trainer.config, record)
+
+
 # ---- graphs
 
 
@@ -71,7 +84,7 @@ def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     """Here a recorded epoch is simply called again, on the staged tensors."""
     run = Federation(data, scheme, *LONGER, *more)
     calls = []
-    run.part.trainer.graphs = Graphs(lambda work: lambda: calls.append(work) or work())
+    with_trainer(run, recording(run.part.trainer, lambda work: lambda: calls.append(work) or work()))
     assert same(run.play(ROUNDS), usual(scheme, more))
     assert len(calls) > len(set(calls)) > 0  # recorded, and replayed
 
@@ -93,7 +106,7 @@ class OwnNet(Net):
     """Its forward may draw."""
 
 
-def test_a_promise_is_not_inherited():
+def test_a_declaration_is_not_inherited():
     net, gpu = Net(torch.nn.Flatten(), 4, 3), torch.device("cuda")
     assert graphs.why_not(object.__new__(Derived), net, gpu) == "Derived does not say `cuda_graph_safe = True`"
     assert graphs.why_not(object.__new__(FedHKD), OwnNet(torch.nn.Flatten(), 4, 3), gpu) == (
@@ -172,7 +185,7 @@ def test_what_was_recorded_stays_as_long_as_something_else_can_go(toy_client):
     }
 
 
-def test_stages_of_a_workbench_share_the_received_weights(toy_client):
+def test_stages_of_a_trainer_share_the_received_weights(toy_client):
     """Each gets those of its client before it is replayed."""
     own, seen = Graphs(lambda work: work), []
     for images, value in ((1, 1.0), (1, 2.0), (2, 3.0), (2, 4.0), (1, 5.0)):
@@ -223,30 +236,27 @@ def refuse(work):
 )  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
     run = Federation(data, "fedhkd", *LONGER)
-    run.part.trainer.graphs = Graphs(record)
+    with_trainer(run, recording(run.part.trainer, record))
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     assert capsys.readouterr().err == (
         f"hkd_hpc: warning: run.graphs=on: an epoch could not be recorded ({why}); training goes on without graphs\n"
     )
 
 
-def test_a_recording_without_memory_beside_others_halves_the_lanes(data, usual, capsys):
-    run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for trainer in run.part.worker.lanes.trainers:
-        trainer.graphs = Graphs(refuse_memory)
-        trainer.graphs.alone = False
+def test_a_recording_without_memory_beside_others_halves_the_concurrent_clients(data, usual, capsys):
+    run = concurrently(Federation(data, "fedhkd", *LONGER), 2, refuse_memory)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
-    [last] = run.part.worker.lanes.trainers
+    [last] = run.part.trainer.trainers
     assert last.graphs.alone
     assert last.graphs.failed
     assert [line[:60] for line in capsys.readouterr().err.splitlines()] == [
-        "hkd_hpc: warning: 2 clients side by side need more memory th",
+        "hkd_hpc: warning: 2 concurrent clients need more memory than",
         "hkd_hpc: warning: run.graphs=on: an epoch could not be recor",
     ]
 
 
 class ReadsState(Scheme):
-    """Breaks its promise: the state of a client is not on the stage."""
+    """Is not what it declares: the state of a client is not on the stage."""
 
     cuda_graph_safe = True
 
@@ -267,7 +277,7 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, t
     start_V, counters = trainer.flat.values_V.clone(), [counter.clone() for counter in trainer.flat.counters]
     trainer.run(client, start_V, counters, {}, 1)
     usual_V = trainer.flat.values_V.clone()
-    trainer.graphs = Graphs(lambda work: [work(), work][1])  # a recording runs the Python
+    trainer = recording(trainer, lambda work: [work(), work][1])  # a recording runs the Python
     trainer.run(client, start_V, counters, {}, 1)
     assert torch.equal(trainer.flat.values_V, usual_V)
     assert "(KeyError: 'scale')" in capsys.readouterr().err
@@ -276,39 +286,36 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, t
 @pytest.mark.kernels
 def test_steps_are_counted_where_python_takes_none(toy_trainer, toy_net, toy_client):
     trainer, client = toy_trainer(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
-    trainer.graphs = Graphs(lambda work: (lambda done: lambda: done)(work()))
+    trainer = recording(trainer, lambda work: (lambda done: lambda: done)(work()))
     trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
     assert trainer.steps == 10
 
 
-# ---- lanes
+# ---- concurrent clients
 
 
-def with_lanes(run: Federation, lanes: int) -> Federation:
+def concurrently(run: Federation, count: int, record=None) -> Federation:
     """So many local trainers, each as assemble makes the first."""
     part = run.part
-    flat = lambda: assemble.make_model(part.config, 10, (3, 32, 32), part.comm.device)
-    part.worker.lanes = Lanes(
-        [part.trainer, *(LocalTrainer(flat(), run.scheme, part.config) for _ in range(lanes - 1))]
-    )
-    return run
+    make = lambda: FlatModel(networks.build(part.config.model, 10, (3, 32, 32), part.config.run.seed))
+    flats = [part.trainer.flat, *(make() for _ in range(1, count))]
+    kind = (lambda *of: RecordingTrainer(*of, record)) if record else LocalTrainer
+    return with_trainer(run, ConcurrentTrainer([kind(flat, run.scheme, part.config) for flat in flats]))
 
 
 @pytest.mark.parametrize("scheme, more", BOTH)
-def test_any_number_of_lanes_gives_the_same_bits(data, usual, scheme, more):
-    for lanes in (2, 3):
-        run = with_lanes(Federation(data, scheme, *LONGER, *more), lanes)
+def test_any_number_of_concurrent_clients_gives_the_same_bits(data, usual, scheme, more):
+    for count in (2, 3):
+        run = concurrently(Federation(data, scheme, *LONGER, *more), count)
         assert same(run.play(ROUNDS), usual(scheme, more))
-        steps = [trainer.steps for trainer in run.part.worker.lanes.trainers]
-        assert run.part.worker.lanes.steps == sum(steps)
+        steps = [trainer.steps for trainer in run.part.trainer.trainers]
+        assert run.part.trainer.steps == sum(steps)
         assert scheme == "central" or all(steps[:2])
 
 
 @pytest.mark.kernels
-def test_graphs_on_lanes(data, usual):
-    run = with_lanes(Federation(data, "fedhkd", *LONGER), 2)
-    for trainer in run.part.worker.lanes.trainers:
-        trainer.graphs = Graphs(lambda work: work)
+def test_graphs_of_concurrent_clients(data, usual):
+    run = concurrently(Federation(data, "fedhkd", *LONGER), 2, lambda work: work)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
 
 
@@ -334,80 +341,80 @@ class Seen(Scheme):
         return {}
 
 
-def toy_lanes(toy_trainer, toy_net, lanes, **more):
-    trainers = [toy_trainer(toy_net(batch_norm=False)) for _ in range(lanes)]
+def toy_trainers(toy_trainer, toy_net, count, **more):
+    trainers = [toy_trainer(toy_net(batch_norm=False)) for _ in range(count)]
     scheme = Seen(trainers[0].scheme, **more)
     for trainer in trainers:
         trainer.scheme = scheme
-    return Lanes(trainers), scheme
+    return ConcurrentTrainer(trainers), scheme
 
 
-def tasks(lanes, clients):
-    start_V = lanes.trainers[0].flat.values_V.clone()
-    return [(client, start_V, [], {}, 1, None) for client in clients]
+def tasks(trainer, clients):
+    start_V = trainer.flat.values_V.clone()
+    return [Task(client, start_V, [], {}, 1, 2) for client in clients]
 
 
 def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_trainer, toy_net, toy_client):
-    lanes, scheme = toy_lanes(toy_trainer, toy_net, 2)  # 2 epochs of 1 batch
-    waiting = tasks(lanes, [toy_client([0, 1, 2], id=id) for id in range(3)])
-    assert len(lanes.train(waiting)) == 2
-    assert len(lanes.train(waiting[2:])) == 1
+    concurrent, scheme = toy_trainers(toy_trainer, toy_net, 2)  # 2 epochs of 1 batch
+    waiting = tasks(concurrent, [toy_client([0, 1, 2], id=id) for id in range(3)])
+    assert len(concurrent.train(waiting)) == 2
+    assert len(concurrent.train(waiting[2:])) == 1
     assert scheme.seen == [0, 1, 0, 1, 2, 2]
 
 
-def test_lanes_that_do_not_fit_are_halved_and_nothing_is_lost(toy_trainer, toy_net, toy_client, capsys):
+def test_concurrent_clients_that_do_not_fit_are_halved_and_nothing_is_lost(toy_trainer, toy_net, toy_client, capsys):
     clients = [toy_client([0, 1, 2], id=id) for id in range(5)]
-    alone, _ = toy_lanes(toy_trainer, toy_net, 1)
+    alone, _ = toy_trainers(toy_trainer, toy_net, 1)
     expected = [alone.train([task])[0].loss_by_term for task in tasks(alone, clients)]
-    lanes, _ = toy_lanes(toy_trainer, toy_net, 5, room=1)
-    waiting, got = tasks(lanes, clients), []
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 5, room=1)
+    waiting, got = tasks(concurrent, clients), []
     while waiting:
-        trained = lanes.train(waiting)
+        trained = concurrent.train(waiting)
         got, waiting = got + [each.loss_by_term for each in trained], waiting[len(trained) :]
     assert got == expected
-    assert len(lanes.trainers) == 1
+    assert len(concurrent.trainers) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "hkd_hpc: warning: 5 clients side by side need more memory than there is; from now on 2 (run.lanes)",
-        "hkd_hpc: warning: 2 clients side by side need more memory than there is; from now on 1 (run.lanes)",
+        "hkd_hpc: warning: 5 concurrent clients need more memory than there is; from now on 2 (run.lanes)",
+        "hkd_hpc: warning: 2 concurrent clients need more memory than there is; from now on 1 (run.lanes)",
     ]
 
 
-def test_a_workbench_that_goes_is_freed(toy_trainer, toy_net, toy_client):
+def test_a_trainer_that_goes_is_freed(toy_trainer, toy_net, toy_client):
     """Not only after its client's next round: its memory is what the others need."""
-    lanes, _ = toy_lanes(toy_trainer, toy_net, 2, room=1)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, room=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
-    gone = weakref.ref(lanes.trainers[1].flat)
-    lanes.train(tasks(lanes, clients))
+    gone = weakref.ref(concurrent.trainers[1].flat)
+    concurrent.train(tasks(concurrent, clients))
     assert gone() is None
     assert clients[1].net is None
 
 
 def test_no_client_holds_a_model_between_rounds(data):
-    run = with_lanes(Federation(data, "moon", *LONGER), 2)
+    run = concurrently(Federation(data, "moon", *LONGER), 2)
     run.play(1)
     assert all(client.net is client.flat is client.received_V is None for client in run.clients)
 
 
 def test_one_client_that_does_not_fit_is_an_error(toy_trainer, toy_net, toy_client):
-    lanes, _ = toy_lanes(toy_trainer, toy_net, 1, room=0)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 1, room=0)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        lanes.train(tasks(lanes, [toy_client([0, 1, 2])]))
+        concurrent.train(tasks(concurrent, [toy_client([0, 1, 2])]))
 
 
-def test_a_client_keeps_its_state_when_lanes_are_halved(toy_trainer, toy_net, toy_client):
-    lanes, _ = toy_lanes(toy_trainer, toy_net, 2, room=1)
+def test_a_client_keeps_its_state_when_they_are_halved(toy_trainer, toy_net, toy_client):
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, room=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
     kept = [torch.tensor(float(client.id)) for client in clients]
-    for trainer in lanes.trainers:
+    for trainer in concurrent.trainers:
         trainer.config = replace(trainer.config, train=replace(trainer.config.train, batchnorm="local"))
     for client, tensor in zip(clients, kept):
-        client.state = {"statistics": tensor.expand(len(lanes.trainers[0].flat.statistics_S))}
-    assert len(lanes.train(tasks(lanes, clients))) == 1
+        client.state = {"statistics": tensor.expand(len(concurrent.trainers[0].flat.statistics_S))}
+    assert len(concurrent.train(tasks(concurrent, clients))) == 1
     assert list(clients[1].state) == ["statistics"]
 
 
 @pytest.mark.parametrize(
-    "asked, clients, free, lane, lanes",
+    "asked, clients, free, each, fit",
     [
         (1, 10, 1000, 10, 1),
         (10, 10, 1000, 10, 10),
@@ -419,5 +426,5 @@ def test_a_client_keeps_its_state_when_lanes_are_halved(toy_trainer, toy_net, to
         (4, 0, 100, 10, 1),
     ],
 )
-def test_how_many_lanes_fit(asked, clients, free, lane, lanes):
-    assert fitting(asked, clients, free, lane) == lanes
+def test_how_many_fit(asked, clients, free, each, fit):
+    assert fitting(asked, clients, free, each) == fit

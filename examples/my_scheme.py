@@ -6,7 +6,7 @@ After logit adjustment (Menon et al., ICLR 2021): z + tau * (log local prior - l
 from dataclasses import dataclass
 
 from hkd_hpc.lazy import F
-from hkd_hpc.schemes.base import Scheme, SchemeSettings, setting
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings, setting
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,15 @@ class MySettings(SchemeSettings):
 
 class MyScheme(Scheme):
     Settings = MySettings
-    tunes = {"tau": (0.1, 0.3, 1.0, 2.0, 4.0)}
+    about = About(tunes={"tau": (0.1, 0.3, 1.0, 2.0, 4.0)})  # what python -m tools.compare tries
 
     def report_shapes(self):  # what a client sends; all floats, all of fixed shape
-        return {"count_C": (self.facts.classes,)}
+        return {"count_C": (self.info.classes,)}
 
     message_shapes = report_shapes  # what the server answers; zeros in round 1
 
     def begin(self, client):  # once a round, before the first batch
-        own_C = F.one_hot(client.y_train, self.facts.classes).sum(0).float()
+        own_C = F.one_hot(client.y_train, self.info.classes).sum(0).float()
         shift_C = (own_C + 1).log() - (client.message["count_C"] + 1).log()
         client.cache.update(own_C=own_C, shift_C=self.settings.tau * shift_C * (client.round > 1))
 

@@ -60,7 +60,8 @@ class FixedPointSum:
 
     def clear(self) -> None:
         """Forget everything that was added."""
-        self._weight, self._last, self._has_flushed = 0, None, False
+        self._weight, self._has_flushed = 0, False
+        self._last: tuple[torch.Tensor, int] | None = None
 
     def add(self, values_V: torch.Tensor, weight: int) -> tuple[float, float] | None:
         """Add weight * values_V, which must stay as it is until `flush` or the last of the `pieces`.
@@ -114,7 +115,7 @@ class FixedPointSum:
             for offset, view in self._views(values_V, start, stop):
                 part[offset : offset + len(view)].copy_(view)
             part.mul_(weight * 2.0**self.bits).round_()
-        if self._has_flushed:
+        if self._has_flushed and self._flushed_V is not None:
             flushed = self._flushed_V[start:stop]
             part.add_(flushed) if self._last is not None else part.copy_(flushed)
         elif self._last is None:

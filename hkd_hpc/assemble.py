@@ -349,7 +349,7 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
         "partition": partition_tree(federation.partition, dataset),
         "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
-        "parameters": {"model": parameters, "held": trainer.scheme.parameters_held(parameters)},
+        "parameters": {"model": parameters, "held": trainer.scheme.about.parameters_held(parameters)},
         "baselines": baselines(dataset, federation.dealt),
         "world": {"ranks": comm.size, "plan": comm.plan_line},
     }

@@ -16,7 +16,13 @@ OWN_MODEL, OWN_STATISTICS = "model", "statistics"  # in a client's state
 
 @dataclass
 class Batch:
-    """Images normalised to [-1, 1], labels, and their positions in the client's training set."""
+    """One batch of local training.
+
+    Attributes:
+        x_BCHW: images, floats in [-1, 1].
+        y_B: labels, int64.
+        index_B: where the images are in the client's training set.
+    """
 
     x_BCHW: torch.Tensor
     y_B: torch.Tensor
@@ -25,43 +31,62 @@ class Batch:
 
 @dataclass
 class Client:
-    """A client as a scheme sees it. What has a default but `state` and the images is of the current round."""
+    """A client as a scheme sees it.
+
+    Attributes:
+        id: from 0 on.
+        x_train, x_test, x_val: images, (N, C, H, W) uint8, on the device where it trains; x_val: held out of the
+            training images (data.val_fraction), None without.
+        y_train, y_test, y_val: their labels, int64.
+        classes: C.
+        seed: the run's.
+        x_public: the public images, the same for all clients; None where the scheme needs none.
+        state: tensors by name that it keeps from one round to the next (`Scheme.client_state_shapes`).
+        message: of the current round: what the server sent, by name; zeros in round 1.
+        round: from 1 on.
+        cache: of the current round: whatever `Scheme.begin` computes once.
+        name: of a natural client whose id in the data is another than `id`.
+        net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
+        flat: while it trains: the same model as one vector, and its gradient.
+        received_V: while it trains: the weights that it started from: the global ones, as a rule.
+    """
 
     id: int
-    x_train: torch.Tensor  # uint8, resident where it trains
+    x_train: torch.Tensor
     y_train: torch.Tensor
     x_test: torch.Tensor
     y_test: torch.Tensor
     classes: int
     seed: int
-    x_public: torch.Tensor | None = None  # the public images, the same for all clients
-    x_val: torch.Tensor | None = None  # held out of the training images (data.val_fraction)
+    x_public: torch.Tensor | None = None
+    x_val: torch.Tensor | None = None
     y_val: torch.Tensor | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
-    net: torch.nn.Module | None = None
-    flat: FlatModel | None = None
-    received_V: torch.Tensor | None = None  # the weights that this round started from: the global ones, as a rule
     message: dict[str, torch.Tensor] = field(default_factory=dict)
     round: int = 0
     cache: dict = field(default_factory=dict)
-    name: str = ""  # of a natural client whose id in the data is another than `id`
+    name: str = ""
+    net: torch.nn.Module = field(init=False, repr=False, compare=False)
+    flat: FlatModel = field(init=False, repr=False, compare=False)
+    received_V: torch.Tensor = field(init=False, repr=False, compare=False)
 
     def leave(self) -> None:
-        """Let go of the local trainer's model, so that a local trainer that is closed frees its memory."""
-        self.net = self.flat = self.received_V = None
+        """Give the local trainer's model back, so that a local trainer that is closed frees its memory."""
+        for lent in ("net", "flat", "received_V"):
+            vars(self).pop(lent, None)
         self.cache = {}
 
     def random(self, purpose: str) -> np.random.Generator:
-        """This client's stream of a purpose in the current round."""
+        """This client's stream of a purpose in the current round, at its beginning."""
         return rng.stream(self.seed, purpose, self.round, self.id)
 
     @property
     def received_P(self) -> torch.Tensor:
-        """The trainable part of the received weights."""
+        """The trainable part of the received weights, P floats."""
         return self.received_V[: len(self.flat.parameters_P)]
 
     def predict(self, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(feature, logits) of the present model for any images, eval mode."""
+        """(feature_ND, logits_NC) of the present model for any images, eval mode."""
         return evaluate.predict(self.net, x_uint8)
 
     def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:

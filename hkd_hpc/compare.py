@@ -12,10 +12,10 @@ is called.
 A spec has the tables [study] (schemes, controls, seeds), [settings] (as of hkd_hpc.train, the same for all) and perhaps
 [tuning]: every scheme then gets the same number of trials. Trial 0 is the paper's settings (of a scheme without one:
 its defaults); trial i draws the learning rate from the same log-uniform stream for all schemes and the scheme's own
-hyper-parameters from the grid that its class names (`tunes`). Trials run on a seed of their own with `val_fraction` of
-the training images held out; for the local column the trial with the best local accuracy on validation images counts,
-for the global column the one with the best global accuracy there. No test label is read. The chosen settings then run
-on the study's seeds without validation images, beside the paper's.
+hyper-parameters from the grid that its class names (`about.tunes`). Trials run on a seed of their own with
+`val_fraction` of the training images held out; for the local column the trial with the best local accuracy on
+validation images counts, for the global column the one with the best global accuracy there. No test label is read. The
+chosen settings then run on the study's seeds without validation images, beside the paper's.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def trial_settings(tuning: Tuning, scheme: str, trial: int) -> dict:
         return {}
     random = rng.stream(tuning.seed, "tuning", trial)
     lr = float(np.exp(random.uniform(np.log(tuning.lr_low), np.log(tuning.lr_high))))
-    grid = schemes.get(scheme).tunes
+    grid = schemes.get(scheme).about.tunes
     point = random.integers(len(next(iter(grid.values())))) if grid else 0
     return {"train.lr": float(f"{lr:.3g}"), **{f"scheme.{name}": values[point] for name, values in grid.items()}}
 

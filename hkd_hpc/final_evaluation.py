@@ -123,7 +123,7 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, spoilt: str) ->
         **{f"{name}_on_local_test": rows for name, rows in found.items()},
         **{f"{name}_{kind}": value for name, three in readings.items() for kind, value in three.items()},
         "warnings": "; ".join(filter(None, warnings)),
-        "remark": server.trainer.scheme.remark,
+        "remark": server.trainer.scheme.about.remark,
         "batchnorm": server.config.train.batchnorm,
         "reproducible": irreproducible(server),
         "changes": messages.changes_text(server.static.get("changes_json", "[]")),

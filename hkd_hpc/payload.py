@@ -44,7 +44,7 @@ def _count(shapes: Shapes) -> int:
 
 def fill(record: np.void, tensors: dict[str, torch.Tensor]) -> None:
     """Copy named tensors into a record. KeyError / ValueError when a name or a shape was not declared."""
-    declared = record.dtype["tensors"].names if "tensors" in record.dtype.names else ()
+    declared = _names(record.dtype["tensors"]) if "tensors" in _names(record.dtype) else ()
     if set(tensors) != set(declared):
         raise KeyError(f"declared to travel: {sorted(declared)}; given: {sorted(tensors)}")
     for name, tensor in tensors.items():
@@ -56,10 +56,14 @@ def fill(record: np.void, tensors: dict[str, torch.Tensor]) -> None:
 
 def tensors_of(records: np.ndarray, device="cpu") -> dict[str, torch.Tensor]:
     """{name: float32 tensor} of a record, or stacked (records first) of an array of records."""
-    if "tensors" not in (records.dtype.names or ()):
+    if "tensors" not in _names(records.dtype):
         return {}
     inner = records["tensors"]
-    return {name: torch.from_numpy(np.array(inner[name])).to(device) for name in inner.dtype.names}
+    return {name: torch.from_numpy(np.array(inner[name])).to(device) for name in _names(inner.dtype)}
+
+
+def _names(dtype: np.dtype) -> tuple[str, ...]:
+    return dtype.names or ()
 
 
 def as_bytes(records: np.ndarray) -> np.ndarray:

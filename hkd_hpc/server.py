@@ -191,9 +191,9 @@ class Server:
         scheme = self.trainer.scheme
         weights, delivered = self.trainer.payload_floats, gathered["status"] == OK
         up = [
-            scheme.report_floats(payload.tensors_of(report)) if good else 0 for report, good in zip(gathered, delivered)
+            scheme.traffic(payload.tensors_of(report), "up") if good else 0 for report, good in zip(gathered, delivered)
         ]
-        down = np.full(len(gathered), scheme.message_floats(payload.tensors_of(message[0])))
+        down = np.full(len(gathered), scheme.traffic(payload.tensors_of(message[0]), "down"))
         floats = {
             "weights_up": delivered * weights,
             "knowledge_up": np.array(up, np.int64),

@@ -190,7 +190,7 @@ class Worker:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
         config = self.trainer.config
         epochs = config.fed.finetune_epochs
-        trainer = self.trainer.with_scheme(Scheme(SchemeSettings(), self.trainer.scheme.facts))
+        trainer = self.trainer.with_scheme(Scheme(SchemeSettings(), self.trainer.scheme.info))
         rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)

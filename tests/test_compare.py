@@ -106,7 +106,7 @@ def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
         assert all(
             dict(cell.settings)["data.val_fraction"] == 0.2 and dict(cell.settings)["run.seed"] == 100 for cell in own
         )
-        grid = schemes.get(scheme).tunes
+        grid = schemes.get(scheme).about.tunes
         for cell in own[1:]:
             points = {values.index(dict(cell.settings)[f"scheme.{name}"]) for name, values in grid.items()}
             assert len(points) <= 1
@@ -114,7 +114,7 @@ def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
 
 def test_grids_of_all_schemes_have_five_points_and_the_papers_value():
     for name in schemes.REGISTRY:
-        grid, settings = schemes.get(name).tunes, schemes.settings_of(name)()
+        grid, settings = schemes.get(name).about.tunes, schemes.settings_of(name)()
         assert all(len(values) == 5 and getattr(settings, key) in values for key, values in grid.items()), name
         assert grid or name == schemes.REFERENCE
 

@@ -191,7 +191,7 @@ class Watcher(Scheme):
 
 def test_hooks_of_a_scheme(toy_trainer, toy_net, toy_client):
     trainer, client = toy_trainer(toy_net(batch_norm=False), "fedavg", "train.epochs=1"), toy_client([0, 1, 2] * 3)
-    trainer.scheme = Watcher(trainer.scheme.settings, trainer.scheme.facts)
+    trainer.scheme = Watcher(trainer.scheme.settings, trainer.scheme.info)
     start_V = trainer.flat.values_V.clone()
     run(trainer, client)
     assert sorted(i for batch in trainer.scheme.seen for i in batch) == list(range(9))

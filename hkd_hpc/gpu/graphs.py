@@ -85,8 +85,8 @@ class Stage:
             cache=copies(client.cache),
             x_train=client.x_train.clone(),
             y_train=client.y_train.clone(),
-            received_V=received_V,
         )
+        self.client.net, self.client.flat, self.client.received_V = client.net, client.flat, received_V
         device = client.y_train.device
         self.order_N = torch.zeros(len(client.y_train), dtype=torch.int64, device=device)
         # as torch's fused Adam reads it: on a GPU only in float32
@@ -192,7 +192,7 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no reason"])[0]
 
 

@@ -104,7 +104,7 @@ def sizes(flat, config, kind: dict) -> dict[str, int]:
     kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
     return {
         "parameters": flat.parameter_count,
-        "held": scheme.parameters_held(flat.parameter_count),
+        "held": scheme.about.parameters_held(flat.parameter_count),
         "weights_bytes": 4 * flat.payload_floats + 8 * counters,
         "flat_bytes": 4 * len(flat.values_V),
         "state_bytes": 4 * sum(product(shape) for shape in kept.values()),

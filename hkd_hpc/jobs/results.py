@@ -137,7 +137,7 @@ def gaps(root: Path, summaries: dict[str, dict]) -> list[str]:
 
 
 def _costs(cells: list[Cell], root: Path, found: Found) -> list[str]:
-    """Millions of parameters in memory while a client trains (Scheme.parameters_held); seconds of its local training a
+    """Millions of parameters in memory while a client trains (About.parameters_held); seconds of its local training a
     round, mean over all clients and rounds; whether the scheme needs public images."""
     metrics = [
         table for cell in cells if cell.name in found.summaries and (table := _metrics(root / cell.name / "metrics.h5"))

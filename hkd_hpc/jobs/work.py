@@ -96,7 +96,7 @@ def slowdown(scheme: str) -> float:
     """A round / FedAvg's: measured; of a scheme that was not, what it is to reach or the paper says; else 1."""
     if scheme in SLOWDOWN:
         return SLOWDOWN[scheme]
-    return max((value for value in schemes.get(scheme).slowdown if value), default=1.0)
+    return max((value for value in schemes.get(scheme).about.slowdown if value), default=1.0)
 
 
 # ---- rounds of this study

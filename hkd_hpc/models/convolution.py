@@ -101,18 +101,17 @@ class SmallMapConvolution(torch.autograd.Function):
         needs_x, needs_weight, _ = ctx.needs_input_grad
         grad_x = grad_weight = None
         if needs_x:
-            grad_x = x_BHWI.new_zeros(x_BHWI.shape)
+            grad_BHWI = x_BHWI.new_zeros(x_BHWI.shape)
             for strip in conv.strips:
-                inputs_of(strip, grad_x).addmm_(grad_BHWO[:, strip.out_y, strip.out_x], taps_of(strip, weight_YXIO).T)
+                at = grad_BHWO[:, strip.out_y, strip.out_x]
+                inputs_of(strip, grad_BHWI).addmm_(at, taps_of(strip, weight_YXIO).T)
+            grad_x = channels_second(grad_BHWI, x_BIHW, conv)
         if needs_weight:
-            grad_weight = taps_first(weight_OIYX.grad) if conv.adds_to_grad else torch.zeros_like(weight_YXIO)
+            grad_YXIO = taps_first(weight_OIYX.grad) if conv.adds_to_grad else torch.zeros_like(weight_YXIO)
             for strip in conv.strips:
-                taps_of(strip, grad_weight).addmm_(inputs_of(strip, x_BHWI).T, grad_BHWO[:, strip.out_y, strip.out_x])
-        return (
-            channels_second(grad_x, x_BIHW, conv) if needs_x else None,
-            grad_weight.permute(3, 2, 0, 1) if needs_weight and not conv.adds_to_grad else None,
-            None,
-        )
+                taps_of(strip, grad_YXIO).addmm_(inputs_of(strip, x_BHWI).T, grad_BHWO[:, strip.out_y, strip.out_x])
+            grad_weight = None if conv.adds_to_grad else grad_YXIO.permute(3, 2, 0, 1)
+        return grad_x, grad_weight, None
 
 
 def inputs_of(strip: Strip, x_BHWI: torch.Tensor) -> torch.Tensor:
@@ -170,7 +169,8 @@ def reaches(pixels: int, taps: int, stride: int, padding: int) -> list[tuple[sli
 
 
 def output_size(map_HW, conv: nn.Conv2d) -> tuple[int, int]:
-    height, width = (len(reaches(*each)) for each in zip(map_HW, conv.kernel_size, conv.stride, conv.padding))
+    padding = map(int, conv.padding)
+    height, width = (len(reaches(*each)) for each in zip(map_HW, conv.kernel_size, conv.stride, padding))
     return height, width
 
 
@@ -185,7 +185,9 @@ def reformulate(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
     """
     for conv, map_HW in maps_of(net, image_shape).items():
         if suits(conv, map_HW):
-            conv.__class__, conv.map_HW = SmallMapConv2d, map_HW
+            conv.__class__ = SmallMapConv2d
+            assert isinstance(conv, SmallMapConv2d)  # for mypy
+            conv.map_HW = map_HW
             conv.weight.data = taps_first(conv.weight.data).permute(3, 2, 0, 1)
 
 

@@ -40,9 +40,10 @@ def get(name: str):
 def settings_of(name: str) -> type:
     """The settings dataclass of a scheme, its field `name` included. Built-in schemes cost no import of torch."""
     found = getattr(get(name), "Settings", None)
-    if not dataclasses.is_dataclass(found) or "name" not in {field.name for field in dataclasses.fields(found)}:
+    fields = dataclasses.fields(found) if isinstance(found, type) and dataclasses.is_dataclass(found) else ()
+    if not isinstance(found, type) or "name" not in {field.name for field in fields}:
         raise UsageError(f"scheme.name={name}: is no scheme; it must be a subclass of hkd_hpc.schemes.base.Scheme")
-    odd = [field for field in dataclasses.fields(found) if not is_setting(field)]
+    odd = [field for field in fields if not is_setting(field)]
     if odd:
         raise UsageError(
             f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "

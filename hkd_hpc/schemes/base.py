@@ -16,6 +16,7 @@ V all floats of the model, A public images.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,20 +35,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a scheme may know about the run."""
+    """What a scheme may know about the run.
+
+    Attributes:
+        classes: C.
+        latent: D, size of a feature vector.
+        clients: of the federation; M is the number of those that report in a round.
+        parameters: P, trainable floats of the model with the gaps of the flat buffer.
+        values: V, the same and the float buffers.
+        public: A, public images; 0 where there are none.
+    """
 
     classes: int
     latent: int
     clients: int
-    parameters: int  # P, gaps of the flat buffer included
-    values: int  # V: parameters and float buffers, gaps included
-    public: int  # A: public images
+    parameters: int
+    values: int
+    public: int
+
+
+@dataclass(frozen=True)
+class About:
+    """What people and tools are told of a scheme; no result depends on it.
+
+    Attributes:
+        tunes: its own hyper-parameters: point i of a search takes value i of each; 5 values for all schemes.
+        slowdown: seconds of a round / those of FedAvg: what `tools.bench` asks for, and what its paper (or the FedHKD
+            paper, on CIFAR10) reports; None: nothing, or unknown.
+        models_held: models in memory while a client trains, with the frozen ones (the paper's Table 1).
+        own_parameters: parameters in memory of networks of its own.
+        remark: what must be known about its results; printed with them.
+    """
+
+    tunes: Mapping[str, tuple] = field(default_factory=dict)
+    slowdown: tuple[float | None, float | None] = (None, None)
+    models_held: int = 1
+    own_parameters: int = 0
+    remark: str = ""
+
+    def parameters_held(self, model: int) -> int:
+        """Parameters in memory while a client trains, as the paper's Table 1 counts them; `model`: of one model."""
+        return self.models_held * model + self.own_parameters
 
 
 @dataclass
 class SchemeServer:
-    """The server as a scheme sees it. `state` survives rounds and checkpoints; `net` holds the newest global
-    weights.
+    """The server as a scheme sees it.
+
+    Attributes:
+        net: holds the new global weights when `combine` is called.
+        seed: the run's.
+        state: tensors by name; empty at first, survives rounds and checkpoints.
+        round: from 1 on.
+        client_ids: those that report in this round, ascending: the first axis (M) of the reports.
     """
 
     net: torch.nn.Module
@@ -57,6 +97,7 @@ class SchemeServer:
     client_ids: list[int] = field(default_factory=list)
 
     def random(self, purpose: str) -> np.random.Generator:
+        """The server's stream of a purpose in the current round, at its beginning."""
         return rng.stream(self.seed, purpose, self.round)
 
 
@@ -72,45 +113,57 @@ class SchemeSettings:
 
 
 class Scheme:
-    """FedAvg (McMahan et al., AISTATS 2017), and the base of all others."""
+    """FedAvg (McMahan et al., AISTATS 2017), and the base of all others.
 
-    Settings: type = SchemeSettings
-    terms: tuple[str, ...] = ("cross_entropy",)  # what `loss` returns, in the order of the log
-    needs_public = False  # whether it cannot do without public images
-    shares_weights = True  # False: a client starts from its own last model; the average serves the global test only
-    pools_data = False  # True: one client has the images of all
-    # True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep nothing, and read of
-    # a client only net, flat, message, cache, the received weights and images: run.graphs may replay them. Each class
-    # says it for itself
+    A client i with the images D_i minimises its loss from the received weights w; the server averages,
+
+        w_i = argmin_w sum over `terms` of loss_k(w; D_i),    w <- sum_i |D_i| w_i / sum_i |D_i|
+
+    which the program does by itself. A scheme changes the loss, the gradient, and what travels beside the weights.
+
+    Attributes:
+        Settings: a frozen dataclass of its settings, derived from SchemeSettings.
+        terms: what `loss` returns, in the order of the log.
+        needs_public: whether it cannot do without public images.
+        shares_weights: False: a client starts from its own last model; the average serves the global test only.
+        pools_data: True: one client has the images of all.
+        cuda_graph_safe: True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep
+            nothing, and read of a client only net, flat, message, cache, the received weights and images, so that
+            run.graphs may replay them. Each class declares it for itself: it is not inherited.
+        about: what people and tools are told of it.
+        settings: an instance of Settings.
+        info: what it may know about the run.
+    """
+
+    Settings: type[SchemeSettings] = SchemeSettings
+    terms: tuple[str, ...] = ("cross_entropy",)
+    needs_public = False
+    shares_weights = True
+    pools_data = False
     cuda_graph_safe = True
-    remark = ""  # what people must know about its results; printed with them
-    tunes: dict[
-        str, tuple
-    ] = {}  # its own hyper-parameters: point i of the search takes value i of each; 5 for all schemes
-    # seconds of a round / those of the reference: what tools.bench asks for, and the FedHKD paper's on CIFAR10
-    slowdown: tuple[float | None, float | None] = (None, None)
+    about = About()
 
-    def __init__(self, settings, facts: RunInfo):
-        self.settings, self.facts = settings, facts
+    def __init__(self, settings, info: RunInfo):
+        self.settings, self.info = settings, info
+
+    @property
+    def facts(self) -> RunInfo:
+        """`info`, by its name in older versions."""
+        return self.info
 
     # --- what travels and what stays, beside the weights
 
     def report_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors that a client reports after training."""
+        """Tensors that a client reports after training, float32, by name."""
         return {}
 
     def message_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors that the server sends to all clients; all zero in round 1."""
+        """Tensors that the server sends to all clients, float32, by name; all zero in round 1."""
         return {}
 
     def client_state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Tensors in `client.state` that a client keeps from one round to the next."""
         return {}
-
-    def parameters_held(self, model: int) -> int:
-        """Parameters in memory while a client trains, as the paper's Table 1 counts them: `model`, those of the model,
-        for each frozen model that the scheme needs beside it once more, and those of networks of its own."""
-        return model
 
     # --- on the clients
 
@@ -118,9 +171,16 @@ class Scheme:
         """Before the first batch of a round: what is computed once goes into `client.cache`."""
 
     def loss(self, client: Client, batch: Batch) -> Tensors:
-        """One scalar per name in `terms`, weights included; their sum is minimised.
+        """The loss of one batch, whose gradient the optimizer steps along.
 
         `client.flat.grad_P` is zero here; the backward pass adds to it.
+
+        Args:
+            client: with the model, the message of the last round and the cache.
+            batch: B images.
+
+        Returns:
+            One scalar per name in `terms`, weights included; their sum is minimised.
         """
         _, logits_BC = client.net(batch.x_BCHW)
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
@@ -129,25 +189,32 @@ class Scheme:
         """After the backward pass: may change `client.flat.grad_P` in place."""
 
     def report(self, client: Client) -> Tensors:
-        """The declared tensors, from the trained client."""
+        """The tensors of `report_shapes`, from the trained client."""
         return {}
 
     # --- on the server
 
     def combine(self, server: SchemeServer, reports: Tensors) -> Tensors:
-        """The declared message, from the reports stacked in client order (first axis M, never empty)."""
+        """What the server makes of the reports.
+
+        Args:
+            server: with the new global weights, and a state of its own.
+            reports: each tensor stacked in client order: first axis M, never empty.
+
+        Returns:
+            The tensors of `message_shapes`.
+        """
         return {}
 
     def warning(self, message: Tensors) -> str:
         """What people must know about the message of a round, in a few words; empty when all is well."""
         return ""
 
-    # --- what the paper counts as traffic, in floats beside the weights (method of Table 1)
+    def traffic(self, tensors: Tensors, direction: str) -> int:
+        """Floats beside the weights, as the paper counts them (Table 1): without absent classes.
 
-    def report_floats(self, report: Tensors) -> int:
-        """Floats in one client's report; absent classes do not count."""
-        return sum(tensor.numel() for tensor in report.values())
-
-    def message_floats(self, message: Tensors) -> int:
-        """Floats in the message to one client."""
-        return sum(tensor.numel() for tensor in message.values())
+        Args:
+            tensors: one client's report, or the message to one client.
+            direction: "up" for a report, "down" for a message.
+        """
+        return sum(tensor.numel() for tensor in tensors.values())

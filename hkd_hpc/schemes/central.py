@@ -7,7 +7,7 @@ scheme can hope for.
 
 from __future__ import annotations
 
-from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.base import About, Scheme
 
 
 class Central(Scheme):
@@ -16,7 +16,7 @@ class Central(Scheme):
     shares_weights = False
     pools_data = True
     cuda_graph_safe = True
-    remark = (
-        "the images of all clients were trained on in one place, so there are no clients to sample, to average or to "
-        "fine-tune on; local is the one model on all local tests together"
+    about = About(
+        remark="the images of all clients were trained on in one place, so there are no clients to sample, to average "
+        "or to fine-tune on; local is the one model on all local tests together"
     )

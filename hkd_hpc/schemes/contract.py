@@ -10,13 +10,22 @@ import torch
 
 from hkd_hpc.data.checks import memory_bytes
 from hkd_hpc.errors import RunError
+from hkd_hpc.schemes.base import About, Scheme
 from hkd_hpc.store.tree import is_name, is_text
 
 DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
+REPLACED = {  # names of older versions that nothing reads any more
+    "remark": "about = About(remark=...)",
+    "tunes": "about = About(tunes=...)",
+    "slowdown": "about = About(slowdown=...)",
+    "parameters_held": "about = About(models_held=...)",
+    "report_floats": "traffic(tensors, direction)",
+    "message_floats": "traffic(tensors, direction)",
+}
 
 
-def check_declarations(scheme, kept: tuple[str, ...]) -> None:
-    """RunError unless `terms` are names, `remark` is text and each declaration a dict from names to shapes: all of it
+def check_declarations(scheme: Scheme, kept: tuple[str, ...]) -> None:
+    """RunError unless `terms` are names, the remark is text and each declaration a dict from names to shapes: all of it
     goes into files. `kept`: the program's own names in a client's state."""
     name = scheme.settings.name
     terms = scheme.terms
@@ -24,7 +33,11 @@ def check_declarations(scheme, kept: tuple[str, ...]) -> None:
         raise RunError(
             f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), not {terms!r}"
         )
-    check_text(scheme, "remark", scheme.remark)
+    for old in filter(lambda old: hasattr(scheme, old), REPLACED):
+        raise RunError(f"scheme {name}: {old} is not read any more; write {REPLACED[old]} (hkd_hpc.schemes.base)")
+    if not isinstance(scheme.about, About):
+        raise RunError(f"scheme {name}: about must be an About(...), not {scheme.about!r}")
+    check_text(scheme, "about.remark", scheme.about.remark)
     for method in DECLARATIONS:
         shapes = getattr(scheme, method)()
         if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
@@ -46,7 +59,7 @@ def check_declarations(scheme, kept: tuple[str, ...]) -> None:
         )
 
 
-def declared_shapes(scheme) -> dict[str, str]:
+def declared_shapes(scheme: Scheme) -> dict[str, str]:
     """The loss terms, and each declared tensor by method and name, as text."""
     return {
         "terms": ", ".join(scheme.terms),
@@ -58,7 +71,7 @@ def declared_shapes(scheme) -> dict[str, str]:
     }
 
 
-def check_text(scheme, what: str, text: Any) -> None:
+def check_text(scheme: Scheme, what: str, text: Any) -> None:
     """RunError unless it is a text that a file can hold."""
     if not isinstance(text, str) or not is_text(text):
         raise RunError(f"scheme {scheme.settings.name}: {what} must be text that a file can hold, not {text!r}")
@@ -68,7 +81,7 @@ def _is_shape(shape: Any) -> bool:
     return isinstance(shape, (tuple, list)) and all(isinstance(size, int) and size >= 0 for size in shape)
 
 
-def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
+def loss_terms(scheme: Scheme, terms: Any) -> list[torch.Tensor]:
     """The values of what loss() returned, in the order of `scheme.terms`. RunError unless each is one number."""
     owed = (
         f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms "
@@ -85,7 +98,7 @@ def loss_terms(scheme, terms: Any) -> list[torch.Tensor]:
     return values
 
 
-def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(scheme: Scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """RunError unless report() or combine() returned the tensors that the scheme declares, each of its shape."""
     owed = (
         f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors "
@@ -102,7 +115,7 @@ def check_tensors(scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[
             raise RunError(f"{owed}, dense and of real numbers, but {name} is {_kind(tensor)}")
 
 
-def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:
+def check_client_state(scheme: Scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:
     """RunError unless a client keeps nothing but declared tensors of their shapes, and the program's own `kept`.
 
     What is not declared would be in no checkpoint: a resumed run would be another one.
@@ -122,7 +135,7 @@ def check_client_state(scheme, state: dict[str, Any], kept: tuple[str, ...]) -> 
             )
 
 
-def check_server_state(scheme, state: Any) -> None:
+def check_server_state(scheme: Scheme, state: Any) -> None:
     """RunError unless combine() keeps a dict of tensors that a checkpoint can hold."""
     owed = f"scheme {scheme.settings.name}: combine() may keep tensors alone in server.state"
     if not isinstance(state, dict):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 EPS = 1e-12
@@ -40,8 +40,8 @@ class FedAlign(Scheme):
 
     Settings = FedAlignSettings
     terms = ("cross_entropy", "alignment")
-    tunes = {"mu": (0.05, 0.15, 0.45, 1.0, 2.0)}  # .45: its paper and the FedHKD paper; the rest of the grid is ours
-    slowdown = (1.60, 4.16)
+    # .45: its paper and the FedHKD paper; the rest of the grid is ours
+    about = About(tunes={"mu": (0.05, 0.15, 0.45, 1.0, 2.0)}, slowdown=(1.60, 4.16))
     cuda_graph_safe = True
 
     def begin(self, client):
@@ -72,7 +72,7 @@ class FedAlign(Scheme):
 @contextmanager
 def captured(module):
     """The (input, output) of the module's next forward pass, as a list that is filled by it."""
-    maps = []
+    maps: list[torch.Tensor] = []
     hook = module.register_forward_hook(lambda _, inputs, output: maps.extend((inputs[0], output)))
     try:
         yield maps

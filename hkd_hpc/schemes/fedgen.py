@@ -20,12 +20,12 @@ second term and takes the first with weight 1, which are beta = 0, alpha = 1 and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -61,39 +61,41 @@ class FedGen(Scheme):
     Settings = FedGenSettings
     terms = ("cross_entropy", "generated", "divergence")
     # one value for both; 10: its code and the FedHKD paper, 1: its paper's objective; the rest of the grid is ours
-    tunes = {"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)}
-    slowdown = (1.20, 1.21)
+    about = About(
+        tunes={"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)}, slowdown=(1.20, 1.21)
+    )
     cuda_graph_safe = False  # noise and labels are drawn in each batch
+
+    def __init__(self, settings, info):
+        super().__init__(settings, info)
+        own_parameters = sum(map(math.prod, self.generator_shapes().values()))
+        self.about = replace(self.about, own_parameters=own_parameters)
 
     # --- what travels
 
     def generator_shapes(self):
-        s, f = self.settings, self.facts
+        s, info = self.settings, self.info
         return {
-            "weight1": (s.hidden, s.noise_size + f.classes),
+            "weight1": (s.hidden, s.noise_size + info.classes),
             "bias1": (s.hidden,),
             "scale": (s.hidden,),
             "shift": (s.hidden,),
-            "weight2": (f.latent, s.hidden),
-            "bias2": (f.latent,),
+            "weight2": (info.latent, s.hidden),
+            "bias2": (info.latent,),
         }
 
     def report_shapes(self):
-        f = self.facts
-        return {"count_C": (f.classes,), "head_CD": (f.classes, f.latent), "head_bias_C": (f.classes,)}
+        classes, latent = self.info.classes, self.info.latent
+        return {"count_C": (classes,), "head_CD": (classes, latent), "head_bias_C": (classes,)}
 
     def message_shapes(self):
         hidden = (self.settings.hidden,)
-        return {"count_C": (self.facts.classes,), **self.generator_shapes(), "mean": hidden, "variance": hidden}
+        return {"count_C": (self.info.classes,), **self.generator_shapes(), "mean": hidden, "variance": hidden}
 
-    def parameters_held(self, model):
-        return model + sum(math.prod(shape) for shape in self.generator_shapes().values())
-
-    def report_floats(self, report):
-        return self.facts.classes  # the head is part of the weights, which the paper counts already
-
-    def message_floats(self, message):
-        return sum(message[name].numel() for name in self.generator_shapes())
+    def traffic(self, tensors, direction):
+        if direction == "up":
+            return self.info.classes  # the head is part of the weights, which the paper counts already
+        return sum(tensors[name].numel() for name in self.generator_shapes())
 
     # --- on the clients
 
@@ -129,14 +131,14 @@ class FedGen(Scheme):
 
     def _generate_for(self, client, y_B):
         noise_BN = self._noise(client.cache["random"], len(y_B)).to(y_B.device)
-        return generate(client.message, noise_BN, y_B, self.facts.classes, training=False)
+        return generate(client.message, noise_BN, y_B, self.info.classes, training=False)
 
     def _noise(self, random, size):
         draw = random.standard_normal if self.settings.form == "paper" else random.random
         return real(torch.from_numpy(draw((size, self.settings.noise_size), "float32")))
 
     def report(self, client):
-        count_C = real(torch.bincount(client.y_train, minlength=self.facts.classes))
+        count_C = real(torch.bincount(client.y_train, minlength=self.info.classes))
         head = client.net.classifier
         return {"count_C": count_C, "head_CD": head.weight.detach().clone(), "head_bias_C": head.bias.detach().clone()}
 
@@ -171,7 +173,7 @@ class FedGen(Scheme):
         labels, law = label_law(self.settings.form, reports["count_C"].sum(0))
         y_B = torch.from_numpy(random.choice(labels, self.settings.generator_batch, p=law))
         noise_BN = self._noise(random, len(y_B))
-        latent_BD = generate({**state, **parameters}, noise_BN, y_B, self.facts.classes, training=True)
+        latent_BD = generate({**state, **parameters}, noise_BN, y_B, self.info.classes, training=True)
         teach = ensemble_loss if self.settings.form == "paper" else teacher_loss
         loss = teach(latent_BD, y_B, reports) + diversity_loss(noise_BN, latent_BD)
         gradients = torch.autograd.grad(loss, list(parameters.values()))

@@ -24,7 +24,7 @@ from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes import knowledge
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 
@@ -84,19 +84,20 @@ class FedHKDSettings(FedHKDStarSettings):
 class FedHKD(Scheme):
     """Hyper-knowledge distillation without public data."""
 
-    Settings = FedHKDSettings
+    Settings: type[FedHKDStarSettings] = FedHKDSettings
     terms = ("cross_entropy", "soft", "feature")
     # one value for both, as in the paper (.05) and the authors' code (.1); the rest of the grid is ours
-    tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}
-    slowdown = (1.10, 1.47)
+    about = About(
+        tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.47)
+    )
     cuda_graph_safe = True
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, info):
+        super().__init__(settings, info)
         self.gamma = getattr(settings, "gamma", 0.0)  # FedHKD* has no feature term
 
     def report_shapes(self):
-        classes, latent = self.facts.classes, self.facts.latent
+        classes, latent = self.info.classes, self.info.latent
         return {"count_C": (classes,), "feature_CD": (classes, latent), "soft_CC": (classes, classes)}
 
     message_shapes = report_shapes
@@ -135,11 +136,11 @@ class FedHKD(Scheme):
 
     def report(self, client):
         feature_ND, logits_NC = client.predict_train()
-        y_N, classes, s = client.y_train, self.facts.classes, self.settings
+        y_N, classes, s = client.y_train, self.info.classes, self.settings
         feature_CD, count_C = knowledge.class_means(knowledge.clip_features(s.clip, feature_ND, s.zeta), y_N, classes)
         soft_CC, _ = knowledge.class_means(F.softmax(logits_NC / s.temperature, dim=1), y_N, classes)
         noise = client.random("noise")
-        feature_CD += knowledge.feature_noise(s.noise, count_C, self.facts.latent, s.zeta, s.sigma, noise)
+        feature_CD += knowledge.feature_noise(s.noise, count_C, self.info.latent, s.zeta, s.sigma, noise)
         shared_C1 = real(knowledge.shared_classes(count_C, s.nu, s.nu_rule, s.min_count))[:, None]
         return {
             "count_C": count_C * shared_C1[:, 0],
@@ -159,17 +160,15 @@ class FedHKD(Scheme):
             "the hyper-knowledge is empty, and training with it is FedAvg's"
         )
 
-    def report_floats(self, report):
-        return int((report["count_C"] > 0).sum()) * (self.facts.latent + self.facts.classes + 1)
-
-    def message_floats(self, message):
-        return int((message["count_C"] > 0).sum()) * (self.facts.latent + self.facts.classes)
+    def traffic(self, tensors, direction):
+        """Of n shared classes: up n (D + C + 1), with their counts; down n (D + C)."""
+        shared = int((tensors["count_C"] > 0).sum())
+        return shared * (self.info.latent + self.info.classes + (direction == "up"))
 
 
 class FedHKDStar(FedHKD):
     """FedHKD*: the feature term is off; H still travels, since it is the classifier's input."""
 
     Settings = FedHKDStarSettings
-    tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}
-    slowdown = (1.10, 1.29)
+    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.29))
     cuda_graph_safe = True

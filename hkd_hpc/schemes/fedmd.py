@@ -20,7 +20,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.precision import real
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 
@@ -42,17 +42,17 @@ class FedMD(Scheme):
     Settings = FedMDSettings
     terms = ("cross_entropy", "distillation")
     needs_public = True
-    tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # .05: the FedHKD paper, .1: its code; the rest is ours
-    slowdown = (2.00, 2.58)
+    # .05: the FedHKD paper, .1: its code; the rest is ours
+    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(2.00, 2.58))
     cuda_graph_safe = False  # which public images are next is kept from batch to batch, in an order drawn on the way
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
-        if facts.public == 1:  # BatchNorm cannot normalise one image by itself
+    def __init__(self, settings, info):
+        super().__init__(settings, info)
+        if info.public == 1:  # BatchNorm cannot normalise one image by itself
             raise UsageError("scheme.name=fedmd: needs 2 public images or more, there is 1; raise data.public_fraction")
 
     def report_shapes(self):
-        return {"soft_AC": (self.facts.public, self.facts.classes)}
+        return {"soft_AC": (self.info.public, self.info.classes)}
 
     message_shapes = report_shapes
 
@@ -81,9 +81,9 @@ class FedMD(Scheme):
 
     def _next_public(self, client, size):
         """The next public images: each of them once, then all again in a new order; at most all in one batch."""
-        cache, size = client.cache, min(size, self.facts.public)
+        cache, size = client.cache, min(size, self.info.public)
         if len(cache["order_A"]) < size:
-            order_A = torch.from_numpy(cache["random"].permutation(self.facts.public))
+            order_A = torch.from_numpy(cache["random"].permutation(self.info.public))
             cache["order_A"] = torch.cat([cache["order_A"], order_A.to(cache["order_A"].device)])
         index_B, cache["order_A"] = cache["order_A"][:size], cache["order_A"][size:]
         return index_B

@@ -16,7 +16,7 @@ from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes import knowledge
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 
@@ -44,16 +44,16 @@ class FedProto(Scheme):
 
     Settings = FedProtoSettings
     terms = ("cross_entropy", "prototype")
-    tunes = {"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}  # 1 and .1: its code on MNIST and CIFAR10; .05: the FedHKD paper
-    slowdown = (1.10, 1.34)
+    # 1 and .1: its code on MNIST and CIFAR10; .05: the FedHKD paper
+    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.34))
     cuda_graph_safe = True
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, info):
+        super().__init__(settings, info)
         self.shares_weights = settings.weights == "average"
 
     def report_shapes(self):
-        return {"count_C": (self.facts.classes,), "feature_CD": (self.facts.classes, self.facts.latent)}
+        return {"count_C": (self.info.classes,), "feature_CD": (self.info.classes, self.info.latent)}
 
     message_shapes = report_shapes
 
@@ -76,13 +76,11 @@ class FedProto(Scheme):
 
     def report(self, client):
         feature_ND, _ = client.predict_train()
-        feature_CD, count_C = knowledge.class_means(feature_ND, client.y_train, self.facts.classes)
+        feature_CD, count_C = knowledge.class_means(feature_ND, client.y_train, self.info.classes)
         return {"count_C": count_C, "feature_CD": feature_CD}
 
     def combine(self, server, reports):
         return combine_by_class(self.settings.aggregation, reports, server.state)
 
-    def report_floats(self, report):
-        return int((report["count_C"] > 0).sum()) * self.facts.latent
-
-    message_floats = report_floats
+    def traffic(self, tensors, direction):
+        return int((tensors["count_C"] > 0).sum()) * self.info.latent

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.lazy import F, torch
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 
@@ -28,12 +28,9 @@ class FedProx(Scheme):
 
     Settings = FedProxSettings
     terms = ("cross_entropy", "proximal")
-    tunes = {"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}  # the grid of its authors' code; .5: the FedHKD paper
-    slowdown = (1.05, 1.18)
+    # the grid of its authors' code; .5: the FedHKD paper
+    about = About(tunes={"mu": (0.001, 0.01, 0.1, 0.5, 1.0)}, slowdown=(1.05, 1.18), models_held=2)
     cuda_graph_safe = True
-
-    def parameters_held(self, model):
-        return 2 * model  # the model and the received weights
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)

@@ -6,7 +6,7 @@ personal models are not better than these is not worth its federation.
 
 from __future__ import annotations
 
-from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.base import About, Scheme
 
 
 class Local(Scheme):
@@ -14,4 +14,6 @@ class Local(Scheme):
 
     shares_weights = False
     cuda_graph_safe = True
-    remark = "nothing is exchanged; global is the plain mean of the clients' own models, which no client ever gets"
+    about = About(
+        remark="nothing is exchanged; global is the plain mean of the clients' own models, which no client ever gets"
+    )

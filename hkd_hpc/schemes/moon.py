@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hkd_hpc.lazy import F, torch
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 
@@ -31,15 +31,12 @@ class Moon(Scheme):
 
     Settings = MoonSettings
     terms = ("cross_entropy", "contrastive")
-    tunes = {"mu": (0.01, 0.1, 1.0, 5.0, 10.0)}  # its authors searched .001 to 10: 5 on CIFAR10, 1 elsewhere
-    slowdown = (1.25, 2.36)
+    # its authors searched .001 to 10: 5 on CIFAR10, 1 elsewhere
+    about = About(tunes={"mu": (0.01, 0.1, 1.0, 5.0, 10.0)}, slowdown=(1.25, 2.36), models_held=3)
     cuda_graph_safe = True
 
     def client_state_shapes(self):
-        return {"previous": (self.facts.values,)}
-
-    def parameters_held(self, model):
-        return 3 * model  # the model, the received one, the client's previous one
+        return {"previous": (self.info.values,)}
 
     def begin(self, client):
         previous_V = client.state.get("previous")

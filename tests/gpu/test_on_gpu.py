@@ -105,7 +105,7 @@ class Waits(Scheme):
 def test_a_recording_that_breaks_off_is_one_warning(data, capsys):
     own = Played(data, "fedavg", *LONGER)
     broken = Federation(data, "fedavg", *LONGER, "run.graphs=on", device="cuda")
-    broken.part.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.facts)
+    broken.part.trainer.scheme = Waits(broken.scheme.settings, broken.scheme.info)
     assert isinstance(broken.part.trainer, RecordingTrainer)
     stream, start_V = torch.cuda.current_stream(), broken.part.weights_V.cpu().clone()
     capsys.readouterr()
@@ -130,7 +130,7 @@ def test_without_enough_memory_concurrent_clients_are_halved(data, capsys):
     own.play(1)
     assert len(own.part.trainer.trainers) == 3
     torch.cuda.empty_cache()
-    greedy = Greedy(own.scheme.settings, own.scheme.facts)
+    greedy = Greedy(own.scheme.settings, own.scheme.info)
     greedy.free_bytes = torch.cuda.mem_get_info()[0]
     for trainer in own.part.trainer.trainers:
         trainer.scheme = greedy

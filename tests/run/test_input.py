@@ -363,7 +363,7 @@ OWN = """
 import torch
 from dataclasses import dataclass
 from hkd_hpc.lazy import F
-from hkd_hpc.schemes.base import Scheme, SchemeSettings
+from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
 class VectorLoss(Scheme):
@@ -437,7 +437,17 @@ class OurState(Scheme):
         return {"model": (3,)}
 
 class NoRemark(Scheme):
-    remark = None
+    about = About(remark=None)
+
+class NoAbout(Scheme):
+    about = None
+
+class OldTunes(Scheme):
+    tunes = {"tau": (1, 2, 3, 4, 5)}
+
+class OldFloats(Scheme):
+    def report_floats(self, report):
+        return 0
 
 class NoWarning(Scheme):
     def warning(self, message):
@@ -486,6 +496,9 @@ MISTAKES = {
     "NulTerm": (1, "terms must be the names of the loss terms"),
     "SlashState": (1, "client_state_shapes() must return a dict from names to shapes"),
     "OurState": (1, "client_state_shapes() declares 'model', which the program itself keeps; take another name"),
+    "NoAbout": (1, "about must be an About(...), not None"),
+    "OldTunes": (1, "tunes is not read any more; write about = About(tunes=...) (hkd_hpc.schemes.base)"),
+    "OldFloats": (1, "report_floats is not read any more; write traffic(tensors, direction) (hkd_hpc.schemes.base)"),
     "NoRemark": (1, "remark must be text that a file can hold, not None"),
     "NoWarning": (1, "what warning() returns must be text that a file can hold, not None"),
     "OddWarning": (1, "what warning() returns must be text that a file can hold, not '\\udcff'"),

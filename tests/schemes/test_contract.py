@@ -82,7 +82,7 @@ HELD = {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_parameters_held_are_those_of_the_papers_table(scheme):
     facts = RunInfo(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
-    assert schemes.get(scheme)(schemes.settings_of(scheme)(), facts).parameters_held(11_209_994) == HELD[scheme]
+    assert schemes.get(scheme)(schemes.settings_of(scheme)(), facts).about.parameters_held(11_209_994) == HELD[scheme]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -98,7 +98,7 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_search_has_five_points_within_range_and_the_default_among_them(scheme):
     """FedAvg has nothing of its own to tune. Point i takes value i of every name."""
-    tunes, defaults = schemes.get(scheme).tunes, schemes.settings_of(scheme)()
+    tunes, defaults = schemes.get(scheme).about.tunes, schemes.settings_of(scheme)()
     assert bool(tunes) is (scheme != "fedavg")
     assert all(len(set(grid)) == 5 for grid in tunes.values())
     points = [dict(zip(tunes, values)) for values in zip(*tunes.values())]
@@ -157,7 +157,7 @@ def test_with_its_terms_it_is_not(data, fedavg, scheme):
 def test_public_images_and_clients_are_the_same_for_every_scheme(data):
     runs = [Federation(data, scheme) for scheme in SCHEMES]
     assert len({run.part.server.static["partition"]["sha256"] for run in runs}) == 1
-    assert {run.scheme.facts.public for run in runs} == {45}  # 300 * .6 / 3 = 60 dealt, 15 of them for the local test
+    assert {run.scheme.info.public for run in runs} == {45}  # 300 * .6 / 3 = 60 dealt, 15 of them for the local test
     for run in runs:
         assert all((client.x_public is not None) == (run.scheme.needs_public) for client in run.clients)
 
@@ -374,10 +374,10 @@ def test_floats_at_the_sizes_of_the_paper(scheme):
             {name: torch.ones(shape) for name, shape in shapes.items()}
             for shapes in (own.report_shapes(), own.message_shapes())
         )
-        assert (own.report_floats(report), own.message_floats(message)) == expected
+        assert (own.traffic(report, "up"), own.traffic(message, "down")) == expected
 
 
 def test_classes_that_a_client_lacks_do_not_count():
     own = schemes.get("fedproto")(schemes.settings_of("fedproto")(), RunInfo(10, 64, 10, 0, 0, 0))
     tensors = {"count_C": torch.tensor([3.0, 0, 0, 1, 0, 0, 0, 0, 0, 9]), "feature_CD": torch.ones(10, 64)}
-    assert own.report_floats(tensors) == own.message_floats(tensors) == 192
+    assert own.traffic(tensors, "up") == own.traffic(tensors, "down") == 192

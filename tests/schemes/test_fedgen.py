@@ -300,7 +300,7 @@ def constant_generator(scheme, vector: list[float]) -> dict[str, torch.Tensor]:
     message.update(
         bias2=torch.tensor(vector),
         variance=torch.ones(scheme.settings.hidden),
-        count_C=torch.ones(scheme.facts.classes),
+        count_C=torch.ones(scheme.info.classes),
     )
     return message
 

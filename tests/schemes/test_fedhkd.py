@@ -493,14 +493,14 @@ def test_floats_as_the_paper_counts_them(name, classes, latent, shared, up, down
     scheme = schemes.get(name)(schemes.settings_of(name)(), RunInfo(classes, latent, 10, 0, 0, 0))
     tensors = {key: torch.zeros(shape) for key, shape in scheme.report_shapes().items()}
     tensors["count_C"][:shared] = 9.0
-    assert scheme.report_floats(tensors) == up
-    assert scheme.message_floats(tensors) == down
+    assert scheme.traffic(tensors, "up") == up
+    assert scheme.traffic(tensors, "down") == down
     assert scheme.message_shapes() == scheme.report_shapes()
 
 
 def test_fedavg_sends_nothing_beside_the_weights():
     scheme = schemes.get("fedavg")(schemes.settings_of("fedavg")(), RunInfo(10, 64, 10, 0, 0, 0))
     assert scheme.report_shapes() == scheme.message_shapes() == scheme.client_state_shapes() == {}
-    assert scheme.report_floats({}) == scheme.message_floats({}) == 0
+    assert scheme.traffic({}, "up") == scheme.traffic({}, "down") == 0
     assert type(scheme).loss is Scheme.loss
     assert scheme.terms == ("cross_entropy",)

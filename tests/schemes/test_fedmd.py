@@ -44,7 +44,7 @@ def prepared(toy_trainer, toy_client):
 
     def make(net, x_public, soft_AC, *overrides):
         trainer, client = toy_trainer(net, "fedmd", *overrides), toy_client(LABELS, id=2)
-        trainer.scheme.facts = dataclasses.replace(trainer.scheme.facts, public=len(x_public))
+        trainer.scheme.info = dataclasses.replace(trainer.scheme.info, public=len(x_public))
         client.x_public = x_public
         plain.prepare(trainer, client, {"soft_AC": soft_AC})
         trainer.scheme.begin(client)
@@ -155,7 +155,7 @@ def test_public_images_are_the_same_for_all_and_nobodys(data):
     public, x_train = partition["public_index"], np.load(data)["x_train"]
     dealt = np.concatenate([partition["train_index"], partition["test_index"]])
     assert partition["test_split"] == "train"
-    assert len(public) == len(set(public)) == 45 == run.scheme.facts.public
+    assert len(public) == len(set(public)) == 45 == run.scheme.info.public
     assert len(set(dealt)) == 180
     assert not set(public) & set(dealt)
     for client in run.clients:
@@ -270,7 +270,7 @@ def test_one_public_image(data, rule):
 def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
     """public_batchnorm=keep: the public pass in train mode, on copies of the running statistics."""
     trainer, client = toy_trainer(toy_net(), "fedmd", "scheme.lam=2", "train.epochs=3"), toy_client(LABELS, id=2)
-    trainer.scheme.facts = dataclasses.replace(trainer.scheme.facts, public=12)
+    trainer.scheme.info = dataclasses.replace(trainer.scheme.info, public=12)
     client.x_public = public_images(12)
     soft_AC = torch.softmax(torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), 1)
     stream = rng.stream(0, "public batches", 2, 2)
@@ -300,7 +300,7 @@ def test_no_room_for_public_images_ends_with_the_largest_fraction(data, tmp_path
     assert len(lines) == 1
     assert "data.fraction of at most 0.8099 " in lines[0]
     for fraction in ("0.8", "0.8099"):
-        assert Federation(data, "fedmd", f"data.fraction={fraction}").scheme.facts.public == 60
+        assert Federation(data, "fedmd", f"data.fraction={fraction}").scheme.info.public == 60
     with pytest.raises(UsageError, match="needs public images"):
         Federation(data, "fedmd", "data.fraction=0.81")
     assert not (tmp_path / "run").exists()

@@ -90,7 +90,7 @@ def test_what_is_derived_from_it_finds_its_gradient_zeroed(toy_trainer, toy_net,
     client, ends = toy_client([0, 1, 2] * 5), []
     for scheme_class in (Scheme, Plain):
         trainer = toy_trainer(toy_net(), "fedprox", "train.epochs=3")  # 15 images: steps after the first would show it
-        trainer.scheme = scheme_class(trainer.scheme.settings, trainer.scheme.facts)
+        trainer.scheme = scheme_class(trainer.scheme.settings, trainer.scheme.info)
         trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
         ends.append(trainer.flat.values_V.clone())
     assert torch.equal(*ends)

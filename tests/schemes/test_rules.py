@@ -261,9 +261,9 @@ def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_pa
 # ---- what a scheme says about its message
 
 WARNS = """
-from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.base import About, Scheme
 class Worried(Scheme):
-    remark = "only a test"
+    about = About(remark="only a test")
     def message_shapes(self):
         return {"round": ()}
     def combine(self, server, reports):

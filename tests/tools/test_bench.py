@@ -84,7 +84,7 @@ def test_schemes_are_measured_against_the_reference():
 
 
 def test_every_scheme_has_its_aim_and_the_papers_slowdown():
-    assert {name: schemes.get(name).slowdown for name in schemes.REGISTRY} == {
+    assert {name: schemes.get(name).about.slowdown for name in schemes.REGISTRY} == {
         "fedavg": (None, None),
         "fedprox": (1.05, 1.18),
         "moon": (1.25, 2.36),

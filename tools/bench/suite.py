@@ -166,7 +166,7 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
         return ours.ask(f"{name} {i % 2} {bench.sizes.epochs}") + combine_s / CLIENTS
 
     scheme_s, reference_s = alternate(bench.sizes, partial(round_s, scheme), partial(round_s, REFERENCE))
-    to_reach, paper = schemes.get(scheme).slowdown
+    to_reach, paper = schemes.get(scheme).about.slowdown
     known = f" (paper {paper})" if paper and job == "J" else ""
     title = f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}"
     lines = [Line(title, ratios(scheme_s, reference_s), to_reach)]

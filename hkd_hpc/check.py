@@ -1,4 +1,4 @@
-"""Verify a run's folder: `python -m tools.check RUN [--repair OUT.h5]`.
+"""Verify a run's folder: `python -m hkd_hpc.check RUN [--repair OUT.h5]`.
 
 One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with
 it.
@@ -403,7 +403,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m tools.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m hkd_hpc.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=path_argument, help="the run's folder")
     parser.add_argument(

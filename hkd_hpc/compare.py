@@ -1,4 +1,4 @@
-"""All schemes on the same data, weights and seeds, and what separates them: `python -m tools.compare SPEC.toml --root
+"""All schemes on the same data, weights and seeds, and what separates them: `python -m hkd_hpc.compare SPEC.toml --root
 DIR`.
 
 Every run is a plain `python -m hkd_hpc.train --resume=auto` in a folder of its own below DIR, several at a time
@@ -460,8 +460,8 @@ def check(study: Study, root: Path, jobs: int, strict_code: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.compare", description=first_paragraph(__doc__))
-    parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; see tools/specs")
+    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.compare", description=first_paragraph(__doc__))
+    parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; hkd specs list has some")
     parser.add_argument(
         "--root", type=Path, required=True, metavar="DIR", help="folder of all runs; give it again to go on"
     )
@@ -479,12 +479,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.root.mkdir(parents=True, exist_ok=True)
     except (UsageError, OSError) as error:
         for line in error.lines if isinstance(error, Problems) else [str(error)]:
-            print(f"tools.compare: {line}", file=sys.stderr)
+            print(f"compare: {line}", file=sys.stderr)
         return 2
     try:
         text, failures = compare(study, options.root, options.jobs, options.strict_code)
     except UsageError as error:
-        print(f"tools.compare: {error}", file=sys.stderr)
+        print(f"compare: {error}", file=sys.stderr)
         return 2
     print(f"\n{text}\n\n{options.root / 'table.md'}")
     try:
@@ -492,7 +492,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         failures.append(str(error))
     for failure in failures:
-        print(f"tools.compare: {failure}", file=sys.stderr)
+        print(f"compare: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 

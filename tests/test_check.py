@@ -1,4 +1,4 @@
-"""tools.check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they
+"""The check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they
 are.
 """
 

@@ -1,4 +1,4 @@
-"""tools.compare: the same budget for every scheme, a choice that reads validation only, and the statistics of its
+"""compare: the same budget for every scheme, a choice that reads validation only, and the statistics of its
 table.
 """
 
@@ -179,7 +179,7 @@ def test_a_scheme_without_public_images_is_refused_before_the_first_run(spec, tm
     assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
-        "tools.compare: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
+        "compare: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
         "above 0, at most 0.9 fits beside data.fraction"
     )
     assert not (tmp_path / "root").exists()
@@ -190,8 +190,8 @@ def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
     assert compare.main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "tools.compare: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
-        "tools.compare: data.path=/nope.npz: there is no such file",
+        "compare: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
+        "compare: data.path=/nope.npz: there is no such file",
     ]
 
 
@@ -308,7 +308,7 @@ def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
     assert compare.main([path, "--root", str(root)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"tools.compare: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
+        f"compare: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
         "fedavg-paper-s1; they cannot be compared"
     )
     assert not (root / "table.md").exists()

@@ -1,4 +1,7 @@
-"""python -m jobs launch SPEC.toml --executor slurm|local|debug --root DIR; status, cancel, resubmit DIR; site FILE."""
+"""python -m hkd_hpc.jobs launch SPEC.toml --executor slurm|local|debug --root DIR
+
+status, table, cancel, resubmit DIR; site FILE.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,14 @@ COMMANDS = {
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options, `command` among them. Raises UsageError; --help ends the process."""
     parser = Parser(
-        prog="python -m jobs",
+        prog="python -m hkd_hpc.jobs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"{name:10s}{text}" for name, text in COMMANDS.items()),
     )
     parser.add_argument("command", choices=COMMANDS, metavar="|".join(COMMANDS), help="each has its --help")
     command = parser.parse_args(arguments[:1]).command
-    parser = Parser(prog=f"python -m jobs {command}", description=COMMANDS[command])
+    parser = Parser(prog=f"python -m hkd_hpc.jobs {command}", description=COMMANDS[command])
     parser.set_defaults(command=command)
     if command == "launch":
         add_launch(parser)
@@ -83,7 +86,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def add_launch(command: argparse.ArgumentParser) -> None:
-    command.add_argument("spec", metavar="SPEC.toml", help="the sweep; see jobs/specs")
+    command.add_argument("spec", metavar="SPEC.toml", help="the sweep; hkd specs list has some")
     command.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
     command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
     command.add_argument(

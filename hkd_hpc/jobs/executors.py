@@ -104,7 +104,7 @@ def submit_slurm(root: Path, cells: list[Cell], options: Options, record: Launch
         say(
             f"{left} cells wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while "
             "somebody "
-            f"waits (--wait, study.wait()), or by python -m jobs resubmit {root}"
+            f"waits (--wait, study.wait()), or by python -m hkd_hpc.jobs resubmit {root}"
         )
 
 
@@ -243,7 +243,7 @@ def submit_local(root: Path, cells: list[Cell], options: Options, record: Launch
             record.processes[job.job_id] = process_mark(int(job.job_id))
     record.jobs["here"] = [cell.name for cell in cells]
     record.write(root)
-    say(f"{len(cells)} cells, {workers} at a time, in the background; python -m jobs status {root}")
+    say(f"{len(cells)} cells, {workers} at a time, in the background; python -m hkd_hpc.jobs status {root}")
 
 
 def fitting_cells() -> int:

@@ -23,7 +23,9 @@ class Study:
         self.cells = read_cells(self.root)
         self._launches, self._queue, self._fed_s = 0, watch.Queue(), float("-inf")
         if not self.cells:
-            raise UsageError(f"{self.root}: no study here; python -m jobs launch SPEC.toml --root DIR makes one")
+            raise UsageError(
+                f"{self.root}: no study here; python -m hkd_hpc.jobs launch SPEC.toml --root DIR makes one"
+            )
 
     def status(self) -> list[watch.CellState]:
         """How every cell stands now."""

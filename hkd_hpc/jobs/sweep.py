@@ -116,7 +116,7 @@ class Sweep:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike, overrides: Sequence[str] = ()) -> Sweep:
-        """The sweep of a spec (see jobs/specs). UsageError for what cannot be meant."""
+        """The sweep of a spec (hkd specs list has some). UsageError for what cannot be meant."""
         parts: dict[str, dict[str, Any]] = {"sweep": {}, "axes": {}, "settings": {}}
         for name, table in load_toml(os.fspath(path), "spec").items():
             alien = (

@@ -161,7 +161,9 @@ def go_on(root: Path, cells: list[Cell], launch: str) -> None:
         try:
             found, problem = f"job {follow(root, cells, launch, job)} follows", ""
         except Exception as error:
-            found = f"nor could a job that follows be submitted ({error}); python -m jobs resubmit {root} goes on"
+            found = (
+                f"nor could a job that follows be submitted ({error}); python -m hkd_hpc.jobs resubmit {root} goes on"
+            )
             problem = f"saved, but the requeue was refused ({refusal}), {found}"
         for folder in (root / cell.name for cell in cells):
             status = Status.read(folder)

@@ -496,7 +496,7 @@ def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
 
 
 def test_workers_of_a_command_that_ignores_interrupts_can_be_cancelled(data, hold, tmp_path):
-    """As `nohup python -m jobs launch ... &` does: what it starts would ignore them too."""
+    """As `nohup python -m hkd_hpc.jobs launch ... &` does: what it starts would ignore them too."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         study = launch(sweep_of(data, scheme=["held:Held"]), "local", root=tmp_path / "root")

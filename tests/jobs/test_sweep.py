@@ -95,7 +95,7 @@ def test_specs_have_as_many_runs_as_they_say(name):
     assert not problems
     assert len(found) == SPECS[name]
     assert f"# {SPECS[name]} runs; " in "\n".join(head)
-    assert f"python -m jobs launch jobs/specs/{name}.toml" in head[1]
+    assert f"hkd sweep launch {name}.toml" in head[1]
     assert {cell.config().fed.rounds for cell in found} == {50}
 
 

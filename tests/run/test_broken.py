@@ -213,7 +213,7 @@ def test_no_good_checkpoint_is_no_reason_to_begin_anew(run):
     results = toy.train(2, "--resume", "--out", run)
     line = failed(results, code=2)
     assert "no checkpoint is good" in line
-    assert "tools.check" in line
+    assert "hkd_hpc.check" in line
     before.pop("run.lock", None)
     assert toy.file_hashes(run) == before
 

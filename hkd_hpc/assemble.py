@@ -236,8 +236,8 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     """The public set depends on settings alone, so that partitions are the same for all schemes."""
     data, images = config.data, len(dataset.y_train)
     if needs_public:
-        public.check(config, images)
-    public_fraction = public.fraction(config, images)
+        public.check(config.scheme.name, config.data, config.fed.clients, images)
+    public_fraction = public.fraction(config.data, config.fed.clients, images)
     return make_partition(
         dataset.y_train,
         dataset.classes,

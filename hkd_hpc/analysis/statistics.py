@@ -53,7 +53,7 @@ def holm(p_by_name: dict[str, float]) -> dict[str, float]:
     level.
     """
     corrected, largest = {}, 0.0
-    for rank, name in enumerate(sorted(p_by_name, key=p_by_name.get)):
+    for rank, name in enumerate(sorted(p_by_name, key=lambda name: p_by_name[name])):
         largest = max(largest, min(1.0, (len(p_by_name) - rank) * p_by_name[name]))
         corrected[name] = largest
     return {name: corrected[name] for name in p_by_name}

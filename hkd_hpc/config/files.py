@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from typing import Any
 
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.runtime.paths import expanded
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CONFIG_BYTES = 1 << 20  # the largest file of settings
 
@@ -23,10 +29,6 @@ def read_toml(path: str, else_what: str = "") -> dict[str, Any]:
 
 def load_toml(path: str, option: str, else_what: str = "") -> dict[str, Any]:
     """A TOML file as it stands; UsageError names the option that gave it, and what else it takes."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
     try:
         return tomllib.loads(file_text(path, option, else_what))
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits

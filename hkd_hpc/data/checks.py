@@ -91,8 +91,11 @@ def _channels_first(raw: np.ndarray, where: str) -> np.ndarray:
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(C, H, W) of an array of images that `to_images` takes."""
     if len(shape) == 3:
-        return 1, *shape[1:]
-    return shape[1:] if shape[1] in (1, 3) else (shape[3], *shape[1:3])
+        _, height, width = shape
+        return 1, height, width
+    _, *axes = shape
+    channels, height, width = axes if axes[0] in (1, 3) else (axes[2], axes[0], axes[1])
+    return channels, height, width
 
 
 def to_images(raw: np.ndarray, where: str) -> np.ndarray:
@@ -136,7 +139,7 @@ def to_integers(raw: np.ndarray, count: int, where: str) -> np.ndarray:
             + _one_for_each(raw, count)
         )
     if raw.dtype.kind not in "iu":
-        raise UsageError(f"{where}: found dtype {raw.dtype}{_whole_numbers(raw)}")
+        raise UsageError(f"{where}: found dtype {raw.dtype}{_to_integers_advice(raw)}")
     if raw.min() < 0 or int(raw.max()) > np.iinfo(np.int64).max:
         raise UsageError(f"{where}: found values {raw.min()}..{raw.max()}, allowed are integers >= 0")
     return np.ascontiguousarray(raw, dtype=np.int64)
@@ -156,7 +159,7 @@ def _one_for_each(raw: np.ndarray, count: int) -> str:
     return "; they are one-hot: convert with y.argmax(1)" if is_one_hot else ""
 
 
-def _whole_numbers(raw: np.ndarray) -> str:
+def _to_integers_advice(raw: np.ndarray) -> str:
     """Of numbers that are no integers: what is allowed, and the conversion where it loses nothing."""
     if raw.dtype.kind == "f" and np.isnan(raw).any():
         return " with NaN, allowed are integers or names; leave out the images without one"
@@ -166,20 +169,31 @@ def _whole_numbers(raw: np.ndarray) -> str:
     return ", allowed are integers or names" + ("; convert with y.astype('int64')" if raw.dtype.kind in "bf" else "")
 
 
-def numbered(train: np.ndarray, test: np.ndarray | None, where: str, key: str) -> tuple:
-    """(train, test, names): names (text or UTF-8 bytes) as their places in the sorted names of `train`; others as they
-    are.
+def numbered(
+    train: np.ndarray, test: np.ndarray | None, where: str, key: str
+) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """Names (text or UTF-8 bytes) as their index in the sorted names of `train`; numbers as they are.
 
-    `names` is empty where these are no texts. UsageError for text in one split alone, bytes that are no UTF-8, and a
-    name that only `test` has. `key`: "y" or "client".
+    Args:
+        train: (N,) labels or client ids of the training split.
+        test: those of the test split, if there are any.
+        where: file, for messages.
+        key: "y" or "client".
+
+    Returns:
+        train, test, and the sorted names; these are empty where the values are no texts.
+
+    Raises:
+        UsageError: text in one split alone, bytes that are no UTF-8, a name that only `test` has.
     """
     splits = {f"{key}_train": train} | ({} if test is None else {f"{key}_test": test})
     kinds = {name: values.dtype.kind in "US" for name, values in splits.items()}
     if not any(kinds.values()):
         return train, test, ()
     if not all(kinds.values()):
+        in_train, in_test = (values.dtype for values in splits.values())
         raise UsageError(
-            f"{where}: key {key}_train holds {train.dtype} and {key}_test {test.dtype}; allowed are names in both, "
+            f"{where}: key {key}_train holds {in_train} and {key}_test {in_test}; allowed are names in both, "
             "or integers in both"
         )
     texts = {name: _as_text(values, f"{where}: key {name}") for name, values in splits.items()}
@@ -194,8 +208,8 @@ def numbered(train: np.ndarray, test: np.ndarray | None, where: str, key: str) -
     if len(unknown):
         what = "label" if key == "y" else "client"
         raise UsageError(f"{where}: key {key}_test: {what} {printable(_some(unknown))} never occurs in {key}_train")
-    places = [np.searchsorted(names, text) for text in texts.values()]
-    return places[0], None if test is None else places[1], tuple(map(printable, names.tolist()))
+    numbers = [np.searchsorted(names, text) for text in texts.values()]
+    return numbers[0], None if test is None else numbers[1], tuple(map(printable, names.tolist()))
 
 
 def _as_text(values: np.ndarray, where: str) -> np.ndarray:

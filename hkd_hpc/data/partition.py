@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from hkd_hpc.rng import stream
 KINDS = ("dirichlet", "iid", "natural", "shards", "heuristic")
 HEURISTIC_FEWEST = 10  # training images of the smallest client before its own draw
 HEURISTIC_DRAWS = 1000
+Indices = Sequence[np.ndarray]  # of each client, into a split
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def make_partition(
     *,
     clients: int,
     kind: str,
-    beta: float | None,
+    beta: float,
     fraction: float,
     public_fraction: float,
     test_share: float = 0.25,
@@ -64,43 +66,59 @@ def make_partition(
     classes_per_client: int = 2,
     test_labels: np.ndarray | None = None,
 ) -> Partition:
-    """Set the public set aside and deal the training images, of `labels` (N,) in 0..classes-1, to `clients` clients.
+    """Set the public images aside and partition the other training images among the clients.
 
     "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
     Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "shards"
     gives each client `classes_per_client` shards of floor(fraction * N / all shards) images (`_shards`). "natural"
-    follows client_train (N,), of which each client keeps floor(fraction * its images), at least one. "heuristic" deals
-    as released code (`_heuristic`), and the official test split, with its `test_labels`, in the same proportions.
-    floor(test_share * size) of a client's images become its local test set, stratified by class; with client_test the
-    local test set is the client's share of the official test split instead. Of what is left to train on,
-    floor(val_fraction * size) images are held out for validation, stratified too; public and test sets do not depend on
-    val_fraction. UsageError for settings that cannot be met.
+    follows the client ids; each client keeps floor(fraction * its images), at least one. "heuristic" partitions as
+    released code does (`_heuristic`), the official test split in the same proportions.
+
+    Args:
+        labels: (N,) in 0..classes-1, of the training split.
+        classes: C.
+        clients: M.
+        kind: one of KINDS.
+        beta: concentration, for "dirichlet" and "heuristic".
+        fraction: share of the training split for all clients together.
+        public_fraction: share of it for the public set.
+        test_share: floor(test_share * size) of a client's images are its local test set, stratified by class.
+        val_fraction: floor(val_fraction * size) of what is left to train on is held out for validation, stratified;
+            public and test sets do not depend on it.
+        seed: of all draws.
+        client_train: (N,) client ids, for "natural".
+        client_test: ids of the official test split; given, a client's local test set is its share of that instead.
+        classes_per_client: for "shards".
+        test_labels: of the official test split, for "heuristic".
+
+    Returns:
+        The partition, a pure function of the arguments.
+
+    Raises:
+        UsageError: settings that cannot be met.
     """
     _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction)
     pool, public = _set_aside(len(labels), public_fraction, seed)
-    test_split = "train"
+    official_test: list[np.ndarray] = []
     if kind == "heuristic":
-        test_split = "test"
-        train, test = _heuristic(labels, test_labels, classes, pool, clients, beta, fraction, seed)
-    elif kind == "natural" and client_test is not None:
-        test_split = "test"
-        train = _natural(client_train, pool, clients, fraction, seed)
-        test = [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
+        owned, official_test = _heuristic(labels, test_labels, classes, pool, clients, beta, fraction, seed)
     elif kind == "natural":
         owned = _natural(client_train, pool, clients, fraction, seed)
-        train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
+        official_test = _natural_tests(client_train, client_test)
     else:
-        size = _equal_size(len(labels), len(public), clients, fraction)
-        owned = (
-            _iid(pool, clients, size, seed)
-            if kind == "iid"
-            else _shards(labels, classes, pool, clients, classes_per_client, fraction, seed)
-            if kind == "shards"
-            else _dirichlet(labels, classes, pool, clients, size, beta, seed)
-        )
+        size = _equal_size(len(labels), len(public), clients, fraction)  # shards too must fit beside the public set
+        if kind == "iid":
+            owned = _iid(pool, clients, size, seed)
+        elif kind == "shards":
+            owned = _shards(labels, classes, pool, clients, classes_per_client, fraction, seed)
+        else:
+            owned = _dirichlet(labels, classes, pool, clients, size, beta, seed)
+    train: Indices = owned
+    test: Indices = official_test
+    if not official_test:
         train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
     train, val = _hold_out_each(train, labels, val_fraction, seed, "partition/val")
-    return _partition(train, val, test, test_split, public, classes)
+    return _partition(train, val, test, "test" if official_test else "train", public, classes)
 
 
 def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
@@ -189,8 +207,8 @@ def _shards(
 
     S = clients * per_client shards of z = floor(fraction * N / S) images: the pool is sorted by label, at random within
     a class; every (pool / (S z))-th image of it is taken, which keeps the class frequencies within one image; these are
-    cut into S shards in a row, which are dealt at random without replacement. All clients have per_client * z images. A
-    shard across the border of two classes has both, and two shards of a client may be of one class.
+    cut into S shards in a row, assigned at random without replacement. All clients have per_client * z images. A shard
+    across the border of two classes has both, and two shards of a client may be of one class.
     """
     if per_client > classes:
         raise UsageError(
@@ -224,6 +242,13 @@ def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed
         order = stream(seed, "partition/natural", client=client).permutation(own)
         owned.append(order[: max(1, floor(fraction * count))])
     return owned
+
+
+def _natural_tests(client_train, client_test) -> list[np.ndarray]:
+    """Each client's share of the official test split, in the order of the ids; none where its images have no ids."""
+    if client_test is None:
+        return []
+    return [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
 
 
 def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float, seed: int) -> list[np.ndarray]:
@@ -305,7 +330,7 @@ def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndar
     """Take back, in place, what rounding gave beyond a class's room; its owners draw again from their own mixes.
 
     The images taken back are a random draw from all that were given, and their owners choose in random order, so that
-    no client is favoured. Every image finds a place, because all clients together never get more than there is.
+    no client is favoured. Every image finds an owner, because all clients together never get more than there is.
     """
     owed = []
     for label in np.flatnonzero(count_MC.sum(0) > room_C):
@@ -319,13 +344,13 @@ def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndar
         left_C[label] -= 1
 
 
-# ---------------------------------------------------------------------------------------------- as released code deals
+# ---------------------------------------------------------------------------------------------- as released code does
 
 
 def _heuristic(
     labels, test_labels, classes: int, pool, clients: int, beta: float, fraction: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(train, test) as the code released with FedHKD deals them, for comparison with it and nothing else.
+    """(train, test) as the code released with FedHKD partitions them, for comparison with it and nothing else.
 
     The heuristic of FedMA and MOON: for each class the clients' shares are drawn from Dir(beta, ..., beta); a client
     that holds N / M images or more gets none of the class, the others' shares are normalised again and cut the class.
@@ -336,7 +361,7 @@ def _heuristic(
     """
     if len(pool) < HEURISTIC_FEWEST * clients:
         raise UsageError(
-            f"fed.clients={clients}: data.partition=heuristic deals {len(pool)} training images, fewer "
+            f"fed.clients={clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
             f"than {HEURISTIC_FEWEST} for each client; lower fed.clients"
         )
     room_C, test_room_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
@@ -407,7 +432,7 @@ def _hold_out(index: np.ndarray, labels: np.ndarray, share: float, rng) -> tuple
 
     Copies of an image count as one and stay together.
     """
-    # a fixed order to draw from: what a client holds out depends on which images it has, not on how they were dealt
+    # a fixed order to draw from: what a client holds out depends on which images it has, not on how it got them
     images = np.unique(index)
     present, count_C = np.unique(labels[images], return_counts=True)
     held_C = stratified_sizes(count_C, share, rng)

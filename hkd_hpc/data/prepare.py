@@ -183,10 +183,11 @@ def _unpack(archive: Path, download: Download, folder: Path) -> None:
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
-                if member.name in expected and member.isfile():
+                content = tar.extractfile(member) if member.name in expected and member.isfile() else None
+                if content:
                     (folder / member.name).parent.mkdir(parents=True, exist_ok=True)
                     with open(folder / member.name, "wb") as file:
-                        shutil.copyfileobj(tar.extractfile(member), file, _CHUNK_BYTES)
+                        shutil.copyfileobj(content, file, _CHUNK_BYTES)
     except (tarfile.TarError, EOFError) as error:
         raise RunError(f"{archive.name}: cannot be unpacked ({error})") from error
     for path, md5 in expected.items():

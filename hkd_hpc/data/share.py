@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,11 +113,12 @@ def attach(path: str | os.PathLike) -> DataSet:
         end = 16 + int.from_bytes(buffer[8:16].tobytes(), "little")
         header = json.loads(buffer[16:end].tobytes())
         data = buffer[_aligned(end) :]
-        arrays = {key: _view(data, **entry) for key, entry in header["arrays"].items()}
-        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header["plain"].items()}
+        values: dict[str, Any] = {key: _view(data, **entry) for key, entry in header["arrays"].items()}
+        for key, value in header["plain"].items():
+            values[key] = tuple(value) if isinstance(value, list) else value
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{os.fspath(path)}: the node's shared copy of the data cannot be used ({error})") from error
-    return DataSet(**plain, **arrays)
+    return DataSet(**values)
 
 
 def _view(data: np.ndarray, dtype: str, shape: list[int], offset: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from hkd_hpc.data.registry import SOURCES, Sizes, Source
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
 
+SPLITS = ("train", "test")
+
 
 @dataclass(frozen=True)
 class DataSet:
     """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None.
 
-    Labels and client ids that were names are their places in `class_names` and `client_names`, else empty. `remarks`:
+    Labels and client ids that were names are their index in `class_names` and `client_names`, else empty. `remarks`:
     what of the user's own data was left out, changed, or looks wrong.
     sha256: of the arrays (`content`), empty where nobody asked for it.
     """
@@ -133,46 +136,62 @@ def natural_clients(path: str | os.PathLike) -> int:
 
 
 def _checked(source: Source, found: readers.Found, where: Path) -> DataSet:
+    """The data set of what a reader found. UsageError, one line, for anything wrong with it."""
     raw = found.arrays
-    checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in ("train", "test")})
-    raw["y_train"], raw["y_test"], label_names = checks.numbered(raw["y_train"], raw["y_test"], str(where), "y")
-    client_names: tuple[str, ...] = ()
-    if "client_train" in raw:
-        raw["client_train"], raw["client_test"], client_names = checks.numbered(
-            raw["client_train"], raw.get("client_test"), str(where), "client"
-        )
-    remarks: list[str] = []
-    arrays: dict[str, np.ndarray | None] = {}
-    stored_shape = {split: raw[f"x_{split}"].shape for split in ("train", "test")}
-    for split in ("train", "test"):
-        # taken out of `raw`, so that the stored form is freed before the next array is converted
-        images = raw.pop(f"x_{split}")
-        if source.is_own:
-            remarks += dull_remarks(split, images, f"{where}: key x_{split}")
-        images = checks.to_images(images, f"{where}: key x_{split}")
-        arrays[f"x_{split}"] = images
-        arrays[f"y_{split}"] = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
-        ids = raw.pop(f"client_{split}", None)
-        arrays[f"client_{split}"] = (
-            None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}")
-        )
-    train_shape, test_shape = (
-        checks.image_shape(stored_shape[split]) for split in ("train", "test")
-    )  # before any padding
-    if train_shape != test_shape:
-        raise UsageError(f"{where}: key x_test: found images of {test_shape}, allowed is x_train's {train_shape}")
+    checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in SPLITS})
+    names = {key: _number(raw, key, where) for key in ("y", "client")}
+    remarks = _dull_remarks(raw, where) if source.is_own else []
+    stored_shapes = [raw[f"x_{split}"].shape for split in SPLITS]
+    train, test = (_checked_split(raw, split, where) for split in SPLITS)
+    shapes = list(map(checks.image_shape, stored_shapes))  # before any padding
+    if shapes[0] != shapes[1]:
+        raise UsageError(f"{where}: key x_test: found images of {shapes[1]}, allowed is x_train's {shapes[0]}")
     if source.is_own:
-        remarks = form_remarks(train_shape) + remarks
-    checks.check_clients(arrays["client_train"], arrays["client_test"], str(where))
-    classes = checks.count_classes(arrays["y_train"], arrays["y_test"], str(where))
+        remarks = form_remarks(shapes[0]) + remarks
+    checks.check_clients(train.clients, test.clients, str(where))
     return DataSet(
         source.name,
-        classes,
-        **arrays,
-        class_names=found.class_names or label_names,
-        client_names=client_names,
+        checks.count_classes(train.labels, test.labels, str(where)),
+        train.images,
+        train.labels,
+        test.images,
+        test.labels,
+        train.clients,
+        test.clients,
+        class_names=found.class_names or names["y"],
+        client_names=names["client"],
         remarks=(*found.remarks, *remarks),
     )
+
+
+def _number(raw: readers.Arrays, key: str, where: Path) -> tuple[str, ...]:
+    """Names in the arrays of a key become numbers, in place; returns these names."""
+    if f"{key}_train" not in raw:
+        return ()
+    train, test, names = checks.numbered(raw[f"{key}_train"], raw.get(f"{key}_test"), str(where), key)
+    raw[f"{key}_train"] = train
+    if test is not None:
+        raw[f"{key}_test"] = test
+    return names
+
+
+class _Split(NamedTuple):
+    images: np.ndarray
+    labels: np.ndarray
+    clients: np.ndarray | None
+
+
+def _checked_split(raw: readers.Arrays, split: str, where: Path) -> _Split:
+    """Taken out of `raw`, so that the stored form is freed before the next split is converted."""
+    images = checks.to_images(raw.pop(f"x_{split}"), f"{where}: key x_{split}")
+    labels = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
+    ids = raw.pop(f"client_{split}", None)
+    clients = None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}")
+    return _Split(images, labels, clients)
+
+
+def _dull_remarks(raw: readers.Arrays, where: Path) -> list[str]:
+    return [text for split in SPLITS for text in dull_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")]
 
 
 def form_remarks(shape: tuple[int, int, int]) -> list[str]:
@@ -190,7 +209,7 @@ def dull_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
     stored.
     """
     counts = zip(checks.dull_images(images, where), ("are constant", "have two values only"))
-    told = [f"{count:,} {what}" for count, what in counts if count]
+    found = [f"{count:,} {what}" for count, what in counts if count]
     return [
-        f"of {len(images):,} {split} images {' and '.join(told)} (all values: {images.min()}..{images.max()})"
-    ] * bool(told)
+        f"of {len(images):,} {split} images {' and '.join(found)} (all values: {images.min()}..{images.max()})"
+    ] * bool(found)

@@ -59,7 +59,7 @@ def check_public_images(config: Config) -> None:
     """By the heads of the data's files; what cannot be read there others say."""
     facts = facts_of(config)
     if facts is not None:
-        public.check(config, facts.train)
+        public.check(config.scheme.name, config.data, config.fed.clients, facts.train)
 
 
 def told(tests: Iterable[Callable[[], None]]) -> list[str]:

@@ -97,7 +97,7 @@ def sizes(flat, config, kind: dict) -> dict[str, int]:
         config.fed.clients,
         len(flat.parameters_P),
         len(flat.values_V),
-        floor(public.fraction(config, kind["images"]) * kind["images"]),
+        floor(public.fraction(config.data, config.fed.clients, kind["images"]) * kind["images"]),
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, facts)
     counters = counter_size(flat.counters)

@@ -260,7 +260,7 @@ def test_the_default_public_set_never_refuses():
         for clients in counts:
             settings = config.resolve(overrides=[f"fed.clients={clients}", "data.fraction=1"])
             size = images // clients
-            assert clients * size + public.fitting_public_images(settings, images) <= images
+            assert clients * size + public.fitting_public_images(settings.data, settings.fed.clients, images) <= images
     for clients in range(1, 61):
         for fraction in (0.3, 0.5, 0.77, 0.9, 0.99, 1):
             if int(60 * fraction) >= clients:

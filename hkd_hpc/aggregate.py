@@ -29,11 +29,19 @@ CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own ca
 
 
 class FixedPointSum:
-    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece. `length`: numbers in
-    it.
+    """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece.
+
+        mean = (sum_i round(n_i * x_i * 2^bits)) / (M * 2^bits),    M = sum_i n_i
 
     The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum
     never lies in memory as a whole; `flush` converts it before, when its memory is needed for the next client.
+
+    Args:
+        length: numbers of a vector, V.
+        total_weight: an upper bound of M, over all clients of a round.
+        device: where the vectors are.
+        spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike
+            in all clients: nothing moves it, and `mean_into` leaves it as it is.
     """
 
     def __init__(
@@ -43,12 +51,6 @@ class FixedPointSum:
         device: torch.device | str = "cpu",
         spans: Sequence[tuple[int, int]] | None = None,
     ):
-        """`total_weight`: an upper bound of the sum of all weights over all clients of a round.
-
-        spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike
-        in
-        all clients: nothing moves it, and `mean_into` leaves it as it is.
-        """
         self.spans = [(0, length)] if spans is None else list(spans)
         self.offsets = list(itertools.accumulate((stop - start for start, stop in self.spans), initial=0))
         self.length, self.device = self.offsets[-1], torch.device(device)
@@ -66,7 +68,12 @@ class FixedPointSum:
     def add(self, values_V: torch.Tensor, weight: int) -> tuple[float, float] | None:
         """Add weight * values_V, which must stay as it is until `flush` or the last of the `pieces`.
 
-        With NaN, infinity or |x| > LIMIT nothing is added; then (smallest, largest) return.
+        Args:
+            values_V: float32.
+            weight: n_i, a whole number.
+
+        Returns:
+            None; (smallest, largest) of a vector with NaN, infinity or |x| > LIMIT, of which nothing is added.
         """
         rejected = self.rejects(values_V)
         if not rejected:
@@ -139,10 +146,14 @@ class FixedPointSum:
         return self._piece[:size]
 
     def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor]) -> None:
-        """Write the weighted mean into out_V, from the summed `pieces`; without pieces (rank 0 of many) nothing
-        happens.
+        """Write the weighted mean into out_V; without pieces (rank 0 of many) nothing happens.
 
-        RunError when no client delivered anything.
+        Args:
+            out_V: float32; outside of the spans it stays as it is.
+            summed: the `pieces`, summed over the ranks.
+
+        Raises:
+            RunError: no client delivered anything.
         """
         start, factor = 0, None
         for piece in summed:
@@ -184,7 +195,7 @@ def sharer_weights(rule: str, count_MC: torch.Tensor) -> torch.Tensor:
 
     count: its images of the class (paper, section 3.3). uniform: the same for all who share it. last: only the sharer
     with the highest number, as in the FedHKD authors' code, where each client overwrites what the one before it wrote.
-    (There, a later client of the same round trains on it already. Clients that train side by side cannot.)
+    (There, a later client of the same round trains on it already. Concurrent clients cannot.)
     """
     if rule == "count":
         return count_MC

@@ -10,10 +10,10 @@ from hkd_hpc import rng
 from hkd_hpc.config import FedSettings
 
 
-def draw_cohort(clients: int, participation: float, seed: int, round: int, able: Sequence[int] = ()) -> list[int]:
+def draw_cohort(clients: int, participation: float, seed: int, round: int, eligible: Sequence[int] = ()) -> list[int]:
     """Sorted ids of the sampled clients: max(1, round(participation * clients)) of them, the same for every scheme.
 
-    able: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of
+    eligible: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of
     them.
     """
     size = max(1, round_half_up(participation * clients))
@@ -21,22 +21,22 @@ def draw_cohort(clients: int, participation: float, seed: int, round: int, able:
         return list(range(clients))
     random = rng.stream(seed, "cohort", round)
     drawn = random.choice(clients, size, replace=False).tolist()
-    if len(able) and not set(able) & set(drawn):
-        drawn[0] = int(random.choice(able))
+    if len(eligible) and not set(eligible) & set(drawn):
+        drawn[0] = int(random.choice(eligible))
     return sorted(drawn)
 
 
 def draw_failures(fed: FedSettings, seed: int, round: int, cohort: list[int]) -> tuple[set[int], set[int]]:
-    """(those of these clients that do not answer, those that are late), the same for every scheme; one at least
+    """(those of these clients that drop out, the stragglers), the same for every scheme; one at least
     delivers.
     """
-    drop_M, late_M = rng.stream(seed, "failures", round).random((2, fed.clients))
-    dropped = {client for client in cohort if drop_M[client] < fed.drop_rate}
-    late = {client for client in cohort if late_M[client] < fed.straggler_rate} - dropped
-    if cohort and len(dropped | (set() if fed.straggler_epochs else late)) == len(cohort):
+    drop_M, straggle_M = rng.stream(seed, "failures", round).random((2, fed.clients))
+    dropped_out = {client for client in cohort if drop_M[client] < fed.drop_rate}
+    stragglers = {client for client in cohort if straggle_M[client] < fed.straggler_rate} - dropped_out
+    if cohort and len(dropped_out | (set() if fed.straggler_epochs else stragglers)) == len(cohort):
         spared = max(cohort, key=lambda client: drop_M[client])
-        dropped, late = dropped - {spared}, late - {spared}
-    return dropped, late
+        dropped_out, stragglers = dropped_out - {spared}, stragglers - {spared}
+    return dropped_out, stragglers
 
 
 def round_half_up(value: float) -> int:

@@ -12,7 +12,7 @@ import torch
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
-from hkd_hpc.quarantine import BAD_TEST, NONFINITE, STATUS
+from hkd_hpc.quarantine import INVALID_TEST, NONFINITE, STATUS
 from hkd_hpc.rounds import RankRun, with_statistics_of
 from hkd_hpc.server import Server
 from hkd_hpc.worker import counter_size, unpack_counters
@@ -85,7 +85,7 @@ def accepted(server: Server, rows: np.ndarray) -> np.ndarray:
         server.history.add_event(
             round=round,
             client=client,
-            what=STATUS[BAD_TEST],
+            what=STATUS[INVALID_TEST],
             tensor="local test, fine-tuned",
             value=float(nonfinite),
         )

@@ -19,12 +19,12 @@ LIMIT_BYTES = 2**31 - 1  # numpy counts a record's bytes in a C int: beyond it, 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
-    """A structured type: float64 `numbers`, int64 `whole` numbers, float32 `tensors` under the field "tensors".
+def record_type(numbers: Shapes, integers: Shapes, tensors: Shapes) -> np.dtype:
+    """A structured type: float64 `numbers`, int64 `integers`, float32 `tensors` under the field "tensors".
 
     UsageError for more than LIMIT_BYTES.
     """
-    nbytes = real_type().itemsize * _count(tensors) + 8 * (_count(numbers) + _count(whole))
+    nbytes = real_type().itemsize * _count(tensors) + 8 * (_count(numbers) + _count(integers))
     if nbytes > LIMIT_BYTES:
         largest = max(tensors, key=lambda name: math.prod(tensors[name]), default="")
         raise UsageError(
@@ -32,7 +32,7 @@ def record_type(numbers: Shapes, whole: Shapes, tensors: Shapes) -> np.dtype:
             f"{LIMIT_BYTES:,} can travel beside the weights; use fewer classes or public images, or a "
             "smaller model.latent"
         )
-    fields = [(name, "<i8", shape) for name, shape in whole.items()]
+    fields = [(name, "<i8", shape) for name, shape in integers.items()]
     fields += [(name, "<f8", shape) for name, shape in numbers.items()]
     inner = [(name, real_type(), shape) for name, shape in tensors.items()]
     return np.dtype(fields + ([("tensors", inner)] if inner else []))

@@ -1,7 +1,8 @@
 """Which clients may enter the average: none with NaN, infinity or absurd sizes in its weights, buffers, knowledge or
 loss, nor with logits on its own test or validation images that are not finite.
 
-A client that may not counts with weight 0, the others are renormalised, and the first bad tensor is told and recorded.
+A client that may not is invalid: it counts with weight 0, the others are renormalised, and the first tensor to blame is
+told and recorded.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import torch
 from hkd_hpc.aggregate import LIMIT
 from hkd_hpc.models.flat import FlatModel
 
-OK, REFUSED, NO_DATA, BAD_REPORT, BAD_LOSS, DROPPED, LATE, BAD_TEST = range(8)
-BAD = (REFUSED, BAD_REPORT, BAD_LOSS, BAD_TEST)
+OK, INVALID_WEIGHTS, TOO_FEW_IMAGES, INVALID_REPORT, INVALID_LOSS, DROPPED_OUT, STRAGGLER, INVALID_TEST = range(8)
+INVALID = (INVALID_WEIGHTS, INVALID_REPORT, INVALID_LOSS, INVALID_TEST)
 STATUS = {
     OK: "ok",
-    REFUSED: "weights",
-    NO_DATA: "too few images to train",
-    BAD_REPORT: "report to the server",
-    BAD_LOSS: "loss",
-    BAD_TEST: "predictions",
-    DROPPED: "did not answer (fed.drop_rate)",
-    LATE: "came too late (fed.straggler_rate)",
+    INVALID_WEIGHTS: "weights",
+    TOO_FEW_IMAGES: "too few images to train",
+    INVALID_REPORT: "report to the server",
+    INVALID_LOSS: "loss",
+    INVALID_TEST: "predictions",
+    DROPPED_OUT: "did not answer (fed.drop_rate)",
+    STRAGGLER: "came too late (fed.straggler_rate)",
 }
 UPDATE = "change of all weights, L2 norm"
 TESTS = ("local test", "validation")  # the number that goes with them: images whose logits are not finite
@@ -32,7 +33,8 @@ NONFINITE = "images whose logits are not finite"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a client: its status, the tensor, and the number in it, or its norm; of TESTS the images."""
+    """What makes a client invalid in a round: its status, the tensor, and the number in it, or its norm; of TESTS the
+    images."""
 
     status: int
     tensor: str
@@ -50,43 +52,43 @@ def names(flat: FlatModel, reports, terms) -> list[str]:
     ]
 
 
-def bad_weights(flat: FlatModel) -> Finding | None:
+def invalid_weights(flat: FlatModel) -> Finding | None:
     """The first tensor of the model with a number that is not finite, or beyond aggregate.LIMIT."""
     tensors = flat.tensors()
     return next(
         (
-            Finding(REFUSED, name, value)
+            Finding(INVALID_WEIGHTS, name, value)
             for name, tensor in tensors.items()
-            if (value := bad_number(tensor)) is not None
+            if (value := invalid_number(tensor)) is not None
         ),
         None,
     )
 
 
-def bad_update(flat: FlatModel, received_V: torch.Tensor, max_norm: float) -> Finding | None:
+def invalid_update(flat: FlatModel, received_V: torch.Tensor, max_norm: float) -> Finding | None:
     """A change of the weights since the start of the round whose L2 norm is beyond max_norm (0: any will do)."""
     if not max_norm:
         return None
     norm = float(torch.linalg.vector_norm(flat.values_V - received_V, dtype=torch.float64))
-    return None if norm <= max_norm else Finding(REFUSED, UPDATE, norm)
+    return None if norm <= max_norm else Finding(INVALID_WEIGHTS, UPDATE, norm)
 
 
-def bad_report(report: dict[str, torch.Tensor], max_norm: float) -> Finding | None:
+def invalid_report(report: dict[str, torch.Tensor], max_norm: float) -> Finding | None:
     """The first tensor of a report with a bad number, or an L2 norm beyond max_norm (0: any will do)."""
     for name, tensor in report.items():
-        value = bad_number(tensor)
+        value = invalid_number(tensor)
         if value is None and max_norm and float(tensor.double().norm()) > max_norm:
             value = float(tensor.double().norm())
         if value is not None:
-            return Finding(BAD_REPORT, f"report {name}", value)
+            return Finding(INVALID_REPORT, f"report {name}", value)
     return None
 
 
-def bad_loss(loss_by_term: dict[str, float]) -> Finding | None:
+def invalid_loss(loss_by_term: dict[str, float]) -> Finding | None:
     """The first term that is not finite."""
     return next(
         (
-            Finding(BAD_LOSS, f"loss {term}", value)
+            Finding(INVALID_LOSS, f"loss {term}", value)
             for term, value in loss_by_term.items()
             if not abs(value) < float("inf")
         ),
@@ -94,9 +96,9 @@ def bad_loss(loss_by_term: dict[str, float]) -> Finding | None:
     )
 
 
-def bad_test(*nonfinite: int) -> Finding | None:
+def invalid_test(*nonfinite: int) -> Finding | None:
     """The first of TESTS, given the images of each whose logits are not finite, that has some."""
-    return next((Finding(BAD_TEST, name, count) for name, count in zip(TESTS, nonfinite) if count), None)
+    return next((Finding(INVALID_TEST, name, count) for name, count in zip(TESTS, nonfinite) if count), None)
 
 
 def words(tensor: str, value: float) -> str:
@@ -104,7 +106,7 @@ def words(tensor: str, value: float) -> str:
     return f"{tensor} has {value:.6g}" + f" {NONFINITE}" * (tensor in TESTS)
 
 
-def bad_number(tensor: torch.Tensor) -> float | None:
+def invalid_number(tensor: torch.Tensor) -> float | None:
     """The first number that is not finite or beyond aggregate.LIMIT."""
     bad = ~(tensor.abs() <= LIMIT)  # NaN is not <= anything
     return float(tensor[bad].reshape(-1)[0]) if bool(bad.any()) else None

@@ -21,7 +21,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
-from hkd_hpc.quarantine import BAD, DROPPED, LATE, NO_DATA, OK, STATUS, words
+from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, words
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.store.digest import weights_sha256
@@ -179,8 +179,8 @@ class Server:
             "local_val_accuracy": good["val_correct"].sum() / good["val_n"].sum() if good["val_n"].any() else NAN,
             "train_n": int(images),
             "clients_sampled": len(gathered),
-            "clients_refused": int(np.isin(gathered["status"], BAD).sum()),
-            "clients_failed": int(np.isin(gathered["status"], (DROPPED, LATE)).sum()),
+            "clients_refused": int(np.isin(gathered["status"], INVALID).sum()),
+            "clients_failed": int(np.isin(gathered["status"], (DROPPED_OUT, STRAGGLER)).sum()),
         }
         for j, term in enumerate(self.trainer.scheme.terms):
             row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
@@ -225,20 +225,21 @@ class Server:
 
         RunError when they are more than fed.max_bad_fraction of those that trained.
         """
-        bad = gathered[np.isin(gathered["status"], BAD)]
+        bad = gathered[np.isin(gathered["status"], INVALID)]
         for record in bad:
-            client, tensor, value = int(record["client"]), names[record["bad_tensor"]], float(record["bad_value"])
+            client, value = int(record["client"]), float(record["invalid_value"])
+            tensor = names[record["invalid_tensor"]]
             messages.warn(
                 f"round {round}: {self.client_text(client)} refused: {words(tensor, value)}; it counts with weight 0"
             )
             self.history.add_event(
                 round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value
             )
-        if round == 1 and (gathered["status"] == NO_DATA).any():
-            ids = gathered["client"][gathered["status"] == NO_DATA].tolist()
+        if round == 1 and (gathered["status"] == TOO_FEW_IMAGES).any():
+            ids = gathered["client"][gathered["status"] == TOO_FEW_IMAGES].tolist()
             named = f" ({', '.join(str(self.client_names[i]) for i in ids)})" if len(self.client_names) else ""
-            messages.warn(f"clients {ids}{named} have {STATUS[NO_DATA]}; they take part with weight 0")
-        self.stop_if_too_many(f"round {round}", len(bad), int(np.isin(gathered["status"], (OK, *BAD)).sum()))
+            messages.warn(f"clients {ids}{named} have {STATUS[TOO_FEW_IMAGES]}; they take part with weight 0")
+        self.stop_if_too_many(f"round {round}", len(bad), int(np.isin(gathered["status"], (OK, *INVALID)).sum()))
 
     def stop_if_too_many(self, where: str, bad: int, trained: int) -> None:
         most = self.config.fed.max_bad_fraction

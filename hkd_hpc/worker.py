@@ -15,25 +15,25 @@ from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
 from hkd_hpc.models import evaluate
-from hkd_hpc.quarantine import DROPPED, LATE, NO_DATA, Finding
+from hkd_hpc.quarantine import DROPPED_OUT, STRAGGLER, TOO_FEW_IMAGES, Finding
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.training import LocalTrainer, Task, Trained
 
 
 def report_type(scheme, counters: int) -> np.dtype:
     """One client's report of a round. client -1: an unused slot of a rank that hosts fewer clients than others."""
-    whole = {
+    integers = {
         "client": (),
         "status": (),
         "weight": (),
         "test_n": (),
         "test_correct": (),
         "counters": (counters,),
-        "bad_tensor": (),
+        "invalid_tensor": (),
     }  # an index of quarantine.names
-    numbers = {"train_s": (), "report_s": (), "bad_value": (), "loss": (len(scheme.terms),)}
-    whole |= {"val_n": (), "val_correct": ()}
-    return payload.record_type(numbers, whole, scheme.report_shapes())
+    numbers = {"train_s": (), "report_s": (), "invalid_value": (), "loss": (len(scheme.terms),)}
+    integers |= {"val_n": (), "val_correct": ()}
+    return payload.record_type(numbers, integers, scheme.report_shapes())
 
 
 class Worker:
@@ -94,15 +94,17 @@ class Worker:
     def _epochs_of(self, round: int, cohort: list[int], reports: np.ndarray, here: list[Client]) -> dict[int, int]:
         """Local epochs by id of those that train; the reports say who they are, and why the others do not train."""
         config = self.trainer.config
-        dropped, late = draw_failures(config.fed, config.run.seed, round, sorted({*cohort} & {*self.eligible}))
+        dropped_out, stragglers = draw_failures(
+            config.fed, config.run.seed, round, sorted({*cohort} & {*self.eligible})
+        )
         epochs_by_id = {}
         for report, client in zip(reports, here):
-            most = config.fed.straggler_epochs if client.id in late else config.train.epochs
+            most = config.fed.straggler_epochs if client.id in stragglers else config.train.epochs
             report["client"] = client.id
-            if client.id in dropped or not most:
-                report["status"] = DROPPED if client.id in dropped else LATE
+            if client.id in dropped_out or not most:
+                report["status"] = DROPPED_OUT if client.id in dropped_out else STRAGGLER
             elif not self.trainer.can_train(client):
-                report["status"] = NO_DATA
+                report["status"] = TOO_FEW_IMAGES
             else:
                 epochs_by_id[client.id] = min(most, config.train.epochs)
         return epochs_by_id
@@ -137,7 +139,7 @@ class Worker:
         report["counters"] = pack_counters(client.flat.counters)
         found = self._add(client, trained)
         if found:
-            report["status"], report["bad_tensor"], report["bad_value"] = (
+            report["status"], report["invalid_tensor"], report["invalid_value"] = (
                 found.status,
                 self.names.index(found.tensor),
                 found.value,
@@ -148,14 +150,14 @@ class Worker:
         """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
         flat, max_norm = client.flat, self.trainer.config.fed.max_norm
         found = (
-            quarantine.bad_report(trained.report, max_norm)
-            or quarantine.bad_loss(dict(zip(self.trainer.scheme.terms, trained.loss_by_term)))
-            or quarantine.bad_update(flat, client.received_V, max_norm)
-            or quarantine.bad_test(trained.test.nonfinite, trained.val.nonfinite)
+            quarantine.invalid_report(trained.report, max_norm)
+            or quarantine.invalid_loss(dict(zip(self.trainer.scheme.terms, trained.loss_by_term)))
+            or quarantine.invalid_update(flat, client.received_V, max_norm)
+            or quarantine.invalid_test(trained.test.nonfinite, trained.val.nonfinite)
         )
         if found:
-            return quarantine.bad_weights(flat) or found
-        return quarantine.bad_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
+            return quarantine.invalid_weights(flat) or found
+        return quarantine.invalid_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
 
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
@@ -169,12 +171,12 @@ class Worker:
                 self.statistics_sum.flush()
                 self.trainer.flat.load(weights_V, counters)
                 evaluate.reestimate_batch_norm(self.trainer.flat.net, client.x_train)
-                refused = self.statistics_sum.add(self.trainer.flat.statistics_S, self.weight_of(client))
-                if refused:
+                rejected = self.statistics_sum.add(self.trainer.flat.statistics_S, self.weight_of(client))
+                if rejected:
                     log.warn(
                         f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global "
                         "weights have "
-                        f"{refused[0]:.6g} to {refused[1]:.6g}; they count with weight 0"
+                        f"{rejected[0]:.6g} to {rejected[1]:.6g}; they count with weight 0"
                     )
 
     def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:

@@ -42,7 +42,7 @@ def test_pure_function_of_seed_and_round():
 
 def test_somebody_who_can_train_is_always_drawn():
     """Of 20 clients two have images; where one of two drawn has some, the draw is that of 20 clients with images."""
-    cohorts = [draw_cohort(20, 0.1, 0, round, able=[3, 17]) for round in range(1, 101)]
+    cohorts = [draw_cohort(20, 0.1, 0, round, eligible=[3, 17]) for round in range(1, 101)]
     usual = [draw_cohort(20, 0.1, 0, round) for round in range(1, 101)]
     assert all(len(set(cohort)) == 2 and {3, 17} & set(cohort) for cohort in cohorts)
     assert [cohort for cohort, other in zip(cohorts, usual) if {3, 17} & set(other)] == [

@@ -1,4 +1,4 @@
-"""Sick, absent and late clients: what is refused, what is recorded, and that the others go on without them."""
+"""Invalid clients, those that drop out, and stragglers: what is rejected, what is recorded, what the others do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import toy
 
 from hkd_hpc import config, quarantine
 from hkd_hpc.cohort import draw_failures
-from hkd_hpc.quarantine import BAD_LOSS, BAD_REPORT, BAD_TEST, DROPPED, LATE, OK, REFUSED, Finding
+from hkd_hpc.quarantine import (
+    DROPPED_OUT,
+    INVALID_LOSS,
+    INVALID_REPORT,
+    INVALID_TEST,
+    INVALID_WEIGHTS,
+    OK,
+    STRAGGLER,
+    Finding,
+)
 from hkd_hpc.store.tree import load_tree, save_tree
 
 
@@ -37,16 +46,16 @@ def test_a_bad_number_is_found_in_weights_buffers_and_reports(toy_net, number, f
     assert names[-2:] == ["report feature_CD", "loss cross_entropy"]
     for name, tensor in flat.tensors().items():
         before, tensor.view(-1)[-1] = tensor.view(-1)[-1].clone(), number
-        result = quarantine.bad_weights(flat)
+        result = quarantine.invalid_weights(flat)
         np.testing.assert_equal(
-            result and (result.status, result.tensor, result.value), found and (REFUSED, name, found)
+            result and (result.status, result.tensor, result.value), found and (INVALID_WEIGHTS, name, found)
         )
         assert name in names
         tensor.view(-1)[-1] = before
     report = {"count_C": torch.ones(3), "feature_CD": torch.tensor([[1.0, number]])}
-    result = quarantine.bad_report(report, 0)
+    result = quarantine.invalid_report(report, 0)
     np.testing.assert_equal(
-        result and (result.status, result.tensor, result.value), found and (BAD_REPORT, "report feature_CD", found)
+        result and (result.status, result.tensor, result.value), found and (INVALID_REPORT, "report feature_CD", found)
     )
 
 
@@ -58,25 +67,25 @@ def test_norms_beyond_the_setting_are_bad(toy_net):
     received_V = flat.values_V.clone()
     flat.values_V[0] += 3
     flat.values_V[-16] -= 4
-    assert quarantine.bad_update(flat, received_V, 0) is None
-    assert quarantine.bad_update(flat, received_V, 5.001) is None
-    found = quarantine.bad_update(flat, received_V, 4.999)
-    assert (found.status, found.tensor) == (REFUSED, quarantine.UPDATE)
+    assert quarantine.invalid_update(flat, received_V, 0) is None
+    assert quarantine.invalid_update(flat, received_V, 5.001) is None
+    found = quarantine.invalid_update(flat, received_V, 4.999)
+    assert (found.status, found.tensor) == (INVALID_WEIGHTS, quarantine.UPDATE)
     assert found.value == pytest.approx(5, abs=1e-5)
     report = {"soft_CC": torch.tensor([[3.0, -4.0]])}
-    assert quarantine.bad_report(report, 5.0) is None
-    assert quarantine.bad_report(report, 4.999) == Finding(BAD_REPORT, "report soft_CC", 5.0)
+    assert quarantine.invalid_report(report, 5.0) is None
+    assert quarantine.invalid_report(report, 4.999) == Finding(INVALID_REPORT, "report soft_CC", 5.0)
 
 
 def test_a_loss_that_is_not_finite_is_bad():
-    assert quarantine.bad_loss({"cross_entropy": 1e30, "soft": 0.0}) is None
-    assert quarantine.bad_loss({"cross_entropy": 1.0, "soft": -INF}) == Finding(BAD_LOSS, "loss soft", -INF)
+    assert quarantine.invalid_loss({"cross_entropy": 1e30, "soft": 0.0}) is None
+    assert quarantine.invalid_loss({"cross_entropy": 1.0, "soft": -INF}) == Finding(INVALID_LOSS, "loss soft", -INF)
 
 
 # ---- what becomes of it in a run
 
 
-def sick(client, round, where):
+def make_invalid(client, round, where):
     """This client's loss is infinite in its last epoch, or its weights are large, or it predicts NaN, in one round."""
 
     def patch(rank):
@@ -107,15 +116,15 @@ def sick(client, round, where):
 @pytest.mark.parametrize(
     "where, status, what, tensor, value",
     [
-        ("loss", BAD_LOSS, "loss", "loss cross_entropy", INF),
-        ("weights", REFUSED, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3)),
-        ("predictions", BAD_TEST, "predictions", "local test", 25),
+        ("loss", INVALID_LOSS, "loss", "loss cross_entropy", INF),
+        ("weights", INVALID_WEIGHTS, "weights", quarantine.UPDATE, pytest.approx(1000, rel=1e-3)),
+        ("predictions", INVALID_TEST, "predictions", "local test", 25),
     ],
 )
 def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_norm=100")
     for size in (1, 3):
-        outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=sick(1, 2, where))
+        outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=make_invalid(1, 2, where))
         [warning] = [line for line in outputs[0].splitlines() if "warning" in line]
         assert f"round 2: client 1 refused: {tensor} has" in warning
         assert "counts with weight 0" in warning
@@ -132,7 +141,7 @@ def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, stat
 
 def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_path, data):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_bad_fraction=0.3")
-    results = toy.train(3, *arguments, "--out", tmp_path / "run", patch=sick(1, 2, "loss"))
+    results = toy.train(3, *arguments, "--out", tmp_path / "run", patch=make_invalid(1, 2, "loss"))
     assert [result.exit_code for result in results] == [1, 1, 1]
     [line] = toy.our_lines(result.output for result in results)
     assert "round 2: 1 of 3 clients were refused, more than fed.max_bad_fraction=0.3 allows" in line
@@ -173,12 +182,14 @@ def make_nan(client, round):
     ],
     ids=" ".join,
 )
-def test_what_a_client_keeps_is_not_spoilt_by_a_sick_round(tmp_path, data, settings):
+def test_what_a_client_keeps_is_not_spoilt_by_an_invalid_round(tmp_path, data, settings):
     """Its own model or statistics are those of the round before, also in the first round, when there are none."""
-    for sick_round in (1, 2):
-        folder = tmp_path / str(sick_round)
-        toy.train_ok(1, *toy.settings(data, *settings, "fed.rounds=3"), "--out", folder, patch=make_nan(1, sick_round))
-        expected = [[OK, REFUSED if round == sick_round else OK, OK] for round in (1, 2, 3)]
+    for invalid_round in (1, 2):
+        folder = tmp_path / str(invalid_round)
+        toy.train_ok(
+            1, *toy.settings(data, *settings, "fed.rounds=3"), "--out", folder, patch=make_nan(1, invalid_round)
+        )
+        expected = [[OK, INVALID_WEIGHTS if round == invalid_round else OK, OK] for round in (1, 2, 3)]
         assert toy.metrics(folder)["clients/status"].tolist() == expected
         for round in (2, 3):
             stored = toy.checkpoint(folder, round)
@@ -189,7 +200,7 @@ def test_what_a_client_keeps_is_not_spoilt_by_a_sick_round(tmp_path, data, setti
 
 @pytest.mark.parametrize("what", ["its weights", "its statistics measured anew"])
 def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
-    """16, 24 and 32 images to train on; in round 2 client 1 is sick. At the end all measure once more."""
+    """16, 24 and 32 images to train on; in round 2 client 1 is invalid. At the end all measure once more."""
     data, log = toy.save_natural(tmp_path / "data.npz", [16, 24, 32]), tmp_path / "log"
 
     def patch(rank):
@@ -254,7 +265,7 @@ class Marked(nn.Module):
         return pixel_B == 1
 
 
-class Sick(Marked):
+class Invalid(Marked):
     """In eval mode all logits are NaN."""
 
     def is_sick(self, pixel_B):
@@ -295,7 +306,7 @@ def events(folder):
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_model_that_predicts_nan_in_eval_mode_has_no_accuracy(tmp_path, data, model, size):
     """Class 0 is what argmax makes of NaN: a tenth of all images would be right."""
-    results = toy.train(size, *model("Sick", data), "--out", tmp_path / "run")
+    results = toy.train(size, *model("Invalid", data), "--out", tmp_path / "run")
     assert [result.exit_code for result in results] == [1] * size
     [line] = toy.our_lines(result.output for result in results)
     assert "round 1: 3 of 3 clients were refused, more than fed.max_bad_fraction=0.5 allows" in line
@@ -374,7 +385,7 @@ def test_a_client_with_a_prediction_that_is_not_finite_is_left_out(tmp_path, dat
     marked = mark(data, tmp_path / "data.npz", "x_train", index)
     output = toy.train_ok(1, *model("Marked", marked, "fed.max_bad_fraction=1"), "--out", tmp_path / "run")[0]
     found = toy.metrics(tmp_path / "run")
-    assert found["clients/status"].tolist() == [[OK, BAD_TEST, OK]] * 2
+    assert found["clients/status"].tolist() == [[OK, INVALID_TEST, OK]] * 2
     tuned = [(2, 1, "predictions", "local test, fine-tuned", 1)] if kind == "test" else []
     assert events(tmp_path / "run") == [(round, 1, "predictions", tensor, 1) for round in (1, 2)] + tuned
     assert found["summary/finetuned_on_local_test"][:, 0].tolist() == ([0, 2] if kind == "test" else [0, 1, 2])
@@ -445,7 +456,7 @@ def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp
     assert toy.last_sha(tmp_path / "1") == toy.last_sha(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
     expected = [
-        [DROPPED if client in dropped else LATE if client in late else OK for client in range(3)]
+        [DROPPED_OUT if client in dropped else STRAGGLER if client in late else OK for client in range(3)]
         for dropped, late in (
             draw_failures(fed(clients=3, drop_rate=0.3, straggler_rate=0.3), 0, round, [0, 1, 2]) for round in (1, 2, 3)
         )

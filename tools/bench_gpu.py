@@ -3,9 +3,10 @@
 The cell is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and
 checkpoint in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and
 50 times their median stands for the cell: extrapolated. The first two are left out: in these libraries wake and graphs
-are recorded. Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many lanes as were fastest with
-FedAvg; those in TF32 and bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that trains the same
-clients one after the other, with no test. A row that fails says why; what there was no time for is said so.
+are recorded. Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many concurrent clients as were
+fastest with FedAvg; those in TF32 and bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that
+trains the same clients one after the other, with no test. A row that fails says why; what there was no time for is
+said so.
 
 --quick --device cpu: tiny, to see that it runs; its numbers mean nothing. Exit code 2: no GPU, or wrong arguments.
 """
@@ -168,10 +169,10 @@ class Bench:
 def all_rows(bench: Bench) -> None:
     bench.bare_row("resnet18")
     bench.cell(REFERENCE, "resnet18", *USUAL)
-    by_lanes = {
+    by_concurrent = {
         lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes
     }
-    measured = {lanes: seconds for lanes, seconds in by_lanes.items() if seconds is not None}
+    measured = {lanes: seconds for lanes, seconds in by_concurrent.items() if seconds is not None}
     best = ("run.graphs=on", f"run.lanes={min(measured, key=lambda lanes: measured[lanes]) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
         bench.cell(OURS, "resnet18", *more)

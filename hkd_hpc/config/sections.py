@@ -108,8 +108,8 @@ class RunSettings:
     )
     lanes: int = setting(
         1,
-        "on GPUs: so many clients of a rank are trained side by side, or as many as fit into the "
-        "memory; the results are the same, the speed is unmeasured; lanes want graphs",
+        "on GPUs: so many concurrent clients of a rank, each on a model of its own, or as many as fit into the "
+        "memory; the results are the same, the speed is unmeasured; they want graphs",
         low=1,
         high=32,
     )

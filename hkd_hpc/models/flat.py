@@ -56,10 +56,25 @@ class Slot:
 
 
 class FlatModel:
-    """A module whose floats live in `values_V` and whose gradients live in `grad_P`.
+    """A module whose floats lie in one vector, and whose gradients in another.
 
-    `parameters_P` is the trainable part of `values_V`, `statistics_S` the rest. Raises UsageError for float tensors
-    other than float32.
+    Args:
+        net: the module; its parameters and float buffers become views.
+        device: where it goes.
+
+    Attributes:
+        net: the module.
+        values_V: all V floats.
+        parameters_P: the trainable part of `values_V`, a view.
+        statistics_S: the rest, BatchNorm's running statistics, a view.
+        grad_P: the gradients, zero in the gaps.
+        counters: the integer and bool buffers, which are never averaged.
+        slots: where each tensor of the state dict lies.
+        active_spans: (start, stop) of what the optimizer steps in `parameters_P`.
+
+    Raises:
+        UsageError: a tensor that cannot be averaged or stored: no float32, whole numbers or bool, not dense, or of a
+            name that no file can have.
     """
 
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):

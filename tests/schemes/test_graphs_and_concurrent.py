@@ -1,4 +1,4 @@
-"""Epochs on a stage, and clients side by side, give the bits of the usual way, for every scheme and control."""
+"""Epochs on a stage, and concurrent clients, give the bits of the usual way, for every scheme and control."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hkd_hpc import schemes
 from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import ConcurrentTrainer, fitting
 from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer
+from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
@@ -112,6 +113,28 @@ def test_a_declaration_is_not_inherited():
     assert graphs.why_not(object.__new__(FedHKD), OwnNet(torch.nn.Flatten(), 4, 3), gpu) == (
         "OwnNet does not say `cuda_graph_safe = True`"
     )
+
+
+class Old(Scheme):
+    """As written for an older version."""
+
+    captures = True
+
+    def report_shapes(self):
+        return {"count_C": (self.facts.classes,)}
+
+
+def test_the_names_of_older_versions_are_taken_and_told(data, capsys):
+    run = Federation(data, "fedavg", "run.graphs=on")
+    old = Old(run.scheme.settings, run.scheme.info)
+    capsys.readouterr()
+    trainer_for(run.flat, old, run.part.config, lambda: run.flat, run.part.comm)
+    assert capsys.readouterr().err.splitlines() == [
+        "hkd_hpc: warning: Old: `captures` is called `cuda_graph_safe` now; it is taken as that",
+        "hkd_hpc: warning: run.graphs=on has no effect: there is no GPU",
+    ]
+    assert graphs.why_not(old, run.net, torch.device("cuda")) == ""
+    assert old.report_shapes() == {"count_C": (10,)}
 
 
 def staged(client, message=None, **cache):

@@ -14,7 +14,7 @@ from hkd_hpc import config
 from hkd_hpc.assemble import NOWHERE
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.console import messages
-from hkd_hpc.quarantine import NO_DATA, OK, REFUSED
+from hkd_hpc.quarantine import INVALID_WEIGHTS, OK, TOO_FEW_IMAGES
 from hkd_hpc.server import Images, RoundResult, Server
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import NAN, History, client_column
@@ -152,7 +152,7 @@ class Round:
         self.server = Server(settings, self.trainer, NOWHERE, Images(images, torch.zeros(6)), NO_IMAGES, {})
         self.wire_bytes = {"weights": 1000, "knowledge_up": 10}
         self.gathered = np.zeros(3, report_type(self.trainer.scheme, 1))
-        self.gathered["client"], self.gathered["status"] = [0, 2, 3], [OK, REFUSED, NO_DATA]
+        self.gathered["client"], self.gathered["status"] = [0, 2, 3], [OK, INVALID_WEIGHTS, TOO_FEW_IMAGES]
         self.gathered["weight"], self.gathered["test_n"] = [30, 0, 0], [10, 10, 0]
         self.gathered["test_correct"] = [7, 1, 0]
         self.gathered["loss"] = [[1.0, 0.5, 0.25], [NAN, NAN, NAN], [0, 0, 0]]
@@ -179,7 +179,7 @@ def test_numbers_of_a_row(toy_net, toy_trainer):
     assert row["payload_bytes/knowledge_down"] == 3 * 4 * 14
     np.testing.assert_array_equal(history.clients["local_test_accuracy"][0], [0.7, NAN, NAN, NAN])
     np.testing.assert_array_equal(history.clients["loss/cross_entropy"][0], [1.0, NAN, NAN, NAN])
-    np.testing.assert_array_equal(history.clients["status"][0], [OK, NAN, REFUSED, NO_DATA])
+    np.testing.assert_array_equal(history.clients["status"][0], [OK, NAN, INVALID_WEIGHTS, TOO_FEW_IMAGES])
     np.testing.assert_array_equal(history.clients["train_n"][0], [30, NAN, 0, 0])
 
 

@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 
 def run_ranks(
-    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60, **options: Any
+    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 180, **options: Any
 ) -> list[Result]:
     """Run function(rank, *args) in `size` forked processes of an env:// world; returns how each ended, by rank.
 
@@ -58,7 +58,7 @@ def watch_ranks(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout_s: float = 60,
+    timeout_s: float = 180,
     env: dict[str, str] | None = None,
     watch: Watch = lambda running: None,
 ) -> tuple[list[int], list[Result]]:

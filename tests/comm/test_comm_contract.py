@@ -16,7 +16,7 @@ from hkd_hpc.comm.transports.base import HostStaging
 from tools.forked_ranks import run_rank_values, run_ranks
 
 
-def with_comm(rank, action, timeout_s=30.0):
+def with_comm(rank, action, timeout_s=120.0):
     """What each forked rank does: open the world, connect, act."""
     with World.open(timeout_s=timeout_s) as world:
         action(world.connect(device="cpu"))
@@ -122,7 +122,7 @@ def _sleeper(comm):
     comm.at(4, "weights")
     if comm.rank == 1:
         comm.at(4, "training", 7)
-        time.sleep(60)
+        time.sleep(600)
     refuses(comm.agree, "did not come to agreement of status (round 4, phase weights")
     raise SystemExit(3)
 

@@ -31,7 +31,7 @@ def _die(rank, way, victim, others):
         if rank == victim:
             way()
         if others == "compute":
-            time.sleep(60)
+            time.sleep(600)
         sum_(comm, torch.zeros(4, dtype=torch.float64))
 
 
@@ -188,7 +188,7 @@ def _stuck_in_user_code(rank, stopped):
     def a_users_own_function():
         if stopped:
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(60)
+        time.sleep(600)
 
     with World.open(timeout_s=1) as world:
         comm = world.connect(device="cpu")
@@ -210,7 +210,7 @@ def test_report_of_a_hang_says_where_all_are_and_what_the_stuck_rank_does():
     assert "round 3, phase training, client 5, step 17, for" in text
     assert "What rank 2 does:" in text
     assert "in a_users_own_function" in text
-    assert "time.sleep(60)" in text
+    assert "time.sleep(600)" in text
     assert "What rank 1 does:" not in text
     assert "a larger comm.timeout_s" in text
 
@@ -305,7 +305,7 @@ def _terminated_child(rank):
     with World.open(timeout_s=60) as world:
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(600)
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
         time.sleep(1)
@@ -329,7 +329,7 @@ def _sleep_after_sigterm(rank):
         world.control.set_status(5, "evaluation")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            time.sleep(600)
         world.control.meet(["after evaluation"])
 
 

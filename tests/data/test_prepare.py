@@ -230,7 +230,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
         )
         assert "downloading" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert errors == "error: interrupted; nothing incomplete was left\n"
     assert files_below(tmp_path / "data") == {".svhn.lock": b""}
@@ -247,7 +247,7 @@ def test_three_at_once_download_once(tmp_path):
     with serve(ARCHIVE, chunk_wait_s=0.15) as (address, sent):
         command = [sys.executable, "-c", CLIENT, address, md5(ARCHIVE), str(tmp_path / "data"), *members]
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sent == [len(ARCHIVE)]
     assert sum("downloading" in output for output in outputs) == 1
@@ -306,7 +306,7 @@ def test_a_mirror_keeps_names_and_sums():
 
 
 def command(*words: str) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "hkd_hpc.data", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "hkd_hpc.data", *words], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 

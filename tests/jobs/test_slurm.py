@@ -140,23 +140,22 @@ def test_srun_over_two_nodes_without_an_mpi(cluster, site, expected, flavour, ba
     assert toy.last_sha(site / flavour) == expected
 
 
-def test_batch_script_of_11_tasks_on_two_nodes_ends_with_the_bits_of_mpirun(cluster, site):
+def test_batch_script_of_11_tasks_on_two_nodes_ends_with_the_bits_of_one_process(cluster, site):
     gpu = ["--gres=gpu:1"] * bool(cluster.gpus_per_node)
     own = settings(site, "fed.clients=10", "fed.rounds=2")
     number, log = sbatch(cluster, site, "-N2", "--ntasks=11", *gpu, settings=own)
-    assert cluster.wait_for(number, timeout_s=400)["JobState"] == "COMPLETED", read(log)
+    assert cluster.wait_for(number)["JobState"] == "COMPLETED", read(log)
     assert "11 ranks on " in read(log)
     assert not list(Path(cluster.env["TMPDIR"]).glob("hkd-*"))
-    code, out, err = toy.mpirun(11, "--preset", "cifar10", *own, "--out", site / "mpirun", timeout_s=400)
-    assert code == 0, out + err
-    assert toy.last_sha(site / f"runs/fedhkd-cifar10-{number}") == toy.last_sha(site / "mpirun")
+    toy.train_ok(1, "--preset", "cifar10", *own, "--out", site / "alone")
+    assert toy.last_sha(site / f"runs/fedhkd-cifar10-{number}") == toy.last_sha(site / "alone")
 
 
 def test_requeued_job_goes_on_from_its_checkpoint(cluster, site, expected):
     number, log = sbatch(cluster, site, "-N2", "--ntasks=3", settings=settings(site, "scheme.name=halting:Halting"))
     out = site / f"runs/fedhkd-cifar10-{number}"
     checkpoint = out / f"checkpoints/round_{HALT - 1:04d}.h5"
-    toy.wait_until(lambda: checkpoint.exists() or "srun: error" in read(log), timeout_s=120)
+    toy.wait_until(lambda: checkpoint.exists() or "srun: error" in read(log))
     assert checkpoint.exists(), read(log)
     cluster.run("scontrol", "requeue", number)
     job, text = cluster.wait_for(number), read(log)

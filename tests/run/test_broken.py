@@ -358,7 +358,7 @@ def test_a_users_thread_does_not_keep_a_failed_process_alive(tmp_path, data):
         cwd=toy.PROJECT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{toy.PROJECT}"},
     )
     assert done.returncode == 1

@@ -65,7 +65,7 @@ def test_one_process(shadow, name):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
-        timeout=60,
+        timeout=300,
     )
     check(folder, ran.returncode, ran.stdout, ran.stderr, words)
 

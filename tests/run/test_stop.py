@@ -136,7 +136,7 @@ def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight,
     try:
         toy.wait_until(lambda: toy.rounds_done(tmp_path / "run") >= 2)
         job.send_signal(signal.SIGUSR1)
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=300)
     finally:
         job.kill()
     assert job.returncode == STOPPED, err

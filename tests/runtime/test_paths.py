@@ -132,7 +132,7 @@ def test_training_refuses_before_torch(tmp_path, arguments):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
-        timeout=60,
+        timeout=300,
     )
     assert ran.returncode == 2
     assert "$NO_SUCH/x: the variable NO_SUCH is not set" in ran.stderr

@@ -268,6 +268,7 @@ def test_order_of_the_clients_does_not_matter(data, scheme):
 
 
 SAMPLED = ("fed.clients=4", "fed.participation=0.5", "data.partition=iid")
+SAVED_ONCE = "run.checkpoint_every=4"
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +279,7 @@ def whole(data, tmp_path_factory):
     def run(scheme):
         if scheme not in folders:
             folders[scheme] = tmp_path_factory.mktemp(scheme) / "run"
-            toy.train_ok(1, *settings(data, scheme, *SAMPLED), "--out", folders[scheme])
+            toy.train_ok(1, *settings(data, scheme, *SAMPLED, SAVED_ONCE), "--out", folders[scheme])
         return folders[scheme]
 
     return run
@@ -288,7 +289,7 @@ def whole(data, tmp_path_factory):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
     """Four clients: on eleven ranks most have none."""
-    toy.train_ok(ranks, *settings(data, scheme, *SAMPLED), "--out", tmp_path / "run")
+    toy.train_ok(ranks, *settings(data, scheme, *SAMPLED, SAVED_ONCE), "--out", tmp_path / "run")
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
     for name, value in straight.items():

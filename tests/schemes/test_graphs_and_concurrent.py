@@ -331,7 +331,7 @@ def concurrently(run: Federation, count: int, record=None) -> Federation:
 def test_any_number_of_concurrent_clients_gives_the_same_bits(data, usual, scheme, more):
     for count in (2, 3):
         run = concurrently(Federation(data, scheme, *LONGER, *more), count)
-        assert same(run.play(ROUNDS), usual(scheme, more))
+        assert same(run.play(2), usual(scheme, more)[:2])
         steps = [trainer.steps for trainer in run.part.trainer.trainers]
         assert run.part.trainer.steps == sum(steps)
         assert scheme == "central" or all(steps[:2])

@@ -168,7 +168,7 @@ def test_a_reader_of_another_process_that_locks_the_file_disturbs_nothing(tmp_pa
     save(file, 2)
     assert (tmp_path / "m.h5").stat().st_ino == inode  # it was not made anew
     assert_rows(load_tree(tmp_path / "m.h5"), 2)
-    assert reader.communicate("", timeout=60)[0] == "1\n"
+    assert reader.communicate("", timeout=300)[0] == "1\n"
 
 
 # ---- damage

@@ -248,7 +248,7 @@ def test_five_contenders_are_inside_one_at_a_time_even_when_they_die_there(tmp_p
     folder, inside, log = tmp_path / "run", tmp_path / "inside", tmp_path / "log"
     folder.mkdir()
     processes = [python(CONTENDER, folder, inside, log, 5, how) for how in ("dies", "dies", "dies", "dies", "lives")]
-    results = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
+    results = [(process.communicate(timeout=300)[1], process.returncode) for process in processes]
     assert results == [("", -9), ("", -9), ("", -9), ("", -9), ("", 0)]
     inside_pids = [int(line) for line in log.read_text().split()]
     assert sorted(inside_pids) == sorted(process.pid for process in processes for _ in range(5))
@@ -283,7 +283,7 @@ def test_of_several_takers_of_a_dead_lock_one_wins(tmp_path):
     holder_pid = json.loads((tmp_path / "run.lock").read_text())["pid"]
     assert sorted(said) == ["mine\n"] + ["refused\n"] * 4
     assert holder_pid == takers[said.index("mine\n")].pid
-    assert [taker.communicate("\n", timeout=60)[0] for taker in takers] == [""] * 5
+    assert [taker.communicate("\n", timeout=300)[0] for taker in takers] == [""] * 5
 
 
 def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path):

@@ -42,7 +42,7 @@ def assert_small_tree(tree: dict) -> None:
 def run_python(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True, capture_output=True, timeout=120
+        [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True, capture_output=True, timeout=300
     )
 
 
@@ -348,7 +348,7 @@ def test_a_reader_that_keeps_the_file_open_disturbs_nothing(tmp_path):
             save_tree(path, {"round": np.arange(rounds)})
             assert load_tree(path)["round"].tolist() == list(range(rounds))
         assert mine["round"][:].tolist() == again["round"][:].tolist() == [0]
-    assert reader.communicate("", timeout=60)[0] == "[0]\n"
+    assert reader.communicate("", timeout=300)[0] == "[0]\n"
     assert reader.returncode == 0
 
 

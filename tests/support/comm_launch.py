@@ -12,7 +12,7 @@ from pathlib import Path
 
 SCRIPT = str(Path(__file__).with_name("comm_script.py"))
 ROOT = str(Path(__file__).parents[2])
-LIMIT_S = 60
+LIMIT_S = 300
 
 
 def command(size: int, *args: object, script: str = SCRIPT) -> list[str]:

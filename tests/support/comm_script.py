@@ -61,7 +61,7 @@ def fail(world: World) -> None:
     if world.rank == victim:
         FAILURES[way]()
     if world.rank % 2:
-        time.sleep(60)
+        time.sleep(600)
     world.control.meet(["after training"])
 
 
@@ -100,7 +100,7 @@ def wait(world: World) -> None:
     """Say which processes we are, and stay."""
     world.control.meet(["all here"])
     print(f"pid {os.getpid()}", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 
 
 def _raise() -> None:
@@ -113,7 +113,7 @@ FAILURES = {
     "sys.exit": lambda: sys.exit(0),
     "os._exit": lambda: os._exit(0),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "terminate": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)),
+    "terminate": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(600)),
 }
 MODES = {
     function.__name__: function
@@ -122,5 +122,5 @@ MODES = {
 
 if __name__ == "__main__":
     backend = sys.argv[2] if sys.argv[1] == "contract" else "auto"
-    with World.open(backend=backend, timeout_s=float(os.environ.get("TEST_TIMEOUT_S", "30"))) as world:
+    with World.open(backend=backend, timeout_s=float(os.environ.get("TEST_TIMEOUT_S", "120"))) as world:
         MODES[sys.argv[1]](world)

@@ -96,7 +96,7 @@ class Cluster:
         self._daemons: list[subprocess.Popen] = []
         self._held_ports = ExitStack()
 
-    def run(self, *command: object, timeout_s: float = 120, **options) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: object, timeout_s: float = 300, **options) -> subprocess.CompletedProcess[str]:
         """A command to its end, srun or another; its outputs are text."""
         return subprocess.run(
             list(map(str, command)),
@@ -112,7 +112,7 @@ class Cluster:
         text = self.run("scontrol", "--oneliner", "show", "job", number).stdout
         return dict(field.partition("=")[::2] for field in text.split() if "=" in field)
 
-    def wait_for(self, number: str, timeout_s: float = 120) -> dict[str, str]:
+    def wait_for(self, number: str, timeout_s: float = 300) -> dict[str, str]:
         """What SLURM says about a job once it has ended; AssertionError when time is up."""
         end_s = time.monotonic() + timeout_s
         while (job := self.job(number)).get("JobState") not in ENDED:

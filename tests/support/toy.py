@@ -86,6 +86,8 @@ def train_rank(rank: int, arguments: list[str], patch: Patch | None) -> None:
 
 def train(size: int, *arguments: object, patch: Patch | None = None, **options) -> list[Result]:
     """The job with `size` ranks: how each rank ended. `options`: those of run_ranks."""
+    import hkd_hpc.run  # noqa: F401  (here, so that no rank has to)
+
     return run_ranks(size, train_rank, [str(argument) for argument in arguments], patch, **options)
 
 
@@ -194,7 +196,7 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def mpirun(size: int, *arguments: object, timeout_s: float = 90, **options) -> tuple[int, str, str]:
+def mpirun(size: int, *arguments: object, timeout_s: float = 300, **options) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the whole job."""
     job = start_mpirun(size, *arguments, **options)
     try:
@@ -243,7 +245,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_until(true: Callable[[], object], timeout_s: float = 300) -> None:
     """Poll until `true()`; AssertionError when time is up."""
     end_s = time.monotonic() + timeout_s
     while not true():

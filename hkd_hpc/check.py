@@ -1,7 +1,6 @@
 """Verify a run's folder: `python -m hkd_hpc.check RUN [--repair OUT.h5]`.
 
-One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can go on with
-it.
+One line a file: ok, or what is wrong and what to do. A run that was killed is good as long as --resume can resume it.
 `--repair` writes a readable metrics file of the rows that can be saved, from metrics.h5, rows.hdf5 and the checkpoints;
 nothing in RUN is touched. The code of a run's own scheme is imported, if its settings name one.
 Exit code 0: good; 1: something is wrong; 2: there is no run, or wrong usage.
@@ -22,10 +21,11 @@ import numpy as np
 
 from hkd_hpc import config as config_module
 from hkd_hpc.config import Config, identity
+from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console.messages import printable
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.jobs.files import read_cells
+from hkd_hpc.jobs.files import read_trials
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.store.digest import weights_sha256
@@ -68,15 +68,17 @@ def check_run(folder: RunFolder) -> list[Found]:
     config, settings = check_config(folder)
     lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
     lines += [check_checkpoint(folder, round, path, config) for round, path in folder.checkpoints()]
-    return [*lines, *check_cell(folder), *check_versions(folder), *check_leftovers(folder)]
+    return [*lines, *check_trial(folder), *check_versions(folder), *check_leftovers(folder)]
 
 
-def check_cell(folder: RunFolder) -> Iterator[Found]:
-    """In a study, whether this is the run of its cell."""
+def check_trial(folder: RunFolder) -> Iterator[Found]:
+    """In a study, whether this is the run of its trial."""
     place = folder.path.resolve()
     try:
         other = [
-            identity.other_run(folder, cell.config()) for cell in read_cells(place.parent) if cell.name == place.name
+            identity.other_run(folder, trial.config())
+            for trial in read_trials(place.parent)
+            if trial.name == place.name
         ]
     except UsageError as error:
         yield Found("../study.json", str(error), True)
@@ -84,9 +86,9 @@ def check_cell(folder: RunFolder) -> Iterator[Found]:
     for text in filter(None, other):
         yield Found(
             "../study.json",
-            f"this cell of the study has other settings: {text}",
+            f"this trial of the study has other settings: {text}",
             True,
-            "move the folder away; launch then computes the cell",
+            "move the folder away; launch then computes the trial",
         )
 
 
@@ -118,9 +120,10 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
             check_partition(file)
             settings = settings_of(file) or config
             told = completeness(file, rows, settings)
-            if told == "complete" and config and config.fed.rounds == rows and identity.different(settings, config):
+            other = identity.different(settings, config) if settings and config and config.fed.rounds == rows else ""
+            if told == "complete" and other:
                 raise Wrong(
-                    f"it is that of another run ({identity.different(settings, config)})",
+                    f"it is that of another run ({other})",
                     "put back the one that belongs "
                     "to config.json, or remove it to have it written anew from the last checkpoint",
                 )
@@ -145,13 +148,13 @@ def check_earlier_rows(folder: RunFolder) -> Iterator[Found]:
     name = str(folder.rows_path.relative_to(folder.path))
     try:
         with open_tree(folder.rows_path) as file:
-            yield Found(name, f"ok: {check_rows(file)} rows, for the checkpoints to go on from")
+            yield Found(name, f"ok: {check_rows(file)} rows, for the checkpoints to continue")
     except (BadFile, Wrong) as bad:
         yield Found(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
 
 
 def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> Found:
-    """Whether it is whole, of this round, and holds the weights that the rows speak of."""
+    """Whether it is intact, of this round, and holds the weights that the rows speak of."""
     name = str(path.relative_to(folder.path))
     try:
         with open_tree(path) as file:
@@ -170,7 +173,7 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
 def fallback(folder: RunFolder, bad: Path) -> str:
     """What --resume does without this checkpoint."""
     good = next((path.name for _, path in folder.checkpoints() if path != bad and is_whole(path)), None)
-    return f"--resume goes on from {good}" if good else "no other checkpoint is good, so the run has to begin anew"
+    return f"--resume continues from {good}" if good else "no other checkpoint is good, so the run has to begin anew"
 
 
 def reason_of(bad: Exception) -> str:
@@ -182,15 +185,15 @@ def reason_of(bad: Exception) -> str:
 
 
 def check_rows(file: TreeFile) -> int:
-    """The number of rows; Wrong unless they are whole, consecutive and hashed."""
+    """The number of rows; Wrong unless they are complete, consecutive and hashed."""
     history = history_of(file)
     rows = len(history)
-    if whole_rows(history) < rows or not rows:
-        raise Wrong(f"of its {rows} rows the first {whole_rows(history)} are whole, consecutive and hashed")
+    if complete_rows(history) < rows or not rows:
+        raise Wrong(f"of its {rows} rows the first {complete_rows(history)} are complete, consecutive and hashed")
     return rows
 
 
-def whole_rows(history: History) -> int:
+def complete_rows(history: History) -> int:
     """How many rows from the first on have every column, the right number, and the hash of their weights."""
     columns = [*history.rounds.values(), *history.clients.values()]
     whole = min(map(len, columns), default=0)
@@ -218,7 +221,7 @@ def completeness(file: TreeFile, rows: int, config: Config | None) -> str:
     """Complete, or how far; Wrong for a summary of too few rounds."""
     wanted = config.fed.rounds if config else rows
     if "summary" not in file.names():
-        return f"of {wanted}: not complete, --resume goes on"
+        return f"of {wanted}: not complete, --resume continues"
     if rows != wanted:
         raise Wrong(f"it has a summary, but {rows} rows of {wanted}")
     return "complete"
@@ -262,7 +265,7 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
             f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
             "put back config.json: config_json in this file is the text",
         )
-    return f"; written with another {', '.join(changes)} than config.json has: only --allow-change goes on from it"
+    return f"; written with another {', '.join(changes)} than config.json has: only --allow-change resumes it"
 
 
 def check_same_partition(folder: RunFolder, file: TreeFile) -> None:
@@ -349,7 +352,7 @@ def check_leftovers(folder: RunFolder) -> Iterator[Found]:
 
 
 def repair(folder: RunFolder, out: Path) -> str:
-    """Write the rows that can be saved to `out`; what was done, in words. UsageError, RunError if nothing can be."""
+    """Write the rows that can be saved to `out`; the line that says what was done. UsageError, RunError without any."""
     if out.exists() or out.suffix != ".h5":
         raise UsageError(f"--repair {out}: name a new file that ends in .h5; nothing is written over")
     files = (folder.metrics_path, folder.rows_path, *(path for _, path in folder.checkpoints()))
@@ -368,9 +371,9 @@ def repair(folder: RunFolder, out: Path) -> str:
 
 
 def saved_rows(folder: RunFolder, path: Path) -> History:
-    """The whole rows in a file, from the first on; a checkpoint's with those before its own, wherever they are."""
+    """The complete rows in a file, from the first on; a checkpoint's with those before its own, wherever they are."""
     history = history_in(path, folder.with_all_rows)
-    whole = whole_rows(history)
+    whole = complete_rows(history)
     kept = History(0)
     kept.rounds = {name: column[:whole] for name, column in history.rounds.items()}
     kept.clients = {name: column[:whole] for name, column in history.clients.items()}
@@ -392,13 +395,6 @@ def extend(history: History, other: History) -> bool:
 
 
 # ---- the command
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UsageErrors."""
-
-    def error(self, message: str):
-        raise UsageError(f"{message}; {self.prog} --help lists the options")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

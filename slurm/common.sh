@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the sbatch scripts beside this file share: start the ranks, and go on after a time limit. They set `script`,
+# What the sbatch scripts beside this file share: start the ranks, and requeue at a time limit. They set `script`,
 # their own path, source this and call run_job. README.md says what may be set.
 
 set -euo pipefail
@@ -12,7 +12,7 @@ early_usr2_code=140  # the signal met srun or the ranks before they listened
 run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     local code=0 outcome='' lost='' preset=$1
     shift
-    refuse_out "$@"
+    reject_out "$@"
     enter_environment
     OUT=${OUT:-runs/${SLURM_JOB_NAME//\//_}-$SLURM_JOB_ID}
     OUT=${OUT/#'~/'/$HOME/}  # as the program takes it; no shell does so within quotes
@@ -24,13 +24,13 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     [[ -n $terminated ]] || remove_scratch || lost=1
     if [[ $outcome == "$stopped_code" || $code == "$early_usr2_code" ]]; then
         code=$stopped_code
-        go_on "stopped by a signal" "$@"
+        requeue "stopped by a signal" "$@"
     elif [[ -n $terminated && $(job_field Reason) == TimeLimit ]]; then
-        go_on "killed at the time limit (the notice of sbatch --signal was shorter than a round and a save)" "$@"
+        requeue "killed at the time limit (the notice of sbatch --signal was shorter than a round and a save)" "$@"
     elif [[ -n $terminated ]]; then
-        say "ended by SLURM: cancelled, requeued or preempted, after round $(last_round); a requeue goes on from there"
+        say "ended by SLURM: cancelled, requeued or preempted, after round $(last_round); a requeue resumes there"
     elif [[ $code != [02] && -n $lost ]]; then
-        go_on "ended with code $code, and a node does not answer" "$@"
+        requeue "ended with code $code, and a node does not answer" "$@"
     fi
     exit "$code"
 }
@@ -44,7 +44,7 @@ fail() {
     exit 2
 }
 
-refuse_out() { # the run's folder must be known here
+reject_out() { # the run's folder must be known here
     local argument
     for argument in "$@"; do
         [[ $argument != --out && $argument != --out=* ]] || fail "--out: set OUT=DIR before sbatch instead"
@@ -77,7 +77,7 @@ enter_environment() {
         source "$VENV/bin/activate"
     fi
     python=() srun_arguments=()
-    eval "python=(${PYTHON:-python}) srun_arguments=(${SRUN_ARGS-})"  # both are words of the shell
+    eval "python=(${PYTHON:-python}) srun_arguments=(${SRUN_ARGS-})"  # both are quoted as for the shell
     export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
     HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')  # only ranks of this job can join it
     export HKD_TOKEN
@@ -141,7 +141,7 @@ run_ranks() { # arguments of hkd_hpc.train; returns the launcher's exit code, an
     return "$code"
 }
 
-# ---- going on
+# ---- requeue
 
 last_round() { # of the newest checkpoint; 0 without one
     local round
@@ -177,16 +177,16 @@ give_up() {
     exit 1
 }
 
-go_on() { # reason, arguments of the script: requeue this job or, where that is refused, submit one that follows it
-    local reason=$1 refusal successor
+requeue() { # reason, arguments of the script: requeue this job or, where that is rejected, submit one that follows it
+    local reason=$1 rejection successor
     shift
     (($(idle_requeues) < ${MAX_IDLE_REQUEUES:-3})) || give_up
     say "$reason, after round $(last_round): requeue"
-    refusal=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && return
+    rejection=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && return
     if successor=$(submit_successor "$@"); then
-        say "requeue refused ($refusal): job $successor goes on"
+        say "requeue rejected ($rejection): job $successor resumes"
     else
-        say "requeue refused ($refusal), and so was a job that follows; go on by hand: submit again with OUT=$OUT"
+        say "requeue rejected ($rejection), and so was a job that follows; resume by hand: submit again with OUT=$OUT"
     fi
 }
 

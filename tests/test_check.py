@@ -1,4 +1,4 @@
-"""The check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they
+"""check: every damage is found and named with what to do; what can be saved is saved; the originals stay as they
 are.
 """
 
@@ -17,8 +17,8 @@ import toy
 
 from hkd_hpc import check
 from hkd_hpc.config import as_values, from_json, resolve
-from hkd_hpc.jobs.files import write_cells
-from hkd_hpc.jobs.sweep import as_text, make_cell
+from hkd_hpc.jobs.files import write_trials
+from hkd_hpc.jobs.sweep import as_text, make_trial
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
 
@@ -66,7 +66,7 @@ def flip(path):
 
 
 def change(path, edit):
-    """A file that is sealed and whole, but says something else."""
+    """A file that is intact, checksum included, but says something else."""
     with h5py.File(path, "r") as file:
         attributes = {name: file.attrs[name] for name in file.attrs if name not in ("format_version", "complete")}
     tree = load_tree(path)
@@ -110,18 +110,18 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["metrics.h5", "checkpoints/round_0004.h5", "checkpoints/round_0003.h5"])
 def test_damage_is_named_with_what_to_do(checked, run, name, kind):
-    damage, words = DAMAGE[kind]
+    damage, text = DAMAGE[kind]
     damage(run / name)
     code, lines, said = checked()
     assert code == 1
     assert said.count("WRONG") == 1
     assert "1 of 4 wrong" in said
     assert "WRONG" in lines[name]
-    assert words in lines[name]
+    assert text in lines[name]
     advice = {
         "metrics.h5": "--resume writes it anew",
-        "checkpoints/round_0004.h5": "remove it; --resume goes on from round_0003.h5",
-        "checkpoints/round_0003.h5": "remove it; --resume goes on from round_0004.h5",
+        "checkpoints/round_0004.h5": "remove it; --resume continues from round_0003.h5",
+        "checkpoints/round_0003.h5": "remove it; --resume continues from round_0004.h5",
     }[name]
     assert advice in lines[name]
 
@@ -137,22 +137,22 @@ EDITS = {
     "a row is missing": (
         "metrics.h5",
         lambda tree: tree["rounds"].update(round=np.array([1, 2, 4, 5])),
-        "the first 2 are whole",
+        "the first 2 are complete",
     ),
     "columns of unequal length": (
         "metrics.h5",
         lambda tree: tree["rounds"].update(train_n=tree["rounds"]["train_n"][:3]),
-        "the first 3 are whole",
+        "the first 3 are complete",
     ),
     "a column of clients is short": (
         "metrics.h5",
         lambda tree: tree["clients"].update(train_n=tree["clients"]["train_n"][:1]),
-        "the first 1 are whole",
+        "the first 1 are complete",
     ),
     "a hash that is none": (
         "metrics.h5",
         lambda tree: tree["rounds"]["weights_sha256"].__setitem__(0, "x" * 64),
-        "the first 0 are whole",
+        "the first 0 are complete",
     ),
     "a summary too early": (
         "metrics.h5",
@@ -181,11 +181,11 @@ EDITS = {
 
 
 @pytest.mark.parametrize("kind", EDITS)
-def test_what_is_whole_but_wrong(checked, run, kind):
-    name, edit, words = EDITS[kind]
+def test_what_is_intact_but_wrong(checked, run, kind):
+    name, edit, text = EDITS[kind]
     change(run / name, edit)
     code, lines, said = checked()
-    assert code == 1 and "WRONG" in lines[name] and words in lines[name], said
+    assert code == 1 and "WRONG" in lines[name] and text in lines[name], said
 
 
 def test_a_checkpoint_of_another_run(checked, run, tmp_path):
@@ -200,15 +200,15 @@ def test_a_checkpoint_of_another_run(checked, run, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_in_a_study_the_run_must_be_that_of_its_cell(whole, tmp_path, capsys, seed):
+def test_in_a_study_the_run_must_be_that_of_its_trial(whole, tmp_path, capsys, seed):
     stored = as_values(from_json((whole / "config.json").read_text()))
-    cell = make_cell(
+    trial = make_trial(
         {}, resolve(overrides=[f"{key}={as_text(value)}" for key, value in (stored | {"run.seed": seed}).items()])
     )
-    write_cells(tmp_path, [cell])
-    shutil.copytree(whole, tmp_path / cell.name)
-    assert check.main([str(tmp_path / cell.name)]) == seed
-    told = "WRONG: this cell of the study has other settings: run.seed: stored 0, asked 1; move the folder away"
+    write_trials(tmp_path, [trial])
+    shutil.copytree(whole, tmp_path / trial.name)
+    assert check.main([str(tmp_path / trial.name)]) == seed
+    told = "WRONG: this trial of the study has other settings: run.seed: stored 0, asked 1; move the folder away"
     assert (told in capsys.readouterr().out) == bool(seed)
 
 
@@ -222,7 +222,7 @@ def test_settings_that_somebody_edited(checked, run):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, told",
     [
         ("{", "damaged"),
         ("[]", "damaged"),
@@ -230,16 +230,16 @@ def test_settings_that_somebody_edited(checked, run):
         ("[" * 100_000, "damaged"),
     ],
 )
-def test_settings_that_cannot_be_read(checked, run, text, words):
+def test_settings_that_cannot_be_read(checked, run, text, told):
     (run / "config.json").write_text(text)
     code, lines, _ = checked()
     assert code == 1
     assert "WRONG" in lines["config.json"]
-    assert words in lines["config.json"]
+    assert told in lines["config.json"]
 
 
 def test_a_file_of_another_format(checked, run):
-    """A whole file of a later version: named, not taken for damage."""
+    """An intact file of a later version: named, not taken for damage."""
     path = run / "checkpoints/round_0004.h5"
     from hkd_hpc.store import tree
 
@@ -305,7 +305,7 @@ def test_a_killed_run_is_good_and_says_how_far_it_came(tmp_path, capsys):
     toy.train(2, *toy.settings(data, "fed.rounds=4", "scheme.name=fedavg"), "--out", tmp_path / "run", patch=patch)
     assert check.main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert "of 4: not complete, --resume goes on" in out
+    assert "of 4: not complete, --resume continues" in out
     assert "run.lock" in out
     assert "does not run any more" in out
 
@@ -346,7 +346,7 @@ def test_repair_saves_all_rows_from_the_checkpoint_when_metrics_are_gone(checked
         assert file["rounds/train_n"].attrs["unit"] == "images"
 
 
-def test_repair_takes_whole_rows_alone_and_later_ones_from_the_checkpoint(checked, run, tmp_path):
+def test_repair_takes_complete_rows_alone_and_later_ones_from_the_checkpoint(checked, run, tmp_path):
     before = toy.metrics(run)
     change(run / "metrics.h5", EDITS["columns of unequal length"][1])
     code, _, said = checked("--repair", tmp_path / "saved.h5")

@@ -49,13 +49,14 @@ def spec(tmp_path):
 
 
 def test_all_means_nine_schemes_and_the_controls(spec):
-    study = compare.read_study(spec())
+    study = compare.read_spec(spec())
     assert study.schemes == (*schemes.REGISTRY, *schemes.CONTROLS)
     assert len(study.schemes) == 11
     assert study.seeds == (0, 1)
     assert study.tuning is None
-    assert len(compare.paper_cells(study)) == len({cell.name for cell in compare.paper_cells(study)}) == 22
-    assert compare.read_study(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
+    runs = compare.chained(compare.paper_runs(study))
+    assert len(runs) == len({run.name for run in runs}) == 22
+    assert compare.read_spec(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -83,32 +84,32 @@ def test_all_means_nine_schemes_and_the_controls(spec):
         ),
     ],
 )
-def test_wrong_specs_are_refused_in_one_line(spec, capsys, tmp_path, arguments, part):
+def test_wrong_specs_are_rejected_in_one_line(spec, capsys, tmp_path, arguments, part):
     path = spec(**arguments)
     with pytest.raises(UsageError, match=part.replace("[", r"\[").replace("]", r"\]")):
-        compare.read_study(path)
+        compare.read_spec(path)
     assert compare.main([path, "--root", str(tmp_path / "root")]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not (tmp_path / "root").exists()
 
 
 def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
-    study = compare.read_study(spec(more=TUNING))
-    trials = compare.tuning_cells(study)
+    study = compare.read_spec(spec(more=TUNING))
+    trials = compare.tuning_runs(study, study.tuning)
     assert set(trials) == set(schemes.REGISTRY)  # controls are not tuned
     for own in trials.values():
         assert len(own) == 4
-    rates = {scheme: [dict(cell.settings).get("train.lr") for cell in own] for scheme, own in trials.items()}
+    rates = {scheme: [dict(run.settings).get("train.lr") for run in own] for scheme, own in trials.items()}
     assert len({tuple(found) for found in rates.values()}) == 1
     assert rates["fedavg"][0] is None
     assert all(3e-4 <= lr <= 3e-3 for lr in rates["fedavg"][1:])
     for scheme, own in trials.items():
         assert all(
-            dict(cell.settings)["data.val_fraction"] == 0.2 and dict(cell.settings)["run.seed"] == 100 for cell in own
+            dict(run.settings)["data.val_fraction"] == 0.2 and dict(run.settings)["run.seed"] == 100 for run in own
         )
         grid = schemes.get(scheme).about.tunes
-        for cell in own[1:]:
-            points = {values.index(dict(cell.settings)[f"scheme.{name}"]) for name, values in grid.items()}
+        for run in own[1:]:
+            points = {values.index(dict(run.settings)[f"scheme.{name}"]) for name, values in grid.items()}
             assert len(points) <= 1
 
 
@@ -137,16 +138,16 @@ def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
 
 
 def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
-    cells = [compare.Cell(f"moon-trial{trial}", ()) for trial in range(3)]
-    for cell, (local, whole) in zip(cells, [(NAN, 0.2), (0.1, NAN)]):
-        (tmp_path / cell.name).mkdir()
+    runs = [compare.Run(f"moon-trial{trial}", ()) for trial in range(3)]
+    for run, (local, whole) in zip(runs, [(NAN, 0.2), (0.1, NAN)]):
+        (tmp_path / run.name).mkdir()
         save_tree(
-            tmp_path / cell.name / "metrics.h5",
+            tmp_path / run.name / "metrics.h5",
             {"summary": {"local_val_accuracy_last": local, "global_val_accuracy_last": whole}},
         )
-    summaries = [compare.summary_of(cell, tmp_path) for cell in cells]
+    summaries = [compare.summary_of(run, tmp_path) for run in runs]
     assert (compare.choose(summaries, "local"), compare.choose(summaries, "global")) == (1, 0)
-    assert [line.partition(" on validation")[0] for line in compare.unmeasured(cells, tmp_path)] == [
+    assert [line.partition(" on validation")[0] for line in compare.unmeasured(runs, tmp_path)] == [
         "moon-trial0: has no local accuracy",
         "moon-trial1: has no global accuracy",
     ]
@@ -167,14 +168,14 @@ def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
         (["data.name=file", "data.path=/nope.npz"], "no such file"),
     ],
 )
-def test_what_cannot_run_is_refused_before_the_first_run(spec, tmp_path, capsys, more, part):
+def test_what_cannot_run_is_rejected_before_the_first_run(spec, tmp_path, capsys, more, part):
     assert compare.main([spec(), "--root", str(tmp_path / "root"), *more]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert part in line
     assert not (tmp_path / "root").exists()
 
 
-def test_a_scheme_without_public_images_is_refused_before_the_first_run(spec, tmp_path, capsys):
+def test_a_scheme_without_public_images_is_rejected_before_the_first_run(spec, tmp_path, capsys):
     path = spec(schemes='["fedavg", "fedmd"]', controls="false")
     assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -204,13 +205,13 @@ def test_a_damaged_config_json_in_a_runs_folder_is_one_line(spec, tmp_path, caps
 
 
 def test_nested_settings_are_settings(spec):
-    assert compare.read_study(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
+    assert compare.read_spec(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
 
 
 def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
-    study = compare.read_study(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
-    assert compare.describe(study, "fedprox", 0) == "(the paper's)"
-    assert compare.describe(study, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
+    study = compare.read_spec(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
+    assert compare.describe(study.tuning, "fedprox", 0) == "(the paper's)"
+    assert compare.describe(study.tuning, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
 
 
 def rows_of(**values_by_scheme) -> dict:
@@ -282,20 +283,20 @@ def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
     assert "fedavg-paper-s0 was begun with other settings; fed.rounds: stored 1, asked 2" in err
     assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
     assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
-    assert np.isfinite(compare.summary_of(compare.Cell("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])
+    assert np.isfinite(compare.summary_of(compare.Run("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])
 
 
 def store(root, spec, **identities):
-    """A complete run of one round for each cell of the spec, whose numbers come from what `identities` say by seed."""
-    for cell in compare.paper_cells(compare.read_study(spec)):
-        text = resolve(overrides=[f"{key}={value}" for key, value in cell.settings]).to_json()
-        (root / cell.name).mkdir(parents=True)
-        (root / cell.name / "config.json").write_text(text)
+    """A complete run of one round for each run of the spec, whose numbers come from what `identities` say by seed."""
+    for run in compare.chained(compare.paper_runs(compare.read_spec(spec))):
+        text = resolve(overrides=[f"{key}={value}" for key, value in run.settings]).to_json()
+        (root / run.name).mkdir(parents=True)
+        (root / run.name / "config.json").write_text(text)
         save_tree(
-            root / cell.name / "metrics.h5",
+            root / run.name / "metrics.h5",
             {
                 "config_json": text,
-                "identity_json": json.dumps(identities[cell.name[-2:]]),
+                "identity_json": json.dumps(identities[run.name[-2:]]),
                 "rounds": {"round": np.array([1])},
                 "summary": {"local_test_accuracy_last": 0.5, "global_test_accuracy_last": 0.25},
             },
@@ -314,7 +315,7 @@ def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
     assert not (root / "table.md").exists()
 
 
-def test_runs_of_different_code_are_told_and_refused_on_request(spec, tmp_path, capsys):
+def test_runs_of_different_code_are_told_and_rejected_on_request(spec, tmp_path, capsys):
     path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
     store(root, path, s0={"code.hkd_hpc": "ab" * 32}, s1={"code.hkd_hpc": "cd" * 32})
     told = "runs differ in code.hkd_hpc: abababab in fedavg-paper-s0, cdcdcdcd in fedavg-paper-s1"

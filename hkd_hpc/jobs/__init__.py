@@ -6,8 +6,7 @@ study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scr
 study.wait(); print(study.table())
 """
 
-from hkd_hpc.jobs.launcher import launch
-from hkd_hpc.jobs.study import Study
+from hkd_hpc.jobs.study import Study, launch
 from hkd_hpc.jobs.sweep import Sweep
 
 __all__ = ["Study", "Sweep", "launch"]

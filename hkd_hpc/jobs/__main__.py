@@ -1,7 +1,4 @@
-"""python -m hkd_hpc.jobs launch SPEC.toml --executor slurm|local|debug --root DIR
-
-status, table, cancel, resubmit DIR; site FILE.
-"""
+"""Many runs as one study: launch SPEC.toml --executor slurm|local|debug --root DIR; status, cancel, resubmit DIR."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console import messages
@@ -17,10 +16,10 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import results, watch
 from hkd_hpc.jobs.checks import Problems
 from hkd_hpc.jobs.executors import SUBMIT
-from hkd_hpc.jobs.launcher import launch, options_at, plan, resubmit
+from hkd_hpc.jobs.launcher import options_at, plan
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.site import Site
-from hkd_hpc.jobs.study import Study
+from hkd_hpc.jobs.study import Study, launch, resubmit
 from hkd_hpc.jobs.sweep import Sweep
 
 NUMBERS = (
@@ -39,13 +38,24 @@ NUMBERS = (
 )
 TEXTS = ("partition", "account", "qos", "constraint", "gres", "mpi", "python")
 
+FLAGS = {
+    "pack": "--allocations jobs that take trial after trial until their time is up, --slots at a time on each GPU "
+    "(without GPUs: on each node)",
+    "exclusive": "whole nodes",
+    "strict_code": "reject where the code is not that with which trials began, or were submitted; else a line says so",
+    "keep_state": "clients' state and models of finished trials too; else one keeps its global model and metrics alone",
+}
+RANKS_HELP = (
+    "processes of a trial; clients: one for each client and one for the server (SLURM only); default: one, on several "
+    "GPUs one for each and one for the server"
+)
 
 COMMANDS = {
-    "launch": "submit the cells of a spec that are not complete, running or queued",
-    "status": "how every cell stands",
+    "launch": "submit the trials of a spec that are not complete, running or queued",
+    "status": "how every trial stands",
     "table": "the results, as Markdown",
     "cancel": "end all jobs of the study",
-    "resubmit": "launch its cells again, with the same options",
+    "resubmit": "launch its trials again, with the same options",
     "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts",
 }
 
@@ -62,87 +72,70 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command = parser.parse_args(arguments[:1]).command
     parser = Parser(prog=f"python -m hkd_hpc.jobs {command}", description=COMMANDS[command])
     parser.set_defaults(command=command)
-    if command == "launch":
-        add_launch(parser)
-    elif command == "site":
-        parser.add_argument("site", metavar="FILE.toml", help="see slurm/sites")
-    else:
-        parser.add_argument("root", metavar="DIR", help="the study's folder")
-    if command == "table":
-        parser.add_argument(
-            "--strict-code", action="store_true", help="refuse runs of different code; else a line says so"
-        )
-    if command == "status":
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.add_argument(
-            "--watch",
-            nargs="?",
-            type=float,
-            const=10.0,
-            metavar="SECONDS",
-            help="again every so many seconds (10) until nothing is running or queued",
-        )
+    ARGUMENTS.get(command, add_root)(parser)
     return parser.parse_intermixed_args(arguments[1:])
 
 
-def add_launch(command: argparse.ArgumentParser) -> None:
-    command.add_argument("spec", metavar="SPEC.toml", help="the sweep; hkd specs list has some")
-    command.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
-    command.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: go on, or grow it")
-    command.add_argument(
-        "--dry-run", action="store_true", help="show what would be submitted, and what would be refused"
+def add_root(parser: Parser) -> None:
+    parser.add_argument("root", metavar="DIR", help="the study's folder")
+
+
+def add_table(parser: Parser) -> None:
+    add_root(parser)
+    parser.add_argument("--strict-code", action="store_true", help="reject runs of different code; else a line says so")
+
+
+def add_status(parser: Parser) -> None:
+    add_root(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=10.0,
+        metavar="SECONDS",
+        help="again every so many seconds (10) until nothing is running or queued",
     )
-    command.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
-    command.add_argument(
-        "--site", metavar="FILE.toml", help="for all options below that are not given; see slurm/sites"
+
+
+def add_site(parser: Parser) -> None:
+    parser.add_argument("site", metavar="FILE.toml", help="a site file; hkd slurm list has some")
+
+
+def add_launch(parser: Parser) -> None:
+    parser.add_argument("spec", metavar="SPEC.toml", help="the sweep; hkd specs list has some")
+    parser.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
+    parser.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: resume or extend it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be submitted, and what would be rejected"
     )
-    command.add_argument(
-        "--ranks",
-        default=argparse.SUPPRESS,
-        type=lambda text: int(text) if text.isdigit() else text,
-        help="processes of a cell; clients: one for each client and one for the server (SLURM only); "
-        "default: one, on several GPUs one for each and one for the server",
-    )
+    parser.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
+    parser.add_argument("--site", metavar="FILE.toml", help="for all options below that are not given")
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="for all trials, over the spec's")
+    add_options(partial(parser.add_argument, default=argparse.SUPPRESS))
+
+
+def add_options(add: Callable[..., argparse.Action]) -> None:
+    """The fields of Options; one that is not given is left out, so that the site's value counts."""
+    add("--ranks", type=lambda text: int(text) if text.isdigit() else text, help=RANKS_HELP)
     for field in dataclasses.fields(Options):
-        if field.name in NUMBERS + TEXTS:
-            kind = int if field.name in NUMBERS else str
-            command.add_argument(
-                f"--{field.name.replace('_', '-')}",
-                type=kind,
-                default=argparse.SUPPRESS,
-                metavar="N" if kind is int else "X",
-                help=f"default {field.default}",
-            )
-    command.add_argument(
-        "--pack",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="--allocations jobs that take cell after cell until their time is up, --slots at a time on "
-        "each GPU (without GPUs: on each node)",
-    )
-    command.add_argument("--exclusive", action="store_true", default=argparse.SUPPRESS, help="whole nodes")
-    command.add_argument(
-        "--strict-code",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="refuse where the code is not that with which cells began, or were submitted; else a line says so",
-    )
-    command.add_argument(
-        "--keep-state",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="also of finished cells: clients' state and models; else a finished cell keeps its global "
-        "model and metrics alone",
-    )
-    command.add_argument("--mem-gb", type=float, default=argparse.SUPPRESS, metavar="N")
-    command.add_argument(
-        "--setup",
-        action="append",
-        default=argparse.SUPPRESS,
-        metavar="LINE",
-        help="shell line before srun, after the site's",
-    )
-    command.add_argument("settings", nargs="*", metavar="section.key=value", help="for all cells, over the spec's")
+        option = f"--{field.name.replace('_', '-')}"
+        if field.name in NUMBERS:
+            add(option, type=int, metavar="N", help=f"default {field.default}")
+        elif field.name in TEXTS:
+            add(option, metavar="X", help=f"default {field.default}")
+        elif field.name in FLAGS:
+            add(option, action="store_true", help=FLAGS[field.name])
+    add("--mem-gb", type=float, metavar="N")
+    add("--setup", action="append", metavar="LINE", help="shell line before srun, after the site's")
+
+
+ARGUMENTS: dict[str, Callable[[Parser], None]] = {
+    "launch": add_launch,
+    "status": add_status,
+    "table": add_table,
+    "site": add_site,
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -161,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
         watch.repeat(study.status, lambda states: messages.say(clear + text(states)), options.watch)
     elif options.command == "table":
         messages.say(study.table(options.strict_code))
-        return 1 if results.read(study.root, study.cells).faults else 0
+        return 1 if results.read(study.root, study.trials).faults else 0
     else:
         ended = study.cancel()
         messages.say(f"asked {len(ended)} job(s) to end" + (f": {' '.join(ended)}" if ended else ""))
@@ -169,9 +162,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_launch(options: argparse.Namespace) -> int:
-    names = [name for name in Options.__dataclass_fields__ if hasattr(options, name)]
     sweep = Sweep.from_toml(options.spec, options.settings)
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {name: value for name, value in vars(options).items() if name in Options.__dataclass_fields__}
     if options.dry_run:
         messages.say(plan(sweep, options.executor, options.root, options_at(options.site, chosen)))
         return 0
@@ -183,7 +175,7 @@ def run_launch(options: argparse.Namespace) -> int:
     return 0 if complete else 1
 
 
-def as_json(states: list[watch.CellState]) -> str:
+def as_json(states: list[watch.TrialState]) -> str:
     """Numbers that were not measured are null."""
     rows = [
         {
@@ -196,7 +188,7 @@ def as_json(states: list[watch.CellState]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done; 1 not all cells are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line
+    """0 done; 1 not all trials are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line
     for each problem."""
     try:
         return run(parse(sys.argv[1:] if arguments is None else arguments))

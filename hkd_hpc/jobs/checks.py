@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +12,10 @@ from hkd_hpc.config import Config
 from hkd_hpc.data import public
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs.executors import SUBMIT, environment, slurm_executor
+from hkd_hpc.jobs import slurm
+from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.options import Options, check_options
-from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import facts_of
 from hkd_hpc.runtime import versions
 
@@ -29,17 +28,17 @@ class Problems(UsageError):
         self.lines = list(lines)
 
 
-def check(cells: list[Cell], executor: str, root: Path, options: Options) -> list[str]:
+def check(trials: list[Trial], executor: str, root: Path, options: Options) -> list[str]:
     """A line for each thing that would make the jobs fail; equal ones once."""
     if executor not in SUBMIT:
         return [f"executor {executor}: not known; one of {', '.join(SUBMIT)}"]
-    tests = [partial(check_root, root), partial(check_options, options, executor)]
-    tests += [check_slurm] * (executor == "slurm")
+    tests: list[Callable[[], None]] = [partial(check_root, root), partial(check_options, options, executor)]
+    tests += [slurm.check_programs] * (executor == "slurm")
     # with another Python its packages count, not this one's
-    tests += tests_of([cell.config() for cell in cells], installed_here=not options.python)
+    tests += tests_of([trial.config() for trial in trials], installed_here=not options.python)
     problems = told(tests)
     if executor == "slurm" and not problems:
-        problems += dict.fromkeys(refusals(cells, root, options))
+        problems += dict.fromkeys(slurm.rejections(trials, root, options))
     return problems
 
 
@@ -85,72 +84,3 @@ def check_root(root: Path) -> None:
     place = check_no_file(root)
     if not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"--root {root}: {place} cannot be written to; name another folder")
-
-
-def check_slurm() -> None:
-    for program in ("sbatch", "srun", "squeue", "scancel"):
-        if not shutil.which(program):
-            raise UsageError(f"executor slurm: no {program} here; launch on a login node, or use --executor local")
-
-
-def refusals(cells: list[Cell], root: Path, options: Options) -> list[str]:
-    """What sbatch says against a job of each size; nothing is submitted."""
-    found = []
-    if not options.pack and options.nodes > (least := min(map(options.ranks_of, cells), default=options.nodes)):
-        return [f"nodes={options.nodes}: more than the {least} rank(s) of a cell; --ranks N, or fewer --nodes"]
-    packed = [options.nodes * options.workers_per_node()] if options.pack else []
-    for ranks in packed or sorted({options.ranks_of(cell) for cell in cells}):
-        try:
-            text = slurm_executor(root, options, ranks)._executor._make_submission_file_text("true", "")
-        except (NameError, ValueError, TypeError, AssertionError) as error:
-            return [str(error).splitlines()[0]]
-        with environment():
-            answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
-        if answer.returncode and not (is_about_size(answer.stderr) and all_down(options)):
-            words = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-            found.append(
-                f"SLURM refuses a job of {ranks} rank(s) on {options.nodes} node(s): {words or 'no reason'}"
-                + mend(words)
-            )
-    return found
-
-
-SMALLER = (
-    "fewer --ranks, --cpus-per-task or --gpus-per-node, more --nodes, or another --partition; "
-    "sinfo -o '%P %D %c %m %G %l' says what there is"
-)
-MENDS = {
-    "account": "another --account",
-    "qos": "another --qos",
-    "time limit": "a shorter --time-min, or another --partition",
-    "emory": "a smaller --mem-gb",
-    "node count": f"fewer --nodes, or as many ranks as nodes; {SMALLER}",
-    "node configuration": SMALLER,
-    "processors": SMALLER,
-    "gres": "another --gpus-per-node, or another --partition",
-    "partition": "another --partition; sinfo says which there are",
-}
-
-
-def is_about_size(words: str) -> bool:
-    return "node configuration" in words or "node count" in words
-
-
-def all_down(options: Options) -> bool:
-    """Whether no node of the partition is up, as in a maintenance: jobs then wait, whatever sbatch --test-only says."""
-    partition = [f"--partition={options.partition}"] if options.partition else []
-    try:
-        answer = subprocess.run(
-            ["sinfo", "--noheader", "--format=%T", *partition], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    states = answer.stdout.split()
-    return bool(states) and all(
-        state.startswith(("down", "drain", "maint", "fail", "reboot", "power")) for state in states
-    )
-
-
-def mend(words: str) -> str:
-    """Which option ends this refusal of sbatch."""
-    return next((f"; mended by {what}" for part, what in MENDS.items() if part in words or part in words.lower()), "")

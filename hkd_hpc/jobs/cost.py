@@ -1,28 +1,26 @@
-"""What a round costs by clients, ranks and bytes: one model for the forecast of a launch and for `tools.bench
---scaling`.
+"""What a round costs by clients, ranks and bytes: one model for the forecast of a launch and for the bench's --scaling.
 
     round_s = max(train_s, server_s) + weights_s + knowledge_s + fixed_s
 
 train_s      the busiest worker (a client rank, or the GPU that some share): its clients x images x image_s, stretched
-by
-             stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread /
+             by stragglers: all wait for the slowest of w workers, whose time is normal with the client's spread /
              sqrt(clients of a worker), so by 1 + that x E[largest of w standard normal numbers], by Blom's
-             approximation; on one machine with fewer cores than ranks not less than all training and the server's work,
-             divided by the cores
+             approximation; on one machine with fewer cores than ranks not less than all training and the server's
+             work, divided by the cores
 server_s     test and checkpoint of the round before, which rank 0 makes meanwhile; where there is only one rank: after
-it weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the
-mean (4 bytes
-             a number) to rank 0
-knowledge_s  one gather of reports, one broadcast of the message, one agreement, and WORDS words of rank 0 to all ranks
+             it
+weights_s    the all-reduce of the exact sum (8 bytes a number) among the client ranks, and rank 1's relay of the mean
+             (4 bytes a number) to rank 0
+knowledge_s  one gather of reports, one broadcast of the message, one agreement, and STATUS_MESSAGES of rank 0 to all
+             ranks
 fixed_s      what a round costs whatever is trained: measured, where it is known
 
-A collective costs meeting_s x peers (rank 0 hears and answers each other rank before anything moves) + pair_s x peers^2
+A collective costs barrier_s x peers (rank 0 hears and answers each other rank before anything moves) + pair_s x peers^2
 (what of that grows faster than the ranks, which is to be little) + latency_s x steps + byte_s x bytes over the busiest
 link + sum_byte_s x bytes converted, added and divided in memory; `terms` has steps and bytes of each. Steps are those
-of binary trees, bytes of the sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A word costs
-word_s x peers. Ranks that share cores
-take turns: a step, and the bytes that all ranks move at once, take ranks / cores times as long. All constants of a
-`Network` are measured, or assumed and named. No torch.
+of binary trees, bytes of the sum those of a ring (Thakur, Rabenseifner and Gropp 2005, sections 3 and 4). A status
+message costs status_s x peers. Ranks that share cores take turns: a step, and the bytes that all ranks move at once,
+take ranks / cores times as long. All constants of a `Network` are measured, or assumed and named. No torch.
 """
 
 from __future__ import annotations
@@ -34,41 +32,47 @@ from statistics import NormalDist
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds: of a peer of rank 0 at a meeting, of a step between two ranks, of a byte over a link, of a byte of an
-    exact sum in memory, of a pair of peers at a meeting, of a peer whom rank 0 tells where it is.
+    """What an exchange costs.
 
-    piece_bytes: what one call of the all-reduce moves. cores: of the one machine that all ranks share; None: a core for
-    each.
+    Attributes:
+        barrier_s: Seconds of a peer of rank 0 at a barrier.
+        latency_s: Of a step between two ranks.
+        byte_s: Of a byte over a link.
+        sum_byte_s: Of a byte of an exact sum in memory.
+        pair_s: Of a pair of peers at a barrier.
+        status_s: Of a peer to whom rank 0 says where it is.
+        piece_bytes: What one call of the all-reduce moves.
+        cores: Of the one machine that all ranks share; None: a core for each.
     """
 
-    meeting_s: float
+    barrier_s: float
     latency_s: float
     byte_s: float
     sum_byte_s: float
     pair_s: float = 0.0
-    word_s: float = 0.0
+    status_s: float = 0.0
     piece_bytes: float = 1 << 21
     cores: int | None = None
 
     @property
     def constants(self) -> tuple[float, float, float, float]:
         """Those that `terms` counts."""
-        return self.meeting_s, self.latency_s, self.byte_s, self.sum_byte_s
+        return self.barrier_s, self.latency_s, self.byte_s, self.sum_byte_s
 
 
 # Not measured, vendors' figures: NCCL in one call over one 100 Gb/s port a GPU, 20 us a step, sums in a GPU's memory.
-# Measured: what rank 0 alone takes for meetings and words, up to 1,025 ranks (README, Scaling).
+# Measured: what rank 0 alone takes for barriers and status messages, up to 1,025 ranks (docs/benchmarks.md).
 CLUSTER = Network(
-    meeting_s=3e-5,
+    barrier_s=3e-5,
     latency_s=2e-5,
     byte_s=1 / 12.5e9,
     sum_byte_s=1 / 1e11,
     pair_s=3e-8,
-    word_s=1e-5,
+    status_s=1e-5,
     piece_bytes=math.inf,
 )
 CLUSTER_TEXT = "100 Gb/s a GPU, 20 us a step (assumed)"
-WORDS = 2  # "weights" and "message": the others are said while clients train
+STATUS_MESSAGES = 2  # "weights" and "message": the others are said while clients train
 SPREAD = 0.05  # of a client's training time, standard deviation / mean: like clients on like devices
 
 
@@ -104,9 +108,9 @@ def seconds(collective: str, ranks: int, nbytes: float, network: Network) -> flo
     return counted_s + (network.pair_s * (ranks - 1) ** 2 if ranks > 1 else 0.0)
 
 
-def words_s(ranks: int, network: Network) -> float:
-    """Of a round's words."""
-    return WORDS * network.word_s * (ranks - 1)
+def status_messages_s(ranks: int, network: Network) -> float:
+    """Of a round's status messages."""
+    return STATUS_MESSAGES * network.status_s * (ranks - 1)
 
 
 def straggle(workers: int, clients: int, spread: float) -> float:
@@ -169,6 +173,6 @@ def round_cost(load: Load, ranks: int, workers: int, image_s: float, network: Ne
         cost("gather", places * load.report_bytes)
         + cost("broadcast", load.message_bytes)
         + cost("agree", 0)
-        + words_s(ranks, network)
+        + status_messages_s(ranks, network)
     )
     return Cost(train_s, load.server_s, weights_s, knowledge_s, load.fixed_s, ranks == 1)

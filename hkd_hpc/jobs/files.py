@@ -1,9 +1,9 @@
-"""The files of a study: study.json and launches/ in its root, status.json, job.lock and log.txt in each cell's folder.
+"""The files of a study: study.json and launches/ in its root, status.json, job.lock and log.txt in each trial's folder.
 
-ROOT/study.json                the cells
-ROOT/launches/0001.json        which job was given which cells, and with what options
+ROOT/study.json                the trials
+ROOT/launches/0001.json        which job was given which trials, and with what options
 ROOT/submitit/                 submitit's own files: submission scripts, logs of the jobs
-ROOT/<cell>/                   the run folder of hkd_hpc.train, and the three files above
+ROOT/<trial>/                   the run folder of hkd_hpc.train, and the three files above
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.store.atomic import replace_text
 
-JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a cell is worked on, and while a study is launched
+JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a trial is worked on, and while a study is launched
 STATUS_BYTES = 4096
 ROOM_BYTES = 1 << 18  # with less than that no checkpoint can be written
 
 
 @dataclass
 class Status:
-    """What a cell's job says about it, rewritten every few seconds (`heartbeat`). Times are seconds since 1970.
+    """What a trial's job says about it, as of `heartbeat`, its last writing. Times are seconds since 1970.
 
-    state: running, complete, stopped (by a signal, saved: goes on when it is started again) or failed.
-    `starts` of the cell in all; `stalls`: the latest of them in a row, within one job, that brought no new round;
+    state: running, complete, stopped (by a signal, saved: resumed when it is started again) or failed.
+    `starts` of the trial in all; `stalls`: the latest of them in a row, within one job, that brought no new round;
     `first_round`: rounds done when this one began.
     """
 
@@ -87,7 +87,7 @@ def no_room(folder: Path) -> str:
 
 @dataclass
 class Launch:
-    """One launch. jobs: job id to its cells; processes: marks (store.lock.process_mark) of the jobs on this machine."""
+    """One launch. jobs: job id to its trials; processes: marks (store.lock.process_mark) of workers on this machine."""
 
     name: str
     executor: str
@@ -96,6 +96,14 @@ class Launch:
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
     cancelled: bool = False
     code: dict[str, str] = field(default_factory=dict)  # at submission, as identity.code_of; empty: not known
+
+    def given(self) -> set[str]:
+        """The names of the trials that its jobs may take."""
+        return {name for names in self.jobs.values() for name in names}
+
+    def jobs_of(self, trial: str) -> list[str]:
+        """The jobs that may take a trial, the latest last."""
+        return [job for job, names in self.jobs.items() if trial in names]
 
     def write(self, root: Path) -> None:
         replace_text(root / "launches" / f"{self.name}.json", json.dumps(asdict(self), indent=1))
@@ -126,16 +134,16 @@ def launch_of(root: Path, launch: str) -> Launch:
         return Launch(launch, "", {})
 
 
-def write_cells(root: Path, cells: Iterable[Cell]) -> None:
-    """The cells of the study, those of earlier launches included."""
-    replace_text(root / "study.json", json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+def write_trials(root: Path, trials: Iterable[Trial]) -> None:
+    """The trials of the study, those of earlier launches included."""
+    replace_text(root / "study.json", json.dumps({"cells": [asdict(trial) for trial in trials]}, indent=1))
 
 
-def read_cells(root: Path) -> list[Cell]:
-    """The cells, none for a folder that is no study yet. UsageError for a damaged file."""
+def read_trials(root: Path) -> list[Trial]:
+    """The trials, none for a folder that is no study yet. UsageError for a damaged file."""
     path = root / "study.json"
     try:
-        return [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+        return [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The table of a study: mean and 95 % interval over the seeds of what its finished cells found."""
+"""The table of a study: mean and 95 % interval over the seeds of what its finished trials found."""
 
 from __future__ import annotations
 
@@ -13,103 +13,97 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, markdown, mean_with_interval
 from hkd_hpc.config import identity
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 
 GOALS = ("local", "global")
+COSTS = ["parameters held (M)", "s a client and round", "public data"]
 ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
 
 
-def table(root: Path, cells: list[Cell]) -> str:
+def table(root: Path, trials: list[Trial]) -> str:
     """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local and once for global."""
-    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.labels if axis != "seed"))
-    across = [axis for axis in ACROSS if axis in axes]
-    down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
-    found = read(root, cells)
-    heads = list(dict.fromkeys(_labels(cell, across) for cell in cells))
-    groups: dict[tuple, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((_labels(cell, down), _labels(cell, across)), []).append(cell)
-    rows = []
-    for row in dict.fromkeys(row for row, _ in groups):
-        own = [groups.get((row, head), []) for head in heads]
-        rows.append(
-            [
-                *row,
-                *(_mean(group, found, goal) for goal in GOALS for group in own),
-                *_costs([cell for group in own for cell in group], root, found),
-            ]
-        )
-    head = [
-        *down,
-        *(
-            " ".join([goal, *(f"{axis} {label}" for axis, label in zip(across, labels))])
-            for goal in GOALS
-            for labels in heads
-        ),
-        "parameters held (M)",
-        "s a client and round",
-        "public data",
-    ]
-    done = len(found.summaries)
+    found = read(root, trials)
     return "\n".join(
         [
             f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
-            f"{done} of {len(cells)} runs are complete",
+            f"{len(found.summaries)} of {len(trials)} runs are complete",
             "",
-            markdown(head, rows),
+            _grid(root, trials, found),
             *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
             *(f"remark: {line}" for line in remarks(found.facts)),
         ]
     )
 
 
+def _grid(root: Path, trials: list[Trial], found: Found) -> str:
+    axes = list(dict.fromkeys(axis for trial in trials for axis in trial.labels if axis != "seed"))
+    across = [axis for axis in ACROSS if axis in axes]
+    down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
+    columns = list(dict.fromkeys(_labels(trial, across) for trial in trials))
+    groups: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((_labels(trial, down), _labels(trial, across)), []).append(trial)
+    rows = []
+    for row in dict.fromkeys(row for row, _ in groups):
+        own = [groups.get((row, column), []) for column in columns]
+        means = [_mean(group, found, goal) for goal in GOALS for group in own]
+        rows.append([*row, *means, *_costs([trial for group in own for trial in group], root, found)])
+    return markdown([*down, *_heads(across, columns), *COSTS], rows)
+
+
+def _heads(across: list[str], columns: list[tuple[str, ...]]) -> list[str]:
+    """local clients 10, local clients 20, global clients 10 ..."""
+    named = [" ".join(f"{axis} {label}" for axis, label in zip(across, labels)) for labels in columns]
+    return [f"{goal} {name}".strip() for goal in GOALS for name in named]
+
+
 @dataclass(frozen=True)
 class Found:
-    """summaries, facts (identity): of the complete cells, by name. faults: a line for each cell whose metrics.h5 cannot
-    be read or is that of another run, and for runs of different data."""
+    """summaries, facts (provenance): of the complete trials, by name. faults: a line for each trial whose metrics.h5
+    cannot be read or is that of another run, and for runs of different data."""
 
     summaries: dict[str, dict]
     facts: dict[str, provenance.Provenance]
     faults: list[str]
 
 
-def read(root: Path, cells: list[Cell]) -> Found:
+def read(root: Path, trials: list[Trial]) -> Found:
     found = Found({}, {}, [])
-    for cell in cells:
-        folder = RunFolder(root / cell.name)
+    for trial in trials:
+        folder = RunFolder(root / trial.name)
         summary = folder.summary()
-        other = summary and identity.other_run(folder, cell.config())
+        other = summary and identity.other_run(folder, trial.config())
         if other:
             found.faults.append(f"{folder.path} holds another run: {other}")
         elif summary:
-            found.summaries[cell.name] = summary
-            found.facts[cell.name] = provenance.facts_of(folder.record())
+            found.summaries[trial.name] = summary
+            found.facts[trial.name] = provenance.facts_of(folder.record())
         elif folder.damage():
             found.faults.append(folder.damage())
-    clashes = [line for group in alike(cells) for line in different_data(group, found.facts)]
+    clashes = [line for group in alike(trials) for line in different_data(group, found.facts)]
     found.faults.extend(dict.fromkeys(clashes))
     return found
 
 
-def alike(cells: list[Cell]) -> Iterator[list[Cell]]:
-    """Cells that must have the same data: those of one mean, and those whose settings name the same data set."""
-    mean = lambda cell: tuple(label for axis, label in cell.labels.items() if axis != "seed")
-    named = lambda cell: tuple(
-        os.path.basename(str(cell.settings.get(f"data.{key}", ""))) for key in ("name", "path", "image_size")
+def alike(trials: list[Trial]) -> Iterator[list[Trial]]:
+    """Trials that must have the same data: those of one mean, and those whose settings name the same data set."""
+    mean = lambda trial: tuple(label for axis, label in trial.labels.items() if axis != "seed")
+    named = lambda trial: tuple(
+        os.path.basename(str(trial.settings.get(f"data.{key}", ""))) for key in ("name", "path", "image_size")
     )
     for key in (mean, named):
-        groups: dict[tuple, list[Cell]] = {}
-        for cell in cells:
-            groups.setdefault(key(cell), []).append(cell)
+        groups: dict[tuple, list[Trial]] = {}
+        for trial in trials:
+            groups.setdefault(key(trial), []).append(trial)
         yield from groups.values()
 
 
-def different_data(cells: list[Cell], facts: dict[str, provenance.Provenance]) -> list[str]:
-    """A line where the runs of these cells were trained on different data."""
-    found = provenance.mixed({cell.name: facts[cell.name] for cell in cells if cell.name in facts})
+def different_data(trials: list[Trial], facts: dict[str, provenance.Provenance]) -> list[str]:
+    """A line where the runs of these trials were trained on different data."""
+    found = provenance.mixed({trial.name: facts[trial.name] for trial in trials if trial.name in facts})
     return provenance.lines({key: by_value for key, by_value in found.items() if key == provenance.CONTENT})
 
 
@@ -119,15 +113,15 @@ def remarks(facts: dict[str, provenance.Provenance]) -> list[str]:
     return provenance.lines({key: by_value for key, by_value in mixed.items() if key != provenance.CONTENT})
 
 
-def check_code(root: Path, cells: list[Cell]) -> None:
+def check_code(root: Path, trials: list[Trial]) -> None:
     """UsageError where complete runs are of different code."""
-    found = provenance.lines(provenance.mixed_code(read(root, cells).facts), refused=True)
+    found = provenance.lines(provenance.mixed_code(read(root, trials).facts), refused=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 
 
 def gaps(root: Path, summaries: dict[str, dict]) -> list[str]:
-    """A line for each accuracy that is not a number in the summary of a complete cell, by name."""
+    """A line for each accuracy that is not a number in the summary of a complete trial, by name."""
     return [
         f"{root / name}: complete, but without a {goal} accuracy"
         for name, summary in summaries.items()
@@ -136,16 +130,18 @@ def gaps(root: Path, summaries: dict[str, dict]) -> list[str]:
     ]
 
 
-def _costs(cells: list[Cell], root: Path, found: Found) -> list[str]:
+def _costs(trials: list[Trial], root: Path, found: Found) -> list[str]:
     """Millions of parameters in memory while a client trains (About.parameters_held); seconds of its local training a
     round, mean over all clients and rounds; whether the scheme needs public images."""
     metrics = [
-        table for cell in cells if cell.name in found.summaries and (table := _metrics(root / cell.name / "metrics.h5"))
+        table
+        for trial in trials
+        if trial.name in found.summaries and (table := _metrics(root / trial.name / "metrics.h5"))
     ]
     held = {table["parameters"]["held"] for table in metrics}
     seconds = [table["clients"]["train_s"].ravel() for table in metrics]
     mean_s = np.nanmean(np.concatenate(seconds)) if seconds else np.nan
-    needed = any(schemes.get(cell.settings["scheme.name"]).needs_public for cell in cells)
+    needed = any(schemes.get(trial.settings["scheme.name"]).needs_public for trial in trials)
     return [
         ", ".join(f"{count / 1e6:.3f}" for count in sorted(held)) or "–",
         "–" if np.isnan(mean_s) else f"{mean_s:.2f}",
@@ -160,17 +156,17 @@ def _metrics(path: Path) -> dict | None:
         return None
 
 
-def _labels(cell: Cell, axes: list[str]) -> tuple[str, ...]:
-    return tuple(cell.labels.get(axis, "") for axis in axes)
+def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
+    return tuple(trial.labels.get(axis, "") for axis in axes)
 
 
-def _mean(cells: list[Cell], found: Found, goal: str) -> str:
+def _mean(trials: list[Trial], found: Found, goal: str) -> str:
     return (
         "different data"
-        if different_data(cells, found.facts)
-        else mean_with_interval(_values(cells, found.summaries, goal))
+        if different_data(trials, found.facts)
+        else mean_with_interval(_values(trials, found.summaries, goal))
     )
 
 
-def _values(cells: list[Cell], summaries: dict, goal: str) -> list[float]:
-    return [float(summary[COLUMNS[goal]]) for cell in cells if (summary := summaries.get(cell.name))]
+def _values(trials: list[Trial], summaries: dict, goal: str) -> list[float]:
+    return [float(summary[COLUMNS[goal]]) for trial in trials if (summary := summaries.get(trial.name))]

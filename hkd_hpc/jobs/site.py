@@ -18,14 +18,17 @@ from hkd_hpc.jobs.options import Options, check_options, cores_of, default_ranks
 from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import unknown
 
-# options of sbatch that it also reads from SBATCH_<NAME>; the others travel on its command line
-VARIABLES = (
+OWN_KEYS = (
     "account",
     "partition",
     "qos",
     "constraint",
     "gres",
     "gpus-per-node",
+)  # options of sbatch that are keys here
+# options of sbatch that it also reads from SBATCH_<NAME>; the others travel on its command line
+VARIABLES = (
+    *OWN_KEYS,
     "exclusive",
     "clusters",
     "core-spec",
@@ -94,7 +97,7 @@ class Site:
     mem_gb: float | None = None
     setup: list[str] = field(default_factory=list)  # shell lines: modules, a staged environment
     environment: dict[str, str] = field(default_factory=dict)  # exported after them
-    python: str | None = None  # the command, in words of the shell
+    python: str | None = None  # the command, quoted as for the shell
     container: Container | None = None  # `python` is then the one in it
     mpi: str | None = None  # of srun --mpi=
     launcher: str | None = None  # srun or mpirun; for the sbatch scripts, the launcher of sweeps always takes srun
@@ -115,7 +118,7 @@ class Site:
             raise error if path in str(error) else UsageError(f"--site {path}: {error}") from None
 
     def python_command(self) -> str | None:
-        """What starts Python on a compute node, in words of the shell; None: the one that the user has active."""
+        """What starts Python on a compute node, quoted as for the shell; None: the one that the user has active."""
         if self.container is None:
             return self.python
         image, *binds = (expanded(text, "container: ") for text in [self.container.image, *self.container.binds])
@@ -130,39 +133,37 @@ class Site:
 
     def exports(self) -> str:
         """Lines for `eval` in a shell: what sbatch and slurm/common.sh understand, and SITE, more options of sbatch."""
-        mine = {name: getattr(self, name.replace("-", "_")) for name in VARIABLES[:6]}
-        mine["exclusive"] = "exclusive" if self.exclusive else None
-        given = {name: value for name, value in (mine | self.sbatch).items() if value}
-        variables = {
-            f"SBATCH_{name.replace('-', '_').upper()}": str(value) for name, value in given.items() if name in VARIABLES
-        }
+        given = self._sbatch_options()
+        variables = {variable_of(name): str(value) for name, value in given.items() if name in VARIABLES}
         if self.mem_gb:
             variables["SBATCH_MEM_PER_NODE"] = f"{self.mem_gb * 1024:.0f}M"
-        lines = setup_lines(self.setup, self.environment)
-        variables |= {
-            name: value
-            for name, value in (
-                ("PYTHON", self.python_command()),
-                ("MPI", self.mpi),
-                ("LAUNCHER", self.launcher),
-                ("SRUN_ARGS", shlex.join(self.srun)),
-                ("SETUP_LINES", "\n".join(lines)),
-            )
-            if value
-        }
-        if self.python_command():
-            variables["VENV"] = ""  # the command brings its own environment
-        more = [
-            f"--{name}" if value is True else f"--{name}={value}"
-            for name, value in given.items()
-            if name not in VARIABLES
-        ]
+        variables |= self._script_variables()
+        more = {name: value for name, value in given.items() if name not in VARIABLES}
+        arguments = [f"--{name}" if value is True else f"--{name}={value}" for name, value in more.items()]
         return "\n".join(
             [
                 *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-                f"SITE=({shlex.join([*self._layout(), *more])})",
+                f"SITE=({shlex.join([*self._layout(), *arguments])})",
             ]
         )
+
+    def _sbatch_options(self) -> dict[str, Any]:
+        """Options of sbatch by their names; without those that the site says nothing of."""
+        mine = {name: getattr(self, name.replace("-", "_")) for name in OWN_KEYS}
+        mine["exclusive"] = "exclusive" if self.exclusive else None
+        return {name: value for name, value in (mine | self.sbatch).items() if value}
+
+    def _script_variables(self) -> dict[str, str]:
+        """What slurm/common.sh reads."""
+        variables = {
+            "PYTHON": self.python_command(),
+            "MPI": self.mpi,
+            "LAUNCHER": self.launcher,
+            "SRUN_ARGS": shlex.join(self.srun),
+            "SETUP_LINES": "\n".join(setup_lines(self.setup, self.environment)),
+        }
+        found = {name: value for name, value in variables.items() if value}
+        return found | {"VENV": ""} if self.python_command() else found  # the command brings its own environment
 
     def _layout(self) -> list[str]:
         """Tasks and cores of a node with GPUs."""
@@ -185,6 +186,11 @@ class Site:
             raise UsageError(f"launcher={self.launcher}: not allowed; launcher must be srun or mpirun")
         check_options(Options(**self.options()), "slurm")
         return self
+
+
+def variable_of(option: str) -> str:
+    """SBATCH_GPUS_PER_NODE"""
+    return f"SBATCH_{option.replace('-', '_').upper()}"
 
 
 def _is_text(value: Any) -> bool:
@@ -227,9 +233,9 @@ def checked(prefix: str, cls: type, values: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise UsageError(unknown(prefix + name, [prefix + other for other in known], "slurm/README.md lists them"))
         kind = known[name].type.removesuffix(" | None")
-        words, fits = KINDS[kind]
+        allowed, fits = KINDS[kind]
         if not fits(value):
-            raise UsageError(f"{prefix}{name}={value!r}: not allowed; {prefix}{name} must be {words}")
+            raise UsageError(f"{prefix}{name}={value!r}: not allowed; {prefix}{name} must be {allowed}")
         found[name] = {key: str(item) for key, item in value.items()} if kind == "dict[str, str]" else value
     if cls is Container and "image" not in values:
         raise UsageError("container.image: is missing")

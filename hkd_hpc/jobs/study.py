@@ -1,48 +1,70 @@
-"""A study: the cells of a root folder, how they stand, and what they found."""
+"""A study: the trials of a root folder, how they stand, what they found; `launch` makes one."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs import results, watch
-from hkd_hpc.jobs.files import read_cells, read_launches
+from hkd_hpc.jobs import results, slurm, watch
+from hkd_hpc.jobs.executors import Say
+from hkd_hpc.jobs.files import read_launches, read_trials
+from hkd_hpc.jobs.launcher import launch_trials, options_at, root_at, top_up
+from hkd_hpc.jobs.options import Options
+from hkd_hpc.jobs.slurm import Queue
+from hkd_hpc.jobs.sweep import Sweep
 from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.store.lock import is_alive, is_visible
 
 
 class Study:
-    """What is in `root`; made by `launch`, or for one that was launched before."""
+    """The trials in a folder; made by `launch`, or for a study that was launched before.
+
+    Args:
+        root: The study's folder.
+
+    Attributes:
+        root: Its absolute path.
+        trials: Those of all launches.
+
+    Raises:
+        UsageError: There is no study, or its record is damaged.
+    """
 
     def __init__(self, root: str | os.PathLike) -> None:
         self.root = Path(os.path.abspath(expanded(root, "")))
-        self.cells = read_cells(self.root)
-        self._launches, self._queue, self._fed_s = 0, watch.Queue(), float("-inf")
-        if not self.cells:
+        self.trials = read_trials(self.root)
+        self._launches, self._queue, self._topped_up_s = 0, Queue(), float("-inf")
+        if not self.trials:
             raise UsageError(
-                f"{self.root}: no study here; python -m hkd_hpc.jobs launch SPEC.toml --root DIR makes one"
+                f"{self.root}: no study here; make one by python -m hkd_hpc.jobs launch SPEC.toml --root DIR"
             )
 
-    def status(self) -> list[watch.CellState]:
-        """How every cell stands now."""
+    def status(self) -> list[watch.TrialState]:
+        """How every trial stands now."""
         launches = read_launches(self.root)
         if len(launches) != self._launches:  # what the queue said before knows nothing of the new jobs
-            self._launches, self._queue = len(launches), watch.Queue()
-        return watch.look(self.root, self.cells, launches, self._queue)
+            self._launches, self._queue = len(launches), Queue()
+        return watch.look(self.root, self.trials, launches, self._queue)
 
-    def wait(self, say=messages.say) -> bool:
-        """Until no cell is running or queued any more; whether all are complete. Submits what max_queued left
-        outside.
+    def wait(self, say: Say = messages.say) -> bool:
+        """Wait until no trial is running or queued any more; meanwhile submit what max_queued left outside the queue.
+
+        Args:
+            say: Takes a line whenever the counts change.
+
+        Returns:
+            Whether all trials are complete.
         """
-        states = watch.wait(lambda: self._fed(say), say, more=self._waits_outside)
+        states = watch.wait(lambda: self._topped_up(say), say, more=self._waits_outside)
         return all(state.state == "complete" for state in states)
 
-    def _waits_outside(self, states: list[watch.CellState]) -> bool:
-        """Whether cells are left that the last launch had to leave outside the queue."""
+    def _waits_outside(self, states: list[watch.TrialState]) -> bool:
+        """Whether trials are left that the last launch had to leave outside the queue."""
         last = read_launches(self.root)[-1:]
         return (
             any(state.state == "missing" for state in states)
@@ -51,50 +73,102 @@ class Study:
             and last[0].options.get("max_queued", 0) > 0
         )
 
-    def _fed(self, say) -> list[watch.CellState]:
+    def _topped_up(self, say: Say) -> list[watch.TrialState]:
         """The states, after a try, now and then, to submit what is not in the queue yet."""
-        from hkd_hpc.jobs.launcher import top_up  # which itself imports this module
-
         states = self.status()
-        if time.monotonic() - self._fed_s > watch.QUEUE_S and any(state.state == "missing" for state in states):
-            self._fed_s = time.monotonic()
-            try:
-                top_up(self, states, self._queue, say)
-            except UsageError as refusal:
-                say(f"not submitted now: {refusal}")
-            return self.status()
-        return states
+        if time.monotonic() - self._topped_up_s <= slurm.QUEUE_S or all(state.state != "missing" for state in states):
+            return states
+        self._topped_up_s = time.monotonic()
+        try:
+            top_up(self.root, self.trials, states, self._queue, say)
+        except UsageError as rejection:
+            say(f"not submitted now: {rejection}")
+        return self.status()
 
     def table(self, strict_code: bool = False) -> str:
-        """Accuracies of the finished cells, in the layout of the paper's Table 1, as Markdown.
+        """Accuracies of the finished trials, in the layout of the paper's Table 1.
 
-        strict_code: UsageError where they are of different code; else a line says so.
+        Args:
+            strict_code: Whether trials of different code are an error; else a line says so.
+
+        Returns:
+            Markdown.
+
+        Raises:
+            UsageError: With strict_code, where they are of different code.
         """
         if strict_code:
-            results.check_code(self.root, self.cells)
-        return results.table(self.root, self.cells)
+            results.check_code(self.root, self.trials)
+        return results.table(self.root, self.trials)
 
     def cancel(self) -> list[str]:
-        """Ask SLURM to cancel the jobs of all launches, and interrupt those on this machine. Their ids; UsageError."""
-        alive = watch.Queue().jobs()
+        """Ask SLURM to cancel the jobs of all launches, and interrupt the workers on this machine.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            UsageError: SLURM does not take it.
+        """
+        alive = Queue().jobs()
         ended = []
         for launch in read_launches(self.root):
-            here = {job: process for job, process in launch.processes.items() if watch.is_safe_to_signal(process)}
+            workers = {name: process["pid"] for name, process in launch.processes.items() if _may_signal(process)}
             queued = [job for job in launch.jobs if launch.executor == "slurm" and (alive is None or job in alive)]
             if queued:
-                _scancel(queued)
-            for process in here.values():
-                os.kill(process["pid"], signal.SIGINT)
+                slurm.cancel(queued)
+            for pid in workers.values():
+                os.kill(pid, signal.SIGINT)
             launch.cancelled = True
             launch.write(self.root)
-            ended += [*queued, *here]
+            ended += [*queued, *workers]
         return ended
 
 
-def _scancel(jobs: list[str]) -> None:
-    try:
-        subprocess.run(["scancel", *jobs], capture_output=True, text=True, check=True, timeout=60)
-    except subprocess.CalledProcessError as error:
-        raise UsageError(f"scancel refused: {(error.stderr or '').strip().splitlines()[-1:]}") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"scancel cannot be asked: {error}") from None
+def _may_signal(process: dict[str, Any]) -> bool:
+    """Whether a worker on this machine still runs, and is ours to signal."""
+    return is_visible(process) and is_alive(process) and process["pid"] != os.getpid()
+
+
+def launch(
+    sweep: Sweep | str | os.PathLike,
+    executor: str = "slurm",
+    *,
+    root: str | os.PathLike,
+    site: str | os.PathLike | None = None,
+    say: Say = messages.say,
+    **options: Any,
+) -> Study:
+    """Submit the trials of a sweep that are neither complete nor running nor queued.
+
+    Args:
+        sweep: The grid, or the path of a spec.
+        executor: "slurm"; "local" for workers in the background of this machine; "debug" for this process.
+        root: The study's folder. Trials of earlier launches stay in it.
+        site: A site file, for what is not among the options.
+        say: Takes the lines about what is done.
+        options: The fields of Options; others go to submitit's SLURM executor.
+
+    Returns:
+        The study.
+
+    Raises:
+        Problems: A line for each thing that is wrong; nothing was submitted.
+        UsageError: One thing that is wrong, or what SLURM said against the submission.
+    """
+    if isinstance(sweep, (str, os.PathLike)):
+        sweep = Sweep.from_toml(sweep)
+    trials, problems = sweep.trials()
+    folder = root_at(root)
+    launch_trials(trials, executor, folder, options_at(site, options), problems, say)
+    return Study(folder)
+
+
+def resubmit(root: str | os.PathLike, say: Say = messages.say) -> Study:
+    """Launch the trials of a study again, with the options of the last launch."""
+    study = Study(root)
+    last = read_launches(study.root)[-1:]
+    if not last:
+        raise UsageError(f"{study.root}: nothing was launched here yet")
+    launch_trials(study.trials, last[0].executor, study.root, Options(**last[0].options), [], say)
+    return study

@@ -1,4 +1,4 @@
-"""A sweep: the grid of settings of a study, and its cells. Cells of one seed share partition, weights and cohorts.
+"""A sweep: the grid of settings of a study, and its trials. Trials of one seed share partition, weights and cohorts.
 
     Sweep(scheme=["fedavg", "fedhkd"], data=["cifar10"], clients=[10, 20], seed=range(5), settings={"fed.rounds": 20})
     Sweep(seed=range(5), loss={"L2": {"scheme.soft_loss": "paper"}, "MSE": {"scheme.soft_loss": "mse"}})
@@ -50,8 +50,13 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a study. `labels`: its value on each axis, as text; `settings`: those that are not the default."""
+class Trial:
+    """One run of a study.
+
+    Attributes:
+        labels: Its value on each axis, as text.
+        settings: section.key to value, of those that are not the default.
+    """
 
     labels: dict[str, str]
     settings: dict[str, Any]
@@ -72,7 +77,7 @@ class Cell:
         return f"{scheme}-{data}-c{clients}-s{seed}-{self.id}"
 
     def arguments(self) -> list[str]:
-        """section.key=value for hkd_hpc.train."""
+        """Its settings as section.key=value, for hkd_hpc.train."""
         return [f"{key}={as_text(value)}" for key, value in self.settings.items()]
 
     def config(self) -> Config:
@@ -82,12 +87,12 @@ class Cell:
 ALWAYS = ("scheme.name", "data.name", "fed.clients", "run.seed")  # stored even where they are the default
 
 
-def make_cell(labels: dict[str, str], config: Config) -> Cell:
-    """The cell of a checked Config."""
+def make_trial(labels: dict[str, str], config: Config) -> Trial:
+    """The trial of a checked Config."""
     default = as_values(absolute_paths(resolve(overrides=[f"scheme.name={config.scheme.name}"])))
     values = as_values(absolute_paths(config))  # so that jobs find the data from any folder
     kept = (*ALWAYS, "data.dir") if config.data.name in OFFICIAL else ALWAYS
-    return Cell(labels, {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]})
+    return Trial(labels, {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]})
 
 
 def as_text(value: Any) -> str:
@@ -96,7 +101,17 @@ def as_text(value: Any) -> str:
 
 
 class Sweep:
-    """The grid. `overrides`: section.key=value, over everything else."""
+    """The grid of settings of a study.
+
+    Args:
+        presets: Names of presets, for all trials.
+        settings: section.key to value for all trials, over the presets; may be nested by section.
+        overrides: Texts section.key=value, over everything else.
+        axes: What is varied: a name, and its values or labels (see above).
+
+    Raises:
+        UsageError: An axis without values, or one that is also among the overrides.
+    """
 
     in_toml = False  # how to write what would mend it
 
@@ -116,20 +131,16 @@ class Sweep:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike, overrides: Sequence[str] = ()) -> Sweep:
-        """The sweep of a spec (hkd specs list has some). UsageError for what cannot be meant."""
-        parts: dict[str, dict[str, Any]] = {"sweep": {}, "axes": {}, "settings": {}}
-        for name, table in load_toml(os.fspath(path), "spec").items():
-            alien = (
-                [name]
-                if name not in parts or not isinstance(table, dict)
-                else [f"{name}.{key}" for key in table if name == "sweep" and key != "presets"]
-            )
-            if alien:
-                raise UsageError(
-                    f"{path}: {alien[0]}: not known; a spec has tables [axes], [settings], [axes.<name>], and "
-                    "[sweep] with presets"
-                )
-            parts[name] = table
+        """The sweep that a spec describes.
+
+        Args:
+            path: A TOML file; hkd_hpc/jobs/specs has examples.
+            overrides: Texts section.key=value, over the spec's.
+
+        Raises:
+            UsageError: What cannot be meant, with the name of the file.
+        """
+        parts = _parts(os.fspath(path))
         try:
             sweep = cls(
                 presets=parts["sweep"].get("presets", ()),
@@ -142,15 +153,19 @@ class Sweep:
         sweep.in_toml = True
         return sweep
 
-    def cells(self) -> tuple[list[Cell], list[str]]:
-        """(the cells, one line for each combination that is wrong, equal lines once)."""
-        found: dict[str, Cell] = {}
+    def trials(self) -> tuple[list[Trial], list[str]]:
+        """Every combination of the axes.
+
+        Returns:
+            The trials, and a line for each combination that is wrong, equal lines once.
+        """
+        found: dict[str, Trial] = {}
         problems: dict[str, None] = {}
-        alien: dict[str, list[tuple[dict[str, str], NotOfThisScheme]]] = {}  # by setting, the cells that have it not
+        alien: dict[str, list[tuple[dict[str, str], NotOfThisScheme]]] = {}  # by setting, the trials that have it not
         for point in itertools.product(*self.axes.values()):
             labels = {axis: label for axis, (label, _) in zip(self.axes, point)}
             try:
-                cell = make_cell(labels, self._config([settings for _, settings in point]))
+                trial = make_trial(labels, self._config([settings for _, settings in point]))
             except UsageError as error:
                 for part in parts_of(error):
                     if isinstance(part, NotOfThisScheme):
@@ -158,18 +173,18 @@ class Sweep:
                     else:
                         problems[str(part)] = None
                 continue
-            if cell.id in found:
-                problems[f"{_named(labels)} and {_named(found[cell.id].labels)} are the same run: {cell.id}"] = None
-            found[cell.id] = cell
+            if trial.id in found:
+                problems[f"{_named(labels)} and {_named(found[trial.id].labels)} are the same run: {trial.id}"] = None
+            found[trial.id] = trial
         return list(found.values()), [*problems, *map(self._told, alien.values())]
 
-    def _told(self, cells: list[tuple[dict[str, str], NotOfThisScheme]]) -> str:
-        """One line about a setting that not all cells' schemes have: which cells, and how to give it to the others."""
-        labels, error = cells[0]
-        names = dict.fromkeys(error.scheme for _, error in cells)
-        more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+    def _told(self, trials: list[tuple[dict[str, str], NotOfThisScheme]]) -> str:
+        """One line about a setting that not all schemes have: which trials, and how to give it to the others."""
+        labels, error = trials[0]
+        names = dict.fromkeys(error.scheme for _, error in trials)
+        more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
         problem = NotOfThisScheme(error.key, ", ".join(names), error.owners)
-        return f"{problem} (cell {_named(labels)}{more}){self._mend(error)}"
+        return f"{problem} (trial {_named(labels)}{more}){self._mend(error)}"
 
     def _mend(self, error: NotOfThisScheme) -> str:
         """The axis of schemes with the setting where it belongs, as a spec or a program has it."""
@@ -196,6 +211,23 @@ class Sweep:
             presets, None, [f"{key}={as_text(value)}" for key, value in values.items()] + self.overrides
         )
         return with_clients_of_data(from_values(asked, soft), asked)
+
+
+def _parts(path: str) -> dict[str, dict[str, Any]]:
+    """The tables [sweep], [axes] and [settings] of a spec. UsageError for anything else in it."""
+    parts: dict[str, dict[str, Any]] = {"sweep": {}, "axes": {}, "settings": {}}
+    for name, table in load_toml(path, "spec").items():
+        if name not in parts or not isinstance(table, dict):
+            alien = [name]
+        else:
+            alien = [f"{name}.{key}" for key in table if name == "sweep" and key != "presets"]
+        if alien:
+            raise UsageError(
+                f"{path}: {alien[0]}: not known; a spec has tables [axes], [settings], [axes.<name>], and [sweep] with "
+                "presets"
+            )
+        parts[name] = table
+    return parts
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +263,7 @@ def _points(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
     elif isinstance(values, str) or not hasattr(values, "__iter__"):
         raise UsageError(
             f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in "
-            f"all cells settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]"
+            f"all trials settings={{{SHORT.get(axis, axis)!r}: {values!r}}}, in a spec under [settings]"
         )
     else:
         points = [(as_text(value), _point(axis, value)) for value in values]

@@ -1,4 +1,4 @@
-"""A forecast in words: the table, and a line for each reason why a launch would be refused."""
+"""A forecast as people read it: the table, and a line for each reason why a launch would be rejected."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hkd_hpc.console.messages import bytes_text, seconds_text
+from hkd_hpc.jobs.estimate import Estimate, Forecast
 
-if TYPE_CHECKING:
-    from hkd_hpc.jobs.forecast import Estimate, Forecast
-
-GUESS_MARGIN = 0.5  # a time that was not measured in this study may be twice too long: no refusal on its account
+GUESS_MARGIN = 0.5  # a time that was not measured in this study may be twice too long: no rejection on its account
 
 
-# ---- what would be refused
+# ---- what would be rejected
 
 
 def problems(out: Forecast) -> list[str]:
-    """A line for each reason to refuse the launch."""
+    """A line for each reason to reject the launch."""
     return [*no_room(out), *too_short(out), *too_little_memory(out), *too_many_nodes(out)]
 
 
@@ -29,7 +26,7 @@ def too_many_nodes(out: Forecast) -> list[str]:
     most = max((e.ranks for e in out.estimates), default=0)
     if out.executor != "slurm" or out.options.pack or out.options.nodes <= max(most, 1):
         return []
-    return [f"nodes={out.options.nodes}: a cell has {most} rank(s), one node for each at most; --nodes {most}"]
+    return [f"nodes={out.options.nodes}: a trial has {most} rank(s), one node for each at most; --nodes {most}"]
 
 
 def no_room(out: Forecast) -> list[str]:
@@ -39,8 +36,8 @@ def no_room(out: Forecast) -> list[str]:
         return []
     means = ["name a folder on a larger disk"]
     option = {"slurm": "--array-parallelism", "local": "--parallel"}.get(out.executor)
-    means += [f"{option} N for fewer cells at a time"] * (option is not None and out.at_a_time > 1)
-    means += ["run.client_models=false"] * any(e.cell.config().run.client_models for e in out.estimates)
+    means += [f"{option} N for fewer trials at a time"] * (option is not None and out.at_a_time > 1)
+    means += ["run.client_models=false"] * any(e.trial.config().run.client_models for e in out.estimates)
     return [
         f"--root {out.root}: {bytes_text(free_bytes)} are free there and {bytes_text(out.disk_bytes)} are needed "
         f"({bytes_text(out.finished_bytes)} when all is finished); {', or '.join(means)}"
@@ -51,12 +48,12 @@ def too_short(out: Forecast) -> list[str]:
     """The time limit against a round and its save, as far as that is known."""
     if out.executor != "slurm" or not out.estimates:
         return []
-    needs = lambda e: (out.probed["start_s"] + e.round_s + e.save_s) * (1 if e.is_measured else GUESS_MARGIN)
+    needs = lambda e: (out.start_s + e.round_s + e.save_s) * (1 if e.is_measured else GUESS_MARGIN)
     worst = max(out.estimates, key=needs)
     if needs(worst) <= out.options.time_min * 60:
         return []
     return [
-        f"time_min={out.options.time_min}: a round of {worst.cell.name} takes about {seconds_text(worst.round_s)} and "
+        f"time_min={out.options.time_min}: a round of {worst.trial.name} takes about {seconds_text(worst.round_s)} and "
         f"its save {seconds_text(worst.save_s)} ({worst.basis}); --time-min "
         f"{math.ceil((2 * (worst.round_s + worst.save_s) + out.options.signal_delay_s) / 60)} leaves enough"
     ]
@@ -71,7 +68,7 @@ def too_little_memory(out: Forecast) -> list[str]:
     if worst.memory_bytes <= out.options.mem_gb * 2**30:
         return []
     return [
-        f"mem_gb={out.options.mem_gb:g}: {worst.cell.name} needs about {bytes_text(worst.memory_bytes)} on its first "
+        f"mem_gb={out.options.mem_gb:g}: {worst.trial.name} needs about {bytes_text(worst.memory_bytes)} on its first "
         f"node ({worst.ranks} rank(s) in all); --mem-gb {math.ceil(1.2 * worst.memory_bytes / 2**30)}"
     ]
 
@@ -86,7 +83,7 @@ def sharing_remark(out: Forecast) -> list[str]:
     if not (out.options.pack and out.options.slots > 1 and out.options.gpus_of_node()):
         return []
     return [
-        f"--slots {out.options.slots}: cells that share a GPU are taken not to slow each other, which is not measured: "
+        f"--slots {out.options.slots}: trials that share a GPU are taken not to slow each other, unmeasured: "
         "time and GPU "
         f"hours may be up to {out.options.slots} times as much"
     ]
@@ -103,40 +100,40 @@ def notice_remark(out: Forecast) -> list[str]:
     ]
 
 
-# ---- in words
+# ---- as people read it
 
 
 def lines(out: Forecast, most: int = 40) -> list[str]:
-    """A table of the cells, or of scheme, data and clients where they are many; sums; where the numbers come from."""
+    """A table of the trials, or of scheme, data and clients where they are many; sums; where the numbers come from."""
     if not out.estimates:
         return out.remarks
-    hours = sum(e.gpu_hours for e in out.estimates)
-    hours = f"{hours:.3g} GPU hours, " if hours else ""
+    gpu_hours = sum(e.gpu_hours for e in out.estimates)
+    hours = f"{gpu_hours:.3g} GPU hours, " if gpu_hours else ""
     peak = f"disk {bytes_text(out.disk_bytes)} at most, {bytes_text(out.finished_bytes)} when finished"
     free = shutil.disk_usage(next(path for path in (out.root, *out.root.parents) if path.exists())).free
     return [
         *rows(out, most),
         f"in all about {hours}{seconds_text(out.wall_s)} with {out.at_a_time} at a time; {peak} "
         f"({bytes_text(free)} free there; a quota cannot be seen from here)",
-        *(f"seconds of {count} cells: {basis}" for basis, count in Counter(e.basis for e in out.estimates).items()),
-        "bytes: of the real model and scheme; memory: host memory of a cell's first node, as a probe here had it"
-        + ", without what a GPU's libraries take" * (not out.probed["models"]),
+        *(f"seconds of {count} trials: {basis}" for basis, count in Counter(e.basis for e in out.estimates).items()),
+        "bytes: of the real model and scheme; memory: host memory of a trial's first node, as a probe here had it"
+        + ", without what a GPU's libraries take" * (not (out.probed and out.probed["models"])),
         *out.remarks,
     ]
 
 
 def rows(out: Forecast, most: int) -> list[str]:
-    name: Callable[[Estimate], tuple] = lambda e: (e.cell.name,)
-    head: tuple[str, ...] = ("cell",)
+    name: Callable[[Estimate], tuple] = lambda e: (e.trial.name,)
+    head: tuple[str, ...] = ("trial",)
     if len(out.estimates) > most:
         name, head = (
-            (lambda e: tuple(str(e.cell.settings[key]) for key in ("scheme.name", "data.name", "fed.clients"))),
+            (lambda e: tuple(str(e.trial.settings[key]) for key in ("scheme.name", "data.name", "fed.clients"))),
             ("scheme", "data", "clients"),
         )
     groups: dict[tuple, list[Estimate]] = {}
     for each in out.estimates:
         groups.setdefault((*name(each), each.ranks), []).append(each)
-    table = [(*head, "ranks", "cells", "round", "a cell", "GPU h", "memory", "disk, running", "finished")]
+    table = [(*head, "ranks", "trials", "round", "a trial", "GPU h", "memory", "disk, running", "finished")]
     for key, group in groups.items():
         longest, largest = max(group, key=lambda e: e.wall_s), max(group, key=lambda e: e.running_bytes)
         table.append(

@@ -1,4 +1,4 @@
-"""What a cell does in a round, and what rounds of a study have cost so far: the ground of the forecast. No torch."""
+"""What a trial does in a round, and what rounds of a study have cost so far: the ground of the forecast. No torch."""
 
 from __future__ import annotations
 
@@ -18,31 +18,15 @@ from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
 from hkd_hpc.data.registry import Sizes
 from hkd_hpc.data.sizes import sizes_of
-from hkd_hpc.jobs.sweep import Cell
+from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.store.tree import BadFile, load_tree
 
-# a round / FedAvg's, ResNet18, measured (README, Results); GPUs may differ
-SLOWDOWN = {
-    "fedavg": 1.0,
-    "fedprox": 1.05,
-    "moon": 1.14,
-    "fedalign": 1.57,
-    "fedgen": 1.01,
-    "fedmd": 1.96,
-    "fedproto": 1.07,
-    "fedhkd_star": 1.06,
-    "fedhkd": 1.05,
-    "local": 1.0,
-    "central": 1.0,
-}
-
-
-# ---- the work of a cell
+# ---- the work of a trial
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a cell does in a round. `images`: each client's training images; `tests`: those of its local test."""
+    """What a trial does in a round. `images`: each client's training images; `tests`: those of its local test."""
 
     config: Config
     facts: Sizes
@@ -93,10 +77,9 @@ def workers_of(ranks: int, gpus: int) -> int:
 
 
 def slowdown(scheme: str) -> float:
-    """A round / FedAvg's: measured; of a scheme that was not, what it is to reach or the paper says; else 1."""
-    if scheme in SLOWDOWN:
-        return SLOWDOWN[scheme]
-    return max((value for value in schemes.get(scheme).about.slowdown if value), default=1.0)
+    """A round / the reference's: what the scheme is to reach, else what its paper says, else 1."""
+    to_reach, paper = schemes.get(scheme).about.slowdown
+    return to_reach or paper or 1.0
 
 
 # ---- rounds of this study
@@ -104,7 +87,7 @@ def slowdown(scheme: str) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one image in a round of a finished or running cell, everything that a round does included."""
+    """Seconds of one image in a round of a finished or running trial, everything that a round does included."""
 
     scheme: str
     data: tuple
@@ -113,13 +96,13 @@ class Measured:
     rounds: int
 
 
-def measured(root: Path, cells: Iterable[Cell]) -> list[Measured]:
-    """What the cells of a study have shown so far."""
-    return [found for cell in cells if (found := _measured(root / cell.name / "metrics.h5", cell))]
+def measured(root: Path, trials: Iterable[Trial]) -> list[Measured]:
+    """What the trials of a study have shown so far."""
+    return [found for trial in trials if (found := _measured(root / trial.name / "metrics.h5", trial))]
 
 
-def _measured(path: Path, cell: Cell) -> Measured | None:
-    config = cell.config()
+def _measured(path: Path, trial: Trial) -> Measured | None:
+    config = trial.config()
     facts = facts_of(config)
     try:
         tree = load_tree(path, only=["rounds/wall_s", "rounds/seconds/evaluate_and_save", "world"])

@@ -14,8 +14,8 @@ from hkd_hpc.jobs import cost
 from hkd_hpc.jobs.cost import Load, Network
 from tools.bench import scaling
 
-# a meeting 1 ms a peer of rank 0, a step 100 us, a link 1 GB/s, sums 2 GB/s; the all-reduce in pieces of 1 MB
-PLAIN = Network(meeting_s=1e-3, latency_s=1e-4, byte_s=1e-9, sum_byte_s=5e-10, piece_bytes=1e6)
+# a barrier 1 ms a peer of rank 0, a step 100 us, a link 1 GB/s, sums 2 GB/s; the all-reduce in pieces of 1 MB
+PLAIN = Network(barrier_s=1e-3, latency_s=1e-4, byte_s=1e-9, sum_byte_s=5e-10, piece_bytes=1e6)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_ranks_beyond_the_cores_take_turns():
     assert cost.seconds("agree", 8, 0, shared) == pytest.approx(7e-3)
 
 
-def test_meetings_grow_with_the_square_of_the_ranks_and_words_with_the_ranks():
+def test_barriers_grow_with_the_square_of_the_ranks_and_status_messages_with_the_ranks():
     """1,000 peers: 1 s of their own, 1 us for each of a million pairs; twice 10 us a peer. One rank meets nobody."""
-    hub = replace(PLAIN, pair_s=1e-6, word_s=1e-5)
+    hub = replace(PLAIN, pair_s=1e-6, status_s=1e-5)
     assert cost.seconds("agree", 1_001, 0, hub) == pytest.approx(2.0)
-    assert cost.words_s(1_001, hub) == pytest.approx(0.02)
-    assert cost.seconds("agree", 1, 0, hub) == cost.words_s(1, hub) == 0.0
+    assert cost.status_messages_s(1_001, hub) == pytest.approx(0.02)
+    assert cost.seconds("agree", 1, 0, hub) == cost.status_messages_s(1, hub) == 0.0
     assert scaling.barriers_s(1_001, hub) == pytest.approx(5 * 2.0 + 0.02)
 
 
@@ -73,7 +73,7 @@ def test_a_round_by_hand():
     kB.
     """
     load = Load(10, 100, 500_000, 1_000, 2_000, server_s=0.2, fixed_s=0.05)
-    found = cost.round_cost(load, 5, 4, 1e-3, replace(PLAIN, word_s=1e-3), spread=0.0)
+    found = cost.round_cost(load, 5, 4, 1e-3, replace(PLAIN, status_s=1e-3), spread=0.0)
     assert found.train_s == pytest.approx(0.3)
     assert found.weights_s == pytest.approx((4e-3 + 16e-4 + 6e-3 + 2e-3) + (4e-3 + 1e-4 + 2e-3))
     assert found.knowledge_s == pytest.approx((4e-3 + 3e-4 + 12e-6) + (4e-3 + 3e-4 + 6e-6) + 4e-3 + 2 * 4e-3)
@@ -112,19 +112,21 @@ def test_the_fit_finds_the_constants_that_made_the_times(network):
 
 
 def test_the_fit_finds_the_constants_of_rank_0():
-    hub = Network(5e-5, 0, 0, 0, pair_s=2e-7, word_s=3e-5)
+    hub = Network(5e-5, 0, 0, 0, pair_s=2e-7, status_s=3e-5)
     points = [
         scaling.Point(name, peers + 1, 0, 5e-5 * peers + 2e-7 * peers**2 + 3e-5 * peers * (name == "status"))
         for name in ("agree", "status")
         for peers in (8, 64, 256, 1_024)
     ]
     fitted = scaling.fit_coordinator(points, Network(0, 0, 0, 0))
-    assert (fitted.meeting_s, fitted.pair_s, fitted.word_s) == pytest.approx((hub.meeting_s, hub.pair_s, hub.word_s))
+    assert (fitted.barrier_s, fitted.pair_s, fitted.status_s) == pytest.approx(
+        (hub.barrier_s, hub.pair_s, hub.status_s)
+    )
     assert scaling.left_out(points, Network(0, 0, 0, 0), scaling.fit_coordinator) == pytest.approx([1.0] * 8)
 
 
 def test_a_client_and_the_fixed_part_are_the_line_through_two_numbers_of_clients():
-    """2 clients 1.3 s, 10 clients 4.5 s, 5 meetings with one peer 5 ms: .4 s a client and .495 s a round."""
+    """2 clients 1.3 s, 10 clients 4.5 s, 5 barriers with one peer 5 ms: .4 s a client and .495 s a round."""
     run = lambda clients, wall_s: scaling.Run(
         2, clients, [wall_s, 9.0, wall_s - 1], [0.2, 0.4], np.full((3, clients), 0.4)
     )

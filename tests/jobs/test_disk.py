@@ -12,8 +12,8 @@ import toy
 from hkd_hpc import export
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.files import JOB_LOCK, STATUS_BYTES, Status
+from hkd_hpc.jobs.logs import error_in
 from hkd_hpc.jobs.pool import Pool
-from hkd_hpc.jobs.task import error_in
 from hkd_hpc.store.folder import FINAL_PARTS, RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree
@@ -32,15 +32,15 @@ def sweep_of(data, **axes):
     return Sweep(settings=settings, **axes)
 
 
-# ---- finished cells
+# ---- finished trials
 
 
-def test_a_finished_cell_keeps_its_final_weights_unless_asked(data, tmp_path):
+def test_a_finished_trial_keeps_its_final_weights_unless_asked(data, tmp_path):
     sweep = sweep_of(data, scheme=["moon"])
     kept = launch(sweep, "debug", root=tmp_path / "a", keep_state=True)
     small = launch(sweep, "debug", root=tmp_path / "b")
-    [cell] = small.cells
-    before, after = RunFolder(kept.root / cell.name), RunFolder(small.root / cell.name)
+    [trial] = small.trials
+    before, after = RunFolder(kept.root / trial.name), RunFolder(small.root / trial.name)
     assert [round for round, _ in before.checkpoints()] == [2, 1]
     assert [round for round, _ in after.checkpoints()] == [2]
     whole, final = (load_tree(folder.checkpoint_path(2)) for folder in (before, after))
@@ -55,10 +55,10 @@ def test_a_finished_cell_keeps_its_final_weights_unless_asked(data, tmp_path):
     assert {name: array.tobytes() for name, array in export.read_model(before.path, None).items()} == {
         name: array.tobytes() for name, array in export.read_model(after.path, None).items()
     }
-    [output] = toy.train_ok(1, "--resume", "--out", after.path, *cell.arguments())
+    [output] = toy.train_ok(1, "--resume", "--out", after.path, *trial.arguments())
     assert "already complete" in output
     after.metrics_path.unlink()
-    [result] = toy.train(1, "--resume", "--out", after.path, *cell.arguments())
+    [result] = toy.train(1, "--resume", "--out", after.path, *trial.arguments())
     assert result.exit_code == 2
     assert "holds the final weights of a complete run and nothing to go on with" in result.output
 
@@ -66,7 +66,7 @@ def test_a_finished_cell_keeps_its_final_weights_unless_asked(data, tmp_path):
 def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_launch(data, tmp_path):
     sweep = sweep_of(data, scheme=["fedavg"])
     study = launch(sweep, "debug", root=tmp_path / "root", keep_state=True)
-    folder = RunFolder(study.root / study.cells[0].name)
+    folder = RunFolder(study.root / study.trials[0].name)
     replace(Status.read(folder.path), state="running").write(folder.path)
     launch(sweep, "debug", root=study.root)
     assert [round for round, _ in folder.checkpoints()] == [2]
@@ -75,18 +75,18 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
 
 
 @pytest.mark.parametrize(
-    "keep_state, after, words",
+    "keep_state, after, error",
     [
         (True, "complete", ""),
         (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder"),
     ],
 )
-def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(
-    data, tmp_path, capsys, keep_state, after, words
+def test_a_finished_trial_whose_file_is_spoilt_is_named_and_not_counted(
+    data, tmp_path, capsys, keep_state, after, error
 ):
     sweep, root = sweep_of(data, scheme=["fedavg"], seed=[0, 1]), tmp_path / "root"
     study = launch(sweep, "debug", root=root, keep_state=keep_state)
-    metrics = root / study.cells[0].name / "metrics.h5"
+    metrics = root / study.trials[0].name / "metrics.h5"
     os.truncate(metrics, metrics.stat().st_size // 2)
     spoilt, good = study.status()
     assert (spoilt.state, good.state) == ("lost", "complete")
@@ -98,7 +98,7 @@ def test_a_finished_cell_whose_file_is_spoilt_is_named_and_not_counted(
     launch(sweep, "debug", root=root, keep_state=keep_state)
     again, _ = study.status()
     assert again.state == after
-    assert words in again.error
+    assert error in again.error
     assert main(["table", str(root)]) == (after != "complete")
 
 
@@ -181,7 +181,7 @@ def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, d
     study = launch(sweep, "debug", root=disk / "root")
     first, second = study.status()
     assert (first.state, second.state, second.round) == ("complete", "failed", 1), second
-    folder = study.root / study.cells[1].name
+    folder = study.root / study.trials[1].name
     assert second.error.startswith("hkd_hpc: round 2, phase saving: cannot write ")
     assert "No space left" in second.error
     assert (folder / "status.json").stat().st_size == STATUS_BYTES
@@ -195,16 +195,16 @@ def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, d
     (disk / "filled").unlink()
     monkeypatch.delenv("FILL")
     assert launch(sweep, "debug", root=disk / "root").wait()
-    for cell in study.cells:
-        toy.train_ok(1, *cell.arguments(), "--out", tmp_path / cell.name)
-        assert toy.last_sha(study.root / cell.name) == toy.last_sha(tmp_path / cell.name)
+    for trial in study.trials:
+        toy.train_ok(1, *trial.arguments(), "--out", tmp_path / trial.name)
+        assert toy.last_sha(study.root / trial.name) == toy.last_sha(tmp_path / trial.name)
 
 
 def test_where_not_even_a_status_can_be_written_the_disk_is_blamed(disk, data, tmp_path):
     sweep = sweep_of(data, scheme=["fedavg"])
     study = launch(sweep, "debug", root=disk / "root")
-    [cell] = study.cells
-    folder = RunFolder(study.root / cell.name)
+    [trial] = study.trials
+    folder = RunFolder(study.root / trial.name)
     folder.metrics_path.unlink()
     replace(Status.read(folder.path), state="running").write(folder.path)  # as left by a job that was killed
     lock = RunLock(folder.path, name=JOB_LOCK)
@@ -220,16 +220,16 @@ def test_where_not_even_a_status_can_be_written_the_disk_is_blamed(disk, data, t
     assert (state.state, state.error) == ("lost", f"no room is left in {folder.path}; make some, then launch again")
 
 
-def test_a_worker_on_a_full_disk_tries_each_cell_once_and_ends(disk, data):
-    cells, _ = sweep_of(data, scheme=["fedavg"], seed=[0, 1]).cells()
-    for cell in cells:
-        RunFolder(disk / cell.name).create()
+def test_a_worker_on_a_full_disk_tries_each_trial_once_and_ends(disk, data):
+    trials, _ = sweep_of(data, scheme=["fedavg"], seed=[0, 1]).trials()
+    for trial in trials:
+        RunFolder(disk / trial.name).create()
     fill(disk / "filled")
-    Pool(disk, cells, "0001", place=0)()
-    assert [RunFolder(disk / cell.name).holds_run() for cell in cells] == [False, False]
+    Pool(disk, trials, "0001", place=0)()
+    assert [RunFolder(disk / trial.name).holds_run() for trial in trials] == [False, False]
     (disk / "filled").unlink()
-    Pool(disk, cells, "0001", place=0)()
-    assert [toy.rounds_done(disk / cell.name) for cell in cells] == [ROUNDS, ROUNDS]
+    Pool(disk, trials, "0001", place=0)()
+    assert [toy.rounds_done(disk / trial.name) for trial in trials] == [ROUNDS, ROUNDS]
 
 
 # ---- status, again and again
@@ -240,5 +240,5 @@ def test_status_is_shown_until_nothing_is_running_any_more(data, tmp_path, capsy
     capsys.readouterr()
     assert main(["status", str(study.root), "--watch", "0.1"]) == 0
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == "1 cells: 1 complete"
+    assert shown.splitlines()[-1] == "1 trials: 1 complete"
     assert "\x1b" not in shown

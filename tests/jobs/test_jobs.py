@@ -1,4 +1,4 @@
-"""Sweeps on a laptop and under a real SLURM: nothing runs twice, nothing is lost, the bits are those of a quiet run."""
+"""Sweeps on a laptop and under a real SLURM: nothing runs twice or is lost, the bits are those of a reference run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from hkd_hpc.jobs import task, watch
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.checks import check
 from hkd_hpc.jobs.files import JOB_LOCK, Status, read_launches
-from hkd_hpc.jobs.launcher import plan, resubmit, top_up
+from hkd_hpc.jobs.launcher import plan, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.pool import Pool
+from hkd_hpc.jobs.slurm import Queue
+from hkd_hpc.jobs.study import resubmit
 from hkd_hpc.jobs.task import Task, begin
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -73,15 +75,15 @@ def sweep_of(data, **axes):
     return Sweep(settings=settings, **axes)
 
 
-def quiet(cells, root):
-    """The last weights of each cell, run in this process without launcher."""
-    for cell in cells:
-        toy.train_ok(1, *cell.arguments(), "--out", root / cell.name)
-    return {cell.name: toy.last_sha(root / cell.name) for cell in cells}
+def reference(trials, root):
+    """The last weights of each trial, run in this process without launcher."""
+    for trial in trials:
+        toy.train_ok(1, *trial.arguments(), "--out", root / trial.name)
+    return {trial.name: toy.last_sha(root / trial.name) for trial in trials}
 
 
 def hashes(study):
-    return {cell.name: toy.last_sha(study.root / cell.name) for cell in study.cells}
+    return {trial.name: toy.last_sha(study.root / trial.name) for trial in study.trials}
 
 
 def states(study):
@@ -142,7 +144,7 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
         cwd=toy.PROJECT,
         stdout=subprocess.DEVNULL,
     )
-    folders = [root / cell.name for cell in sweep.cells()[0]]
+    folders = [root / trial.name for trial in sweep.trials()[0]]
     toy.wait_until(lambda: all(toy.rounds_done(folder) == 1 for folder in folders), PATIENCE_S)
     submitter.kill()
     study = launch(sweep, root=root, ranks=2)  # all are running: nothing is submitted
@@ -157,7 +159,7 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     hold.unlink()
     launch(sweep, root=study.root, ranks=2)
     assert study.wait(), study.status()
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     assert [Status.read(folder).starts for folder in folders] == [2, 2, 2]
     logs = [(folder / "log.txt").read_text() for folder in folders]
     assert "stopped by SIGUSR2 after round 2" in logs[0]
@@ -166,9 +168,9 @@ def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a
     assert "2 ranks on 1 host" in logs[0]
 
 
-def test_slurm_jobs_are_cancelled_and_their_cells_resubmitted(slurm, data, hold, tmp_path):
+def test_slurm_jobs_are_cancelled_and_their_trials_resubmitted(slurm, data, hold, tmp_path):
     study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
-    folder = study.root / study.cells[0].name
+    folder = study.root / study.trials[0].name
     toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
     [job] = study.cancel()
     assert slurm.wait_for(job, PATIENCE_S)["JobState"] == "CANCELLED"
@@ -179,10 +181,10 @@ def test_slurm_jobs_are_cancelled_and_their_cells_resubmitted(slurm, data, hold,
 
 
 def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
-    """Two workers for three cells: one is killed, a signal stops the other, and the requeued job goes on with all."""
+    """Two workers for three trials: one is killed, a signal stops the other, and the requeued job goes on with all."""
     sweep = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
     study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, time_min=10)
-    folders = [study.root / cell.name for cell in study.cells]
+    folders = [study.root / trial.name for trial in study.trials]
     toy.wait_until(lambda: [toy.rounds_done(folder) for folder in folders] == [1, 1, 0], PATIENCE_S)
     assert states(study) == ["running", "running", "queued"]
     [job] = {state.job for state in study.status()}
@@ -191,7 +193,7 @@ def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a
     slurm.run("scancel", "--signal=USR2", job)
     hold.unlink()
     assert study.wait(), study.status()
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     logs = [(folder / "log.txt").read_text() for folder in folders]
     assert "stopped by SIGUSR2 after round 2" in logs[0]
     assert "resuming after round 2" in logs[0]
@@ -201,16 +203,16 @@ def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a
     assert len(read_launches(study.root)[0].jobs) == 1
 
 
-def test_where_requeue_is_refused_another_job_follows(slurm, data, hold, tmp_path):
+def test_where_requeue_is_rejected_another_job_follows(slurm, data, hold, tmp_path):
     study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
-    folder = study.root / study.cells[0].name
+    folder = study.root / study.trials[0].name
     toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
     [job] = [state.job for state in study.status()]
     slurm.run("scontrol", "update", f"JobId={job}", "Requeue=0")
     slurm.run("scancel", "--signal=USR2", job)
     hold.unlink()
     assert study.wait(), study.status()
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     [launched] = read_launches(study.root)
     first, second = launched.jobs
     assert first == job
@@ -219,9 +221,9 @@ def test_where_requeue_is_refused_another_job_follows(slurm, data, hold, tmp_pat
     assert f"job {second} follows" in (folder / "log.txt").read_text()
 
 
-def test_node_that_fails_takes_no_cell_with_it(slurm, data, hold, tmp_path):
+def test_node_that_fails_takes_no_trial_with_it(slurm, data, hold, tmp_path):
     study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10)
-    folder = study.root / study.cells[0].name
+    folder = study.root / study.trials[0].name
     toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
     node = Status.read(folder).node
     slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
@@ -230,7 +232,7 @@ def test_node_that_fails_takes_no_cell_with_it(slurm, data, hold, tmp_path):
         assert study.wait(), study.status()
     finally:
         slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     status = Status.read(folder)
     assert status.starts == 2
     assert slurm.job(status.job)["Restarts"] == "1"
@@ -261,12 +263,12 @@ def test_launch_within_an_allocation_where_sacct_does_not_answer(slurm, data, tm
     study = Study(tmp_path / "root")
     assert "1 of 1 runs are complete" in outcome.stdout
     assert states(study) == ["complete"]
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     assert not (tmp_path / "asked").exists()
-    assert "1 rank on 1 host" in (study.root / study.cells[0].name / "log.txt").read_text()
+    assert "1 rank on 1 host" in (study.root / study.trials[0].name / "log.txt").read_text()
 
 
-def test_more_cells_than_an_array_may_have(slurm, data, tmp_path):
+def test_more_trials_than_an_array_may_have(slurm, data, tmp_path):
     """MaxArraySize is 10 there. The jobs wait for an hour that never comes."""
     sweep = sweep_of(data, scheme=["fedavg"], seed=range(37))
     study = launch(sweep, root=tmp_path / "root", additional_parameters={"begin": "now+1hour"})
@@ -276,18 +278,18 @@ def test_more_cells_than_an_array_may_have(slurm, data, tmp_path):
     assert states(Study(study.root)) == ["cancelled"] * 37
 
 
-def test_what_slurm_refuses_is_told_with_the_option_that_mends_it(slurm, data, tmp_path):
-    cells, _ = sweep_of(data, scheme=["fedavg"]).cells()
+def test_what_slurm_rejects_is_told_with_the_option_that_mends_it(slurm, data, tmp_path):
+    trials, _ = sweep_of(data, scheme=["fedavg"]).trials()
     for options, mend in (
         (Options(ranks=1000), "fewer --ranks"),
         (Options(partition="none"), "another --partition"),
         (Options(gpus_per_node=9), "--gpus-per-node"),
     ):
-        [line] = check(cells, "slurm", tmp_path, options)
-        assert line.startswith("SLURM refuses a job of ") and "; mended by " in line and mend in line, line
+        [line] = check(trials, "slurm", tmp_path, options)
+        assert line.startswith("SLURM rejects a job of ") and "; mended by " in line and mend in line, line
 
 
-# ---- SLURM's programs, played by scripts: limits and refusals
+# ---- SLURM's programs, played by scripts: limits and rejections
 
 FAKE = {
     "squeue": 'touch "$FAKE/queued"; cat "$FAKE/queued"',
@@ -318,11 +320,11 @@ def fake(tmp_path, monkeypatch):
     return folder
 
 
-def test_arrays_keep_to_the_limit_and_a_refused_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):
+def test_arrays_keep_to_the_limit_and_a_rejected_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):
     sweep = Sweep(scheme=["fedavg"], seed=range(37))
     monkeypatch.setenv("REFUSE", "3")
     with pytest.raises(
-        UsageError, match=r"refused array 3 of 4 \(.*Job violates policy\); 20 of 37 cells are submitted"
+        UsageError, match=r"rejected array 3 of 4 \(.*Job violates policy\); 20 of 37 trials are submitted"
     ):
         launch(sweep, root=tmp_path / "root")
     study = launch(sweep, root=tmp_path / "root")
@@ -333,7 +335,7 @@ def test_arrays_keep_to_the_limit_and_a_refused_one_leaves_the_rest_to_the_next_
     assert (fake / "count").read_text() == "5\n"
     assert states(study) == ["queued"] * 37
     given = [name for launched in read_launches(study.root) for names in launched.jobs.values() for name in names]
-    assert sorted(given) == sorted(cell.name for cell in study.cells)
+    assert sorted(given) == sorted(trial.name for trial in study.trials)
 
 
 def test_jobs_submitted_from_within_a_job_inherit_nothing_of_it(fake, tmp_path, monkeypatch):
@@ -384,20 +386,20 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     (fake / "queued").write_text("900\n901\n")  # jobs of other studies
     study = launch(Sweep(scheme=["fedavg"], seed=range(9)), root=tmp_path / "root", max_queued=6)
     assert states(study) == ["queued"] * 4 + ["missing"] * 5
-    assert "5 cells wait outside the queue (max_queued=6)" in capsys.readouterr().out
+    assert "5 trials wait outside the queue (max_queued=6)" in capsys.readouterr().out
     resubmit(study.root)
     assert (fake / "count").read_text() == "1\n"  # there is no room
     ended = ["900", "1_0", "1_1"]
     (fake / "queued").write_text("\n".join(set((fake / "queued").read_text().split()) - set(ended)) + "\n")
     study = Study(study.root)
-    top_up(study, study.status(), watch.Queue(), print)
+    top_up(study.root, study.trials, study.status(), Queue(), print)
     assert (
         states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2
     )  # what was tried is for resubmit, not for this
 
 
-def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "QUEUE_S", 0.0)
+def test_waiting_goes_on_while_trials_are_outside_the_queue(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("hkd_hpc.jobs.slurm.QUEUE_S", 0.0)
     (fake / "queued").write_text("900\n")  # a job of another study: there is no room
     study, said = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", max_queued=1), []
 
@@ -407,15 +409,15 @@ def test_waiting_goes_on_while_cells_are_outside_the_queue(fake, tmp_path, monke
 
     assert not study.wait(say)
     assert said == [
-        "1 cells: 1 missing",
-        "1 cells: 1 missing; 1 to start",
-        "submitted job 1: 1 cells of 1 rank(s)",
-        "1 cells: 1 lost",
+        "1 trials: 1 missing",
+        "1 trials: 1 missing; 1 to start",
+        "submitted job 1: 1 trials of 1 rank(s)",
+        "1 trials: 1 lost",
     ]
 
 
 def test_the_jobs_at_a_time_are_those_of_all_arrays_together(fake, tmp_path):
-    """20 cells and MaxArraySize 10: two arrays share 4; one at least runs of each."""
+    """20 trials and MaxArraySize 10: two arrays share 4; one at least runs of each."""
     launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "four", array_parallelism=4)
     launch(Sweep(scheme=["fedavg"], seed=range(20)), root=tmp_path / "one", array_parallelism=1)
     arrays = [
@@ -424,7 +426,7 @@ def test_the_jobs_at_a_time_are_those_of_all_arrays_together(fake, tmp_path):
     assert arrays == ["#SBATCH --array=0-9%2"] * 2 + ["#SBATCH --array=0-9%1"] * 2
 
 
-def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
+def test_packed_launch_is_a_few_jobs_that_may_have_all_trials(fake, tmp_path):
     sweep = Sweep(scheme=["fedavg"], seed=range(9))
     study = launch(
         sweep, root=tmp_path / "root", pack=True, slots=2, gpus_per_node=2, nodes=1, allocations=5, max_queued=2
@@ -434,20 +436,20 @@ def test_packed_launch_is_a_few_jobs_that_may_have_all_cells(fake, tmp_path):
     for line in ("--array=0-1%2", "--ntasks=4", "--ntasks-per-node=4", "--gpus-per-node=2"):
         assert f"#SBATCH {line}\n" in script
     assert "--kill-on-bad-exit=0 --wait=0 " in script
-    assert read_launches(study.root)[0].jobs == {f"1_{n}": [cell.name for cell in study.cells] for n in range(2)}
+    assert read_launches(study.root)[0].jobs == {f"1_{n}": [trial.name for trial in study.trials] for n in range(2)}
 
 
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"pack": True}, "pack: on nodes without GPU say how many cells at a time by slots=N"),
-        ({"pack": True, "slots": 2, "ranks": 3}, "pack: each cell is one process; leave ranks=3 away"),
+        ({"pack": True}, "pack: on nodes without GPU, slots=N says how many trials at a time"),
+        ({"pack": True, "slots": 2, "ranks": 3}, "pack: each trial is one process; leave ranks=3 away"),
         ({"pack": True, "slots": 2, "allocations": 0}, "allocations=0: must be a whole number >= 1"),
         ({"slots": 4}, "slots and allocations: are for a packed launch"),
         ({"max_queued": -1}, "max_queued=-1: must be a whole number >= 0"),
     ],
 )
-def test_packing_that_cannot_be_meant_is_refused(fake, tmp_path, options, text):
+def test_packing_that_cannot_be_meant_is_rejected(fake, tmp_path, options, text):
     with pytest.raises(UsageError, match=text):
         launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", **options)
     assert text in plan(Sweep(scheme=["fedavg"]), "slurm", tmp_path / "root", Options(**options))
@@ -460,13 +462,13 @@ def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
     assert states(Study(study.root)) == ["queued"]
     (fake / "squeue").write_text("#!/bin/bash\n")
     [state] = Study(study.root).status()
-    assert (state.state, state.error) == ("lost", "job 1 ended before it began with this cell")
+    assert (state.state, state.error) == ("lost", "job 1 ended before it began with this trial")
     (study.root / "submitit/1_0_log.err").write_text(
         "bash: line 1: /x/python: No such file or directory\nsrun: launch/slurm: Terminating\n"
     )
     [state] = Study(study.root).status()
     assert state.error == (
-        "job 1 ended before it began with this cell; bash: line 1: /x/python: No such file or "
+        "job 1 ended before it began with this trial; bash: line 1: /x/python: No such file or "
         f"directory ({study.root}/submitit/1_0_log.err)"
     )
 
@@ -477,7 +479,7 @@ def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
 def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
     root = tmp_path / "my study"
     study = launch(sweep_of(data, scheme=["held:Held"], seed=[0, 1]), "local", root=root, parallel=1)
-    folder = root / study.cells[0].name
+    folder = root / study.trials[0].name
     toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
     assert states(study) == ["running", "queued"]
     grown = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
@@ -490,9 +492,9 @@ def test_local_study_is_cancelled_grows_and_goes_on(data, hold, tmp_path):
     assert list(before) == ["round_0001.h5"]
     study = resubmit(root)
     assert study.wait()
-    assert hashes(study) == quiet(study.cells, tmp_path / "quiet")
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
     assert "resuming after round 1" in (folder / "log.txt").read_text()
-    assert watch.table(study.status()).endswith("\n3 cells: 3 complete")
+    assert watch.table(study.status()).endswith("\n3 trials: 3 complete")
 
 
 def test_workers_of_a_command_that_ignores_interrupts_can_be_cancelled(data, hold, tmp_path):
@@ -503,12 +505,12 @@ def test_workers_of_a_command_that_ignores_interrupts_can_be_cancelled(data, hol
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-    toy.wait_until(lambda: toy.rounds_done(study.root / study.cells[0].name) == 1, PATIENCE_S)
+    toy.wait_until(lambda: toy.rounds_done(study.root / study.trials[0].name) == 1, PATIENCE_S)
     assert len(study.cancel()) == 1
     toy.wait_until(lambda: states(study) == ["cancelled"], PATIENCE_S)
 
 
-def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path, capsys):
+def test_a_trial_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path, capsys):
     sweep = sweep_of(data, fraction={"too few": {"data.fraction": 0.0001}, "enough": {}})
     study = launch(sweep, "debug", root=tmp_path / "root")
     first, second = study.status()
@@ -528,41 +530,41 @@ def test_a_cell_that_fails_is_told_with_its_line_and_does_not_stop_the_others(da
     assert first.error in lines[3]
 
 
-def test_a_cell_that_another_job_has_is_left_alone(data, tmp_path):
+def test_a_trial_that_another_job_has_is_left_alone(data, tmp_path):
     sweep = sweep_of(data, scheme=["fedavg"])
-    [cell] = sweep.cells()[0]
-    (tmp_path / cell.name).mkdir()
-    with RunLock(tmp_path / cell.name, name=JOB_LOCK):
-        Pool(tmp_path, [cell], "0001", place=0)()
-        assert [path.name for path in (tmp_path / cell.name).iterdir() if path.is_file()] == [JOB_LOCK]
-    Pool(tmp_path, [cell], "0001", place=0)()
-    assert toy.rounds_done(tmp_path / cell.name) == ROUNDS
+    [trial] = sweep.trials()[0]
+    (tmp_path / trial.name).mkdir()
+    with RunLock(tmp_path / trial.name, name=JOB_LOCK):
+        Pool(tmp_path, [trial], "0001", place=0)()
+        assert [path.name for path in (tmp_path / trial.name).iterdir() if path.is_file()] == [JOB_LOCK]
+    Pool(tmp_path, [trial], "0001", place=0)()
+    assert toy.rounds_done(tmp_path / trial.name) == ROUNDS
 
 
 def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data, tmp_path):
-    [cell] = sweep_of(data, scheme=["fedavg"]).cells()[0]
-    folder = tmp_path / cell.name
+    [trial] = sweep_of(data, scheme=["fedavg"]).trials()[0]
+    folder = tmp_path / trial.name
     for start in range(1, 5):  # each time it dies before its first round ends
-        status = begin(cell, RunFolder(folder), Status.read(folder), "0001", job="7")
+        status = begin(trial, RunFolder(folder), Status.read(folder), "0001", job="7")
         folder.mkdir(exist_ok=True)
         status.write(folder)
         assert (status.starts, status.stalls) == (start, start - 1)
     with pytest.raises(SystemExit) as end:
-        Task(tmp_path, cell, "0001")()
+        Task(tmp_path, trial, "0001")()
     assert end.value.code == 1
     assert toy.rounds_done(folder) == 0
     assert Status.read(folder).state == "failed"
     assert "brought no new round" in Status.read(folder).error
-    Task(tmp_path, cell, "0002")()  # launched again: it counts anew
+    Task(tmp_path, trial, "0002")()  # launched again: it counts anew
     assert toy.rounds_done(folder) == ROUNDS
 
 
-def test_each_launch_tries_a_cell_anew_that_always_fails_alike_and_tries_it_once(tmp_path, monkeypatch):
+def test_each_launch_tries_a_trial_anew_that_always_fails_alike_and_tries_it_once(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "exit_code_of", lambda *_: print("NameError: name 'los' is not defined") or 1)
-    [cell], _ = Sweep(scheme=["fedavg"]).cells()
+    [trial], _ = Sweep(scheme=["fedavg"]).trials()
     for number, name in enumerate(("0001", "0002", "0003"), 1):
-        assert [task.start(cell, tmp_path, name, "here", 0.0) for _ in range(2)] == [1, 0]
-        status = Status.read(tmp_path / cell.name)
+        assert [task.start(trial, tmp_path, name, "here", 0.0) for _ in range(2)] == [1, 0]
+        status = Status.read(tmp_path / trial.name)
         assert (status.state, status.starts, status.stalls) == ("failed", number, 0)
         assert status.error == "NameError: name 'los' is not defined"
 
@@ -586,21 +588,21 @@ def test_each_launch_tries_a_cell_anew_that_always_fails_alike_and_tries_it_once
         ("round 1", "round 1", 3),
     ],
 )
-def test_the_same_error_twice_is_enough_to_give_a_cell_up(tmp_path, monkeypatch, first, second, starts):
+def test_the_same_error_twice_is_enough_to_give_a_trial_up(tmp_path, monkeypatch, first, second, starts):
     """A job that dies without an exit code, its error last in the log; how many starts it gets."""
     errors = iter([first, second, "the third start"])
 
-    def die(cell, root, launch):
+    def die(trial, root, launch):
         print(next(errors))
         raise BrokenPipeError  # as a kill would, it leaves the status as it was
 
     monkeypatch.setattr(task, "exit_code_of", die)
-    [cell], _ = Sweep(scheme=["fedavg"]).cells()
+    [trial], _ = Sweep(scheme=["fedavg"]).trials()
     for _ in range(starts):
         with pytest.raises(BrokenPipeError):
-            task.start(cell, tmp_path, "0001", "7", 0.0)
-    assert task.start(cell, tmp_path, "0001", "7", 0.0) == 1
-    told = Status.read(tmp_path / cell.name).error
+            task.start(trial, tmp_path, "0001", "7", 0.0)
+    assert task.start(trial, tmp_path, "0001", "7", 0.0) == 1
+    told = Status.read(tmp_path / trial.name).error
     assert told == (
         f"hkd_hpc: the last {starts} starts brought no new round; not started again: "
         + (f"both ended with {second}" if starts == 2 else "give it a longer time limit, or see above")

@@ -13,8 +13,9 @@ import toy
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.__main__ import main, parse
 from hkd_hpc.jobs.files import read_launches
-from hkd_hpc.jobs.launcher import options_at, resubmit
+from hkd_hpc.jobs.launcher import options_at
 from hkd_hpc.jobs.options import Options, cores_of
+from hkd_hpc.jobs.study import resubmit
 from jobs import Sweep, launch
 
 pytestmark = pytest.mark.slow
@@ -46,8 +47,8 @@ def write(folder, text):
     return path
 
 
-def cell(clients):
-    [found], _ = Sweep(clients=[clients]).cells()
+def trial(clients):
+    [found], _ = Sweep(clients=[clients]).trials()
     return found
 
 
@@ -55,7 +56,7 @@ def cell(clients):
 def test_examples_load_and_have_their_layout(name):
     options = options_at(toy.PROJECT / f"slurm/sites/{name}.toml", {})
     ranks, cores = EXAMPLES[name]
-    assert (options.ranks_of(cell(10)), cores_of(options, ranks)) == (ranks, cores)
+    assert (options.ranks_of(trial(10)), cores_of(options, ranks)) == (ranks, cores)
 
 
 def test_every_example_is_tested():
@@ -66,7 +67,7 @@ def test_every_example_is_tested():
     "options, clients, ranks, cores",
     [
         ({}, 10, 1, 1),
-        ({"cores_per_node": 64}, 10, 1, 1),  # without GPUs a cell is one process of one thread
+        ({"cores_per_node": 64}, 10, 1, 1),  # without GPUs a trial is one process of one thread
         ({"cores_per_node": 64, "exclusive": True}, 10, 1, 64),
         ({"gpus_per_node": 1, "cores_per_node": 8}, 10, 1, 8),  # one process does all
         ({"gpus_per_node": 8, "cores_per_node": 64, "cores_free": 8}, 10, 9, 6),
@@ -80,7 +81,7 @@ def test_every_example_is_tested():
 )
 def test_layout_of_a_node(options, clients, ranks, cores):
     options = Options(**options)
-    assert options.ranks_of(cell(clients)) == ranks
+    assert options.ranks_of(trial(clients)) == ranks
     assert cores_of(options, ranks) == cores
 
 
@@ -113,7 +114,7 @@ def test_gpus_that_gres_asks_for(gres, gpus):
         ('[container]\nbinds = ["/x"]', "container.image: is missing"),
         ('[container]\nimage = "x"\nbind = "y"', "container.bind: no such setting; did you mean container.binds?"),
         ('launcher = "aprun"', "launcher=aprun: not allowed; launcher must be srun or mpirun"),
-        ("python = 'a \"b'", 'python=a "b: no command in words of the shell'),
+        ("python = 'a \"b'", 'python=a "b: no command as a shell takes it'),
         ("cores_per_node = 8\ncores_free = 8", "cores_free=8: must be below cores_per_node=8"),
         ('gpus_per_node = 2\ngres = "gpu:2"', "gres=gpu:2: asks for GPUs as gpus_per_node=2 does"),
         ("account = ", "not valid TOML"),
@@ -221,7 +222,7 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
     data = toy.save_data(tmp_path / "data.npz")
     settings = dict(text.split("=", 1) for text in toy.settings(data, "model.name=small"))
     sweep = Sweep(settings=settings, scheme=["fedavg"])
-    with pytest.raises(UsageError, match=r"SLURM refuses a job of 3 rank\(s\)"):
+    with pytest.raises(UsageError, match=r"SLURM rejects a job of 3 rank\(s\)"):
         launch(sweep, root=root, site=site, gres="gpu:a100:2")
     study = launch(sweep, root=root, site=site)
     [job] = read_launches(root)[0].jobs
@@ -229,7 +230,7 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
     assert study.wait(), study.status()
     shown = ("NumTasks", "CPUs/Task", "TresPerNode", "Comment")
     assert [asked[name] for name in shown] == ["3", "2", "gres:gpu:2", "study"]
-    log = (root / study.cells[0].name / "log.txt").read_text()
+    log = (root / study.trials[0].name / "log.txt").read_text()
     assert "3 ranks on 1 host" in log
     assert log.count("\ncores: ranks 0-2 ") == 1
     assert (tmp_path / "seen").read_text() == SEEN * 3

@@ -188,7 +188,7 @@ def test_job_stopped_before_its_time_limit_is_requeued_and_goes_on(cluster, site
     assert toy.last_sha(site / f"runs/train-{number}") == expected_moon
 
 
-def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluster, site, expected_moon):
+def test_where_requeue_is_rejected_a_second_job_goes_on_in_the_same_folder(cluster, site, expected_moon):
     gpu = ["--gres=gpu:1"] * bool(cluster.gpus_per_node)
     number, log = sbatch(
         cluster,
@@ -201,7 +201,7 @@ def test_where_requeue_is_refused_a_second_job_goes_on_in_the_same_folder(cluste
         settings=settings(site, "scheme.name=halting:Stopping"),
     )
     first = cluster.wait_for(number)
-    follower = re.search(r"requeue refused .*: job (\d+) goes on\n", read(log))
+    follower = re.search(r"requeue rejected .*: job (\d+) resumes\n", read(log))
     assert follower and (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0"), read(log)
     second = cluster.wait_for(follower[1])
     assert second["JobState"] == "COMPLETED", read(log)
@@ -369,7 +369,7 @@ def test_srun_without_pmi_is_one_world_whatever_mpi_is_installed(cluster):
 
 
 def test_srun_with_pmi2_never_runs_worlds_of_one_rank_each(cluster):
-    """MPICH speaks PMI-2. Open MPI does not, and would run as four worlds: that is refused with one line."""
+    """MPICH speaks PMI-2. Open MPI does not, and would run as four worlds: that is rejected with one line."""
     step = meeting(cluster, "srun", "--mpi=pmi2", "-N2", "-n4")
     lines = toy.our_lines([step.stderr])
     if step.returncode == 0:

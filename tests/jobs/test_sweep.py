@@ -1,4 +1,4 @@
-"""The grid of a study: cells, their ids, specs, what is refused, and the table of results."""
+"""The grid of a study: trials, their ids, specs, what is rejected, and the table of results."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ SPECS = {
 }
 
 
-def cells(*arguments, **axes):
-    found, problems = Sweep(*arguments, **axes).cells()
+def trials(*arguments, **axes):
+    found, problems = Sweep(*arguments, **axes).trials()
     assert not problems
     return found
 
 
-def test_cells_are_the_product_of_the_axes_with_short_names_and_presets():
-    found = cells(scheme=["fedavg", "moon"], data=["cifar10"], clients=[10, 20], seed=range(2), beta=[0.2])
-    assert len(found) == len({cell.id for cell in found}) == 8
+def test_trials_are_the_product_of_the_axes_with_short_names_and_presets():
+    found = trials(scheme=["fedavg", "moon"], data=["cifar10"], clients=[10, 20], seed=range(2), beta=[0.2])
+    assert len(found) == len({trial.id for trial in found}) == 8
     config = found[-1].config()
     assert (config.scheme.name, config.data.name, config.fed.clients, config.run.seed) == ("moon", "cifar10", 20, 1)
     assert (config.data.beta, config.fed.rounds, config.model.name) == (
@@ -60,7 +60,7 @@ def test_an_id_is_the_hash_of_what_is_not_default_wherever_the_data_are():
     )
     expected = hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()[:12]
     for path, device in (("/a/x.npz", "cpu"), ("/b/x.npz", "auto")):
-        [cell] = cells(
+        [trial] = trials(
             scheme=["fedprox"],
             seed=[3],
             settings={
@@ -71,16 +71,16 @@ def test_an_id_is_the_hash_of_what_is_not_default_wherever_the_data_are():
                 "fed.rounds": 10,
             },
         )
-        assert cell.id == expected
-    [other] = cells(
+        assert trial.id == expected
+    [other] = trials(
         scheme=["fedprox"], seed=[3], settings={"data.name": "file", "data.path": "/a/y.npz", "scheme.mu": 0.25}
     )
     assert other.id != expected
 
 
 def test_labels_stand_for_settings_and_presets():
-    found = cells(nu={"paper": {}, "repaired": {"preset": "repaired"}, "none": {"scheme.nu": 1}})
-    assert [(cell.config().scheme.nu, cell.config().scheme.nu_rule) for cell in found] == [
+    found = trials(nu={"paper": {}, "repaired": {"preset": "repaired"}, "none": {"scheme.nu": 1}})
+    assert [(trial.config().scheme.nu, trial.config().scheme.nu_rule) for trial in found] == [
         (0.25, "absolute"),
         (1.0, "relative"),
         (1.0, "absolute"),
@@ -90,17 +90,17 @@ def test_labels_stand_for_settings_and_presets():
 @pytest.mark.parametrize("name", SPECS)
 def test_specs_have_as_many_runs_as_they_say(name):
     path = toy.PROJECT / f"jobs/specs/{name}.toml"
-    found, problems = Sweep.from_toml(path).cells()
+    found, problems = Sweep.from_toml(path).trials()
     head = path.read_text().splitlines()
     assert not problems
     assert len(found) == SPECS[name]
     assert f"# {SPECS[name]} runs; " in "\n".join(head)
     assert f"hkd sweep launch {name}.toml" in head[1]
-    assert {cell.config().fed.rounds for cell in found} == {50}
+    assert {trial.config().fed.rounds for trial in found} == {50}
 
 
 def test_specs_of_the_tables_have_the_papers_columns():
-    found, _ = Sweep.from_toml(toy.PROJECT / "jobs/specs/table1.toml").cells()
+    found, _ = Sweep.from_toml(toy.PROJECT / "jobs/specs/table1.toml").trials()
     columns = {(c.config().data.name, c.config().fed.clients, c.config().data.fraction) for c in found}
     assert columns == {
         (data, clients, fraction)
@@ -108,7 +108,7 @@ def test_specs_of_the_tables_have_the_papers_columns():
         for clients, fraction in ((10, 0.1), (20, 0.2), (50, 0.5))
     }
     assert {c.config().data.beta for c in found} == {0.5}
-    found, _ = Sweep.from_toml(toy.PROJECT / "jobs/specs/table2.toml").cells()
+    found, _ = Sweep.from_toml(toy.PROJECT / "jobs/specs/table2.toml").trials()
     assert {(c.config().data.name, c.config().data.beta) for c in found} == {
         (data, beta) for data in ("svhn", "cifar10") for beta in (0.2, 5.0)
     }
@@ -156,8 +156,8 @@ def test_every_problem_is_told_once_before_anything_is_made(tmp_path, capsys):
         assert sum(part in line for line in lines) == 1
     assert main([*arguments, "--dry-run"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "2 seed, 2 scheme.name, 2 fed.rounds: 2 cells: 2 missing; 2 to start"
-    assert [line.partition(": ")[2] for line in shown if line.startswith("would be refused")] == [
+    assert shown[0] == "2 seed, 2 scheme.name, 2 fed.rounds: 2 trials: 2 missing; 2 to start"
+    assert [line.partition(": ")[2] for line in shown if line.startswith("would be rejected")] == [
         line.removeprefix("jobs: ") for line in lines
     ]
     assert not (tmp_path / "root").exists()
@@ -168,8 +168,8 @@ def test_an_axis_cannot_be_set_for_all():
         Sweep(seed=[0, 1], overrides=["run.seed=3"])
 
 
-def test_the_same_run_twice_is_refused():
-    found, problems = Sweep(scheme=["fedavg"], rounds={"a": {"fed.rounds": 10}, "b": {}}).cells()
+def test_the_same_run_twice_is_rejected():
+    found, problems = Sweep(scheme=["fedavg"], rounds={"a": {"fed.rounds": 10}, "b": {}}).trials()
     same = f"scheme=fedavg rounds=b and scheme=fedavg rounds=a are the same run: {found[0].id}"
     assert len(found) == 1
     assert problems == [same]
@@ -185,13 +185,13 @@ def test_the_same_run_twice_is_refused():
     ],
 )
 def test_options_that_cannot_be_meant(tmp_path, options, part):
-    [problem] = check(cells(scheme=["fedavg"]), "local", tmp_path, Options(**options))
+    [problem] = check(trials(scheme=["fedavg"]), "local", tmp_path, Options(**options))
     assert problem.startswith(part)
 
 
 def test_a_file_in_the_way_of_the_root(tmp_path):
     (tmp_path / "file").touch()
-    [problem] = check(cells(scheme=["fedavg"]), "debug", tmp_path / "file/root", Options())
+    [problem] = check(trials(scheme=["fedavg"]), "debug", tmp_path / "file/root", Options())
     assert problem == f"--root {tmp_path}/file/root: {tmp_path}/file is a file; name a folder"
 
 
@@ -209,14 +209,14 @@ def test_a_root_that_is_no_folder_is_one_line(tmp_path, monkeypatch, capsys, roo
 
 
 def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
-    study = cells(scheme=["fedavg", "fedmd"], clients=[10, 20], seed=range(3))
+    study = trials(scheme=["fedavg", "fedmd"], clients=[10, 20], seed=range(3))
     local = {("fedavg", "10"): (0.5, 0.6, 0.7), ("fedmd", "10"): (0.5, 0.5, None), ("fedavg", "20"): (0.25, None, None)}
-    for cell in study:
-        value = local.get((cell.labels["scheme"], cell.labels["clients"]), (None,) * 3)[int(cell.labels["seed"])]
+    for trial in study:
+        value = local.get((trial.labels["scheme"], trial.labels["clients"]), (None,) * 3)[int(trial.labels["seed"])]
         if value is not None:
-            (tmp_path / cell.name).mkdir()
+            (tmp_path / trial.name).mkdir()
             save_tree(
-                tmp_path / cell.name / "metrics.h5",
+                tmp_path / trial.name / "metrics.h5",
                 {
                     "parameters": {"held": 11_209_994},
                     "summary": {"local_test_accuracy_last": value, "global_test_accuracy_last": 0.125},
@@ -234,12 +234,12 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     assert lines[5] == "| fedmd | 0.500 ± 0.000 (2) | – | 0.125 ± 0.000 (2) | – | 11.210 | 1.50 | yes |"
 
 
-def test_table_names_complete_cells_without_an_accuracy(tmp_path):
-    study = cells(scheme=["fedavg"], seed=range(2))
-    for cell, value in zip(study, (0.5, np.nan)):
-        (tmp_path / cell.name).mkdir()
+def test_table_names_complete_trials_without_an_accuracy(tmp_path):
+    study = trials(scheme=["fedavg"], seed=range(2))
+    for trial, value in zip(study, (0.5, np.nan)):
+        (tmp_path / trial.name).mkdir()
         save_tree(
-            tmp_path / cell.name / "metrics.h5",
+            tmp_path / trial.name / "metrics.h5",
             {"summary": {"local_test_accuracy_last": 0.25, "global_test_accuracy_last": value}},
         )
     lines = results.table(tmp_path, study).splitlines()
@@ -261,18 +261,18 @@ def test_jobs_imports_without_torch():
         {"scheme.mu": [0.25]},
     ],
 )
-def test_a_setting_of_some_schemes_names_the_cell_and_the_form_that_mends_it(wrong):
-    found, [problem] = Sweep(scheme=["fedavg", "fedprox", "fedproto"], seed=[3], **wrong).cells()
+def test_a_setting_of_some_schemes_names_the_trial_and_the_form_that_mends_it(wrong):
+    found, [problem] = Sweep(scheme=["fedavg", "fedprox", "fedproto"], seed=[3], **wrong).trials()
     assert len(found) == 1
     assert found[0].labels["scheme"] == "fedprox"
     assert problem.startswith(
-        "scheme.mu: no such setting of fedavg, fedproto; fedprox, moon, fedalign have it (cell scheme=fedavg seed=3"
+        "scheme.mu: no such setting of fedavg, fedproto; fedprox, moon, fedalign have it (trial scheme=fedavg seed=3"
     )
     assert " and 1 more); in place of scheme.mu for all: scheme={" in problem
     mended = {
-        label: (cell.config().scheme.name, getattr(cell.config().scheme, "mu", None))
-        for cell in cells(scheme=ast.literal_eval(problem.partition(": scheme=")[2]), seed=[3])
-        for label in [cell.labels["scheme"]]
+        label: (trial.config().scheme.name, getattr(trial.config().scheme, "mu", None))
+        for trial in trials(scheme=ast.literal_eval(problem.partition(": scheme=")[2]), seed=[3])
+        for label in [trial.labels["scheme"]]
     }
     assert mended == {"fedavg": ("fedavg", None), "fedprox": ("fedprox", 0.25), "fedproto": ("fedproto", None)}
 
@@ -280,11 +280,11 @@ def test_a_setting_of_some_schemes_names_the_cell_and_the_form_that_mends_it(wro
 def test_the_form_that_mends_a_spec_is_toml(tmp_path):
     spec = tmp_path / "spec.toml"
     spec.write_text('[axes]\nscheme = ["fedavg", "fedprox"]\n"scheme.mu" = [0.25, 1.0]\n')
-    _found, [problem] = Sweep.from_toml(spec).cells()
+    _found, [problem] = Sweep.from_toml(spec).trials()
     spec.write_text(f"[axes]\n{problem.partition(' for all: ')[2]}\n")
-    mended, problems = Sweep.from_toml(spec).cells()
+    mended, problems = Sweep.from_toml(spec).trials()
     assert not problems
-    assert [(cell.labels["scheme"], cell.settings.get("scheme.mu")) for cell in mended] == [
+    assert [(trial.labels["scheme"], trial.settings.get("scheme.mu")) for trial in mended] == [
         ("fedavg", None),
         ("fedprox 0.25", 0.25),
         ("fedprox 1.0", 1.0),
@@ -292,15 +292,15 @@ def test_the_form_that_mends_a_spec_is_toml(tmp_path):
 
 
 def test_where_no_scheme_of_the_sweep_has_the_setting_nothing_is_to_be_given():
-    _, [problem] = Sweep(scheme=["fedavg", "fedmd"], seed=[0, 1], settings={"scheme.mu": 0.25}).cells()
+    _, [problem] = Sweep(scheme=["fedavg", "fedmd"], seed=[0, 1], settings={"scheme.mu": 0.25}).trials()
     assert problem == (
-        "scheme.mu: no such setting of fedavg, fedmd; fedprox, moon, fedalign have it (cell scheme=fedavg "
+        "scheme.mu: no such setting of fedavg, fedmd; fedprox, moon, fedalign have it (trial scheme=fedavg "
         "seed=0 and 3 more)"
     )
 
 
-def test_an_unknown_setting_is_one_line_however_many_cells_and_schemes():
-    found, problems = Sweep(scheme="all", seed=range(3), settings={"train.optimizer": "sgd"}).cells()
+def test_an_unknown_setting_is_one_line_however_many_trials_and_schemes():
+    found, problems = Sweep(scheme="all", seed=range(3), settings={"train.optimizer": "sgd"}).trials()
     assert not found
     assert problems == ["train.optimizer: no such setting; python -m hkd_hpc.train --help lists them"]
 
@@ -308,12 +308,12 @@ def test_an_unknown_setting_is_one_line_however_many_cells_and_schemes():
 def test_each_unknown_setting_has_its_line_be_it_an_axis_or_a_setting():
     found, problems = Sweep(
         scheme=["fedavg"], lr=[0.1, 0.2], settings={"train.optimizer": "sgd", "scheme.mu": 1}
-    ).cells()
+    ).trials()
     assert not found
     assert problems == [
         "train.optimizer: no such setting; python -m hkd_hpc.train --help lists them",
         "lr: no such setting; did you mean train.lr?",
-        "scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (cell scheme=fedavg lr=0.1 and 1 more)",
+        "scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (trial scheme=fedavg lr=0.1 and 1 more)",
     ]
 
 
@@ -331,14 +331,14 @@ def test_one_value_is_no_axis_and_nested_tables_are_settings(tmp_path):
     with pytest.raises(UsageError) as error:
         Sweep(**{"fed.rounds": 3})
     assert str(error.value) == (
-        "axis fed.rounds: must be a list of values, not 3; write [3], or for one value in all cells "
+        "axis fed.rounds: must be a list of values, not 3; write [3], or for one value in all trials "
         "settings={'fed.rounds': 3}, in a spec under [settings]"
     )
-    [plain] = cells(scheme=["fedavg"], settings={"fed.rounds": 3, "data.beta": 0.25})
-    [nested] = cells(scheme=["fedavg"], settings={"fed": {"rounds": 3}, "data": {"beta": 0.25}})
-    [label] = cells(x={"a": {"scheme": {"name": "fedavg"}, "fed": {"rounds": 3}, "data": {"beta": 0.25}}})
+    [plain] = trials(scheme=["fedavg"], settings={"fed.rounds": 3, "data.beta": 0.25})
+    [nested] = trials(scheme=["fedavg"], settings={"fed": {"rounds": 3}, "data": {"beta": 0.25}})
+    [label] = trials(x={"a": {"scheme": {"name": "fedavg"}, "fed": {"rounds": 3}, "data": {"beta": 0.25}}})
     (tmp_path / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\ndata.beta = [0.25]\n[settings]\nfed.rounds = 3\n')
-    [spec], _ = Sweep.from_toml(tmp_path / "spec.toml").cells()
+    [spec], _ = Sweep.from_toml(tmp_path / "spec.toml").trials()
     assert plain.id == nested.id == label.id == spec.id
     assert spec.labels == {"scheme": "fedavg", "data.beta": "0.25"}
 
@@ -346,12 +346,12 @@ def test_one_value_is_no_axis_and_nested_tables_are_settings(tmp_path):
 @pytest.mark.parametrize(
     "data, warned", [([], []), (["data.dir=/d"], ["data.dir=/d has no effect with data.name=fmnist"])]
 )
-def test_a_cell_is_given_no_data_folder_that_nobody_gave(data, warned):
-    [cell], _ = Sweep(scheme=["fedavg"], overrides=data).cells()
-    asked, soft = collect(overrides=cell.arguments())
-    assert without_effect(cell.config(), set(asked) - soft) == warned
+def test_a_trial_is_given_no_data_folder_that_nobody_gave(data, warned):
+    [trial], _ = Sweep(scheme=["fedavg"], overrides=data).trials()
+    asked, soft = collect(overrides=trial.arguments())
+    assert without_effect(trial.config(), set(asked) - soft) == warned
 
 
-def test_a_cell_of_official_files_finds_them_from_any_folder():
-    [cell] = cells(scheme=["fedavg"], settings={"data.name": "cifar10"})
-    assert cell.settings["data.dir"] == os.path.abspath("data")
+def test_a_trial_of_official_files_finds_them_from_any_folder():
+    [trial] = trials(scheme=["fedavg"], settings={"data.name": "cifar10"})
+    assert trial.settings["data.dir"] == os.path.abspath("data")

@@ -91,9 +91,9 @@ def test_a_preset_speaks_of_other_clients(named):
 
 
 def test_a_sweep_counts_them_too(named):
-    cells, problems = Sweep(seed=[0, 1], overrides=arguments(named)).cells()
+    trials, problems = Sweep(seed=[0, 1], overrides=arguments(named)).trials()
     assert not problems
-    assert [cell.settings["fed.clients"] for cell in cells] == [3, 3]
-    cells, problems = Sweep(seed=[0], overrides=arguments(named.with_name("none.npz"))).cells()
-    assert not cells
+    assert [trial.settings["fed.clients"] for trial in trials] == [3, 3]
+    trials, problems = Sweep(seed=[0], overrides=arguments(named.with_name("none.npz"))).trials()
+    assert not trials
     assert "there is no such file" in problems[0]

@@ -73,9 +73,9 @@ def test_settings_of_all_sources_and_the_run_folder(home):
     request = command_line.parse(["--config", "~/own.toml", "--out", "~/run", "data.dir=$HOME/$PLACE"])
     assert request.out == home / "run"
     assert (request.config.data.path, request.config.data.dir) == (f"{home}/x.npz", f"{home}/a b")
-    [cell], _ = Sweep(scheme=["fedavg"], settings={"data.name": "file", "data.path": "~/x.npz"}).cells()
-    assert cell.settings["data.path"] == f"{home}/x.npz"
-    assert config.resolve(overrides=cell.arguments()).data.path == f"{home}/x.npz"
+    [trial], _ = Sweep(scheme=["fedavg"], settings={"data.name": "file", "data.path": "~/x.npz"}).trials()
+    assert trial.settings["data.path"] == f"{home}/x.npz"
+    assert config.resolve(overrides=trial.arguments()).data.path == f"{home}/x.npz"
 
 
 def test_places_of_a_study(home):
@@ -84,7 +84,7 @@ def test_places_of_a_study(home):
     (home / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
     assert Study("~").root == launcher.root_at("$HOME") == home
     assert Site.read("~/site.toml").account == "x"
-    assert len(Sweep.from_toml("$HOME/spec.toml").cells()[0]) == 1
+    assert len(Sweep.from_toml("$HOME/spec.toml").trials()[0]) == 1
 
 
 WRONG = {  # the program, and its arguments

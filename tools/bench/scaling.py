@@ -124,15 +124,15 @@ def answer_of(process: subprocess.Popen) -> dict:
 def fit(measured: list[Point], form: Network) -> Network:
     """`form` with the constants that fit best: least squares of the relative errors, none below 0."""
     terms = [cost.terms(p.collective, p.ranks, p.nbytes, form) for p in measured]
-    meeting_s, latency_s, byte_s, sum_byte_s = best(terms, measured)
-    return replace(form, meeting_s=meeting_s, latency_s=latency_s, byte_s=byte_s, sum_byte_s=sum_byte_s)
+    barrier_s, latency_s, byte_s, sum_byte_s = best(terms, measured)
+    return replace(form, barrier_s=barrier_s, latency_s=latency_s, byte_s=byte_s, sum_byte_s=sum_byte_s)
 
 
 def fit_coordinator(measured: list[Point], form: Network) -> Network:
     """`form` with rank 0's constants: of a barrier by peers and by pairs of them, and of a status message by peers."""
     terms = [(p.ranks - 1, (p.ranks - 1) ** 2, (p.ranks - 1) * (p.collective == "status")) for p in measured]
-    meeting_s, pair_s, word_s = best(terms, measured)
-    return replace(form, meeting_s=meeting_s, pair_s=pair_s, word_s=word_s)
+    barrier_s, pair_s, status_s = best(terms, measured)
+    return replace(form, barrier_s=barrier_s, pair_s=pair_s, status_s=status_s)
 
 
 def best(terms: Sequence[tuple[float, ...]], measured: list[Point]) -> list[float]:
@@ -162,7 +162,7 @@ def left_out(measured: list[Point], form: Network, fit: Callable[[list[Point], N
 
 def predicted_s(point: Point, network: Network) -> float:
     if point.collective == "status":
-        return cost.seconds("agree", point.ranks, 0, network) + network.word_s * (point.ranks - 1)
+        return cost.seconds("agree", point.ranks, 0, network) + network.status_s * (point.ranks - 1)
     return cost.seconds(point.collective, point.ranks, point.nbytes, network)
 
 
@@ -258,7 +258,7 @@ def where_it_matters(clients: int, share: float, network: Network = CLUSTER) -> 
 
 def barriers_s(ranks: int, network: Network) -> float:
     """Of a round's exchange: rank 0's barriers (sum, relay, gather, broadcast, agreement) and status messages."""
-    return 5 * cost.seconds("agree", ranks, 0, network) + cost.words_s(ranks, network)
+    return 5 * cost.seconds("agree", ranks, 0, network) + cost.status_messages_s(ranks, network)
 
 
 # --- the report
@@ -293,7 +293,7 @@ def points_text(title: str, measured: list[Point], ratios: list[float]) -> str:
 def network_text(network: Network) -> str:
     speed = lambda byte_s: f"{1e-9 / byte_s if byte_s else math.inf:.2g} GB/s"
     return (
-        f"fitted: barrier {1e6 * network.meeting_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, "
+        f"fitted: barrier {1e6 * network.barrier_s:.0f} us a peer of rank 0, step {1e6 * network.latency_s:.1f} us, "
         "link "
         f"{speed(network.byte_s)}, exact sum {speed(network.sum_byte_s)}; {network.cores} cores"
     )
@@ -301,9 +301,9 @@ def network_text(network: Network) -> str:
 
 def coordinator_text(network: Network) -> str:
     return (
-        f"fitted: barrier {1e6 * network.meeting_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, "
+        f"fitted: barrier {1e6 * network.barrier_s:.0f} us a peer and {1e9 * network.pair_s:.0f} ns a pair of peers, "
         "status "
-        f"{1e6 * network.word_s:.0f} us a peer"
+        f"{1e6 * network.status_s:.0f} us a peer"
     )
 
 

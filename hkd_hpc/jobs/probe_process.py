@@ -1,0 +1,127 @@
+"""The process that `probe.ask` starts: it tries kinds of trials, and alone imports torch for it.
+
+A timed step is `LocalTrainer.run` on random images at the trial's batch size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from hkd_hpc import schemes
+from hkd_hpc.client import Client
+from hkd_hpc.config import Config, resolve
+from hkd_hpc.data import public
+from hkd_hpc.data.partition import floor
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.jobs.probe import Answer, Kind, Request, SchemeSizes, Times
+from hkd_hpc.models import evaluate, networks
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.schemes.base import RunInfo, SchemeSettings
+from hkd_hpc.server import message_type
+from hkd_hpc.training import LocalTrainer
+from hkd_hpc.worker import counter_size, report_type
+
+STEPS_S = 1.5  # of the timed steps of a model, about
+MOST_STEPS = 20
+EVAL_IMAGES = 250
+
+
+def answer(request: Request) -> Answer:
+    """Try every kind, one model after the other. UsageError for a model or scheme that cannot be built."""
+    torch.set_num_threads(request["threads"])
+    on_gpu = request["device"] != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    sizes: dict[str, SchemeSizes] = {}
+    times: dict[str, Times] = {}
+    start_s, built, flat = 0.0, "", None
+    for name, kind in request["kinds"].items():
+        config = resolve(overrides=kind["arguments"])
+        if flat is None or kind["model"] != built:
+            channels, height, width = kind["shape"]
+            flat = FlatModel(networks.build(config.model, kind["classes"], (channels, height, width), 0), device)
+            start_s, built = start_s or time.time() - request["begun"], kind["model"]
+        if request["timed"] and built not in times:
+            times[built] = times_of(flat, config, kind)
+        sizes[name] = sizes_of(flat, config, kind)
+    return {
+        "kinds": sizes,
+        "models": times,
+        "start_s": start_s,
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:
+    """Of the real objects."""
+    public_images = floor(public.fraction(config.data, config.fed.clients, kind["images"]) * kind["images"])
+    scheme = schemes.get(config.scheme.name)(
+        config.scheme, run_info(flat, config, kind, config.fed.clients, public_images)
+    )
+    counters = counter_size(flat.counters)
+    kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
+    return {
+        "parameters": flat.parameter_count,
+        "held": scheme.about.parameters_held(flat.parameter_count),
+        "weights_bytes": 4 * flat.payload_floats + 8 * counters,
+        "flat_bytes": 4 * len(flat.values_V),
+        "state_bytes": 4 * sum(math.prod(shape) for shape in kept.values()),
+        "report_bytes": report_type(scheme, counters).itemsize,
+        "message_bytes": message_type(scheme, counters).itemsize,
+    }
+
+
+def times_of(flat: FlatModel, config: Config, kind: Kind) -> Times:
+    """Of a few steps of the reference scheme, and of a test."""
+    scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), run_info(flat, config, kind, clients=1, public_images=0))
+    once = replace(config, train=replace(config.train, epochs=1))
+    trainer, batch = LocalTrainer(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
+
+    def train_s(steps: int) -> float:
+        counters = [counter.clone() for counter in flat.counters]
+        return trainer.run(make_client(flat, kind, steps * batch), flat.values_V.clone(), counters, {}, 1).train_s
+
+    train_s(1)  # the first step pays for the library's own preparations
+    steps = max(1, min(MOST_STEPS, int(STEPS_S / train_s(1))))
+    return {"eval_s": test_s(flat, make_client(flat, kind, EVAL_IMAGES)), "train_s": train_s(steps) / (steps * batch)}
+
+
+def test_s(flat: FlatModel, client: Client) -> float:
+    """Of one image; the second of two tests counts."""
+    evaluate.test(flat.net, client.x_train, client.y_train)
+    start_s = time.perf_counter()
+    evaluate.test(flat.net, client.x_train, client.y_train)
+    return (time.perf_counter() - start_s) / len(client.y_train)
+
+
+def run_info(flat: FlatModel, config: Config, kind: Kind, clients: int, public_images: int) -> RunInfo:
+    return RunInfo(
+        kind["classes"], config.model.latent, clients, len(flat.parameters_P), len(flat.values_V), public_images
+    )
+
+
+def make_client(flat: FlatModel, kind: Kind, images: int) -> Client:
+    """A client with random images."""
+    device = flat.values_V.device
+    x = torch.randint(0, 256, (images, *kind["shape"]), dtype=torch.uint8).to(device)
+    y = torch.randint(0, kind["classes"], (images,)).to(device)
+    return Client(0, x, y, x[:0], y[:0], kind["classes"], seed=0)
+
+
+def main() -> None:
+    """Read a request, write its answer."""
+    try:
+        print(json.dumps(answer(json.load(sys.stdin))))
+    except (UsageError, RunError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.machine import memory_bytes
 
 SMALLEST_SIDE_PX = 32
 _SHAPES = "(N,H,W), (N,H,W,1), (N,H,W,3), (N,1,H,W) or (N,3,H,W)"
-
-
-def memory_bytes() -> int:
-    """Memory of this machine, or of the share of it that this job may use."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return machine
 
 
 def check_room(where: object, needed_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What a measurement is worth without: machine, packages, date and commit."""
+"""This machine: its memory, and what no measurement is worth without (machine, packages, date and commit)."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def header() -> str:
 def cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of the share of it that this job may use."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return machine

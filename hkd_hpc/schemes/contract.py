@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hkd_hpc.data.checks import memory_bytes
 from hkd_hpc.errors import RunError
+from hkd_hpc.runtime.machine import memory_bytes
 from hkd_hpc.schemes.base import About, Scheme
 from hkd_hpc.store.tree import is_name, is_text
 

@@ -29,10 +29,11 @@ def report_type(scheme, counters: int) -> np.dtype:
         "test_n": (),
         "test_correct": (),
         "counters": (counters,),
-        "invalid_tensor": (),
-    }  # an index of quarantine.names
+        "invalid_tensor": (),  # an index of quarantine.names
+        "val_n": (),
+        "val_correct": (),
+    }
     numbers = {"train_s": (), "report_s": (), "invalid_value": (), "loss": (len(scheme.terms),)}
-    integers |= {"val_n": (), "val_correct": ()}
     return payload.record_type(numbers, integers, scheme.report_shapes())
 
 

@@ -46,7 +46,7 @@ def names(flat: FlatModel, reports, terms) -> list[str]:
     return [
         UPDATE,
         *TESTS,
-        *(slot.name for slot in flat.slots),
+        *(span.name for span in flat.layout),
         *(f"report {name}" for name in reports),
         *(f"loss {term}" for term in terms),
     ]

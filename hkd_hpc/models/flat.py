@@ -29,7 +29,7 @@ ALIGN = 16
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSpan:
     """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart.
 
     `alias`: a second name of a tensor that came before (tied weights); it takes no room of its own.
@@ -69,7 +69,7 @@ class FlatModel:
         statistics_S: the rest, BatchNorm's running statistics, a view.
         grad_P: the gradients, zero in the gaps.
         counters: the integer and bool buffers, which are never averaged.
-        slots: where each tensor of the state dict lies.
+        layout: where each tensor of the state dict lies.
         active_spans: (start, stop) of what the optimizer steps in `parameters_P`.
 
     Raises:
@@ -79,21 +79,21 @@ class FlatModel:
 
     def __init__(self, net: torch.nn.Module, device: torch.device | str = "cpu"):
         self.net = net.to(device)
-        self.slots, trainable, total = _slots(net)
+        self.layout, trainable, total = _layout(net)
         self.values_V = torch.zeros(total, device=device)
         self.parameters_P, self.statistics_S = self.values_V[:trainable], self.values_V[trainable:]
         self.small_map_convolutions = [module for module in net.modules() if isinstance(module, SmallMapConv2d)]
-        self.counters = [tensor for slot, (_, tensor) in zip(self.slots, _tensors(net)) if slot.offset < 0]
+        self.counters = [tensor for span, (_, tensor) in zip(self.layout, _tensors(net)) if span.offset < 0]
         self._adopt()
         self.active_spans = self._active_spans()
 
     def _adopt(self) -> None:
         """Move the module's tensors into the flat buffers: from here on they are views."""
         with torch.no_grad():
-            for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
-                if slot.offset < 0 or slot.alias:
+            for span, (_, tensor) in zip(self.layout, _tensors(self.net)):
+                if span.offset < 0 or span.alias:
                     continue
-                view = self._view(self.values_V, slot)
+                view = self._view(self.values_V, span)
                 view.copy_(tensor)
                 tensor.data = view
 
@@ -101,18 +101,18 @@ class FlatModel:
     def grad_P(self) -> torch.Tensor:
         """The gradients, made when first asked for: where nobody trains they would be a model's memory for nothing."""
         grad_P = torch.zeros_like(self.parameters_P)
-        for slot, (_, tensor) in zip(self.slots, _tensors(self.net)):
-            if slot.trainable and not slot.alias:
-                tensor.grad = self._view(grad_P, slot)
+        for span, (_, tensor) in zip(self.layout, _tensors(self.net)):
+            if span.trainable and not span.alias:
+                tensor.grad = self._view(grad_P, span)
         return grad_P
 
     @staticmethod
-    def _view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-        return flat[slot.offset : slot.offset + slot.size].as_strided(slot.shape, slot.strides)
+    def _view(flat: torch.Tensor, span: TensorSpan) -> torch.Tensor:
+        return flat[span.offset : span.offset + span.size].as_strided(span.shape, span.strides)
 
     def _active_spans(self) -> list[tuple[int, int]]:
         """(start, stop) in `parameters_P`: what is left between the inactive weights of convolutions."""
-        offsets = {id(tensor): slot.offset for slot, (_, tensor) in zip(self.slots, _tensors(self.net))}
+        offsets = {id(tensor): span.offset for span, (_, tensor) in zip(self.layout, _tensors(self.net))}
         inactive = sorted(
             (offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
             for conv in self.small_map_convolutions
@@ -149,42 +149,42 @@ class FlatModel:
     @property
     def payload_floats(self) -> int:
         """P + b of the paper's accounting: parameters and float buffers, without gaps."""
-        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias)
+        return sum(span.size for span in self.layout if span.offset >= 0 and not span.alias)
 
     @property
     def statistic_floats(self) -> int:
         """b of the paper's accounting: float buffers, without gaps."""
-        return sum(slot.size for slot in self.slots if slot.offset >= 0 and not slot.alias and not slot.trainable)
+        return sum(span.size for span in self.layout if span.offset >= 0 and not span.alias and not span.trainable)
 
     @property
     def parameter_count(self) -> int:
-        return sum(slot.size for slot in self.slots if slot.trainable and not slot.alias)
+        return sum(span.size for span in self.layout if span.trainable and not span.alias)
 
     def schema(self) -> str:
         """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first
         exchange.
         """
-        return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.slots)
+        return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.layout)
 
     def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
         """A state dict of numpy arrays, C order, from a flat vector of this layout and the integer buffers."""
         flat, rest = values_V.detach().cpu(), iter(counters)
-        tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.slots}
+        tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.layout}
         return {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The float tensors of the state dict by name, views of `values_V`."""
-        return {slot.name: self._view(self.values_V, slot) for slot in self.slots if slot.offset >= 0}
+        return {span.name: self._view(self.values_V, span) for span in self.layout if span.offset >= 0}
 
     def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
         counters = []
-        for slot in self.slots:
-            tensor = torch.from_numpy(np.array(arrays[slot.name])).to(getattr(torch, slot.dtype))
-            if slot.offset < 0:
+        for span in self.layout:
+            tensor = torch.from_numpy(np.array(arrays[span.name])).to(getattr(torch, span.dtype))
+            if span.offset < 0:
                 counters.append(tensor)
             else:
-                self._view(values_V, slot).copy_(tensor)
+                self._view(values_V, span).copy_(tensor)
         return counters
 
     def load(self, values_V: torch.Tensor, counters) -> None:
@@ -200,8 +200,8 @@ def _tensors(net: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in net.state_dict(keep_vars=True).items() if id(tensor) in own]
 
 
-def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
-    """Slots in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
+def _layout(net: torch.nn.Module) -> tuple[list[TensorSpan], int, int]:
+    """Spans in state-dict order; parameters take the offsets first, float buffers after them. Sizes P and V."""
     named, parameters = _tensors(net), {id(p) for p in net.parameters()}
     for name, tensor in named:
         _require_storable(name, tensor)
@@ -214,10 +214,10 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
                 total += -(-tensor.numel() // ALIGN) * ALIGN
         trainable = total if wanted else trainable
     seen: set[int] = set()
-    slots = []
+    layout = []
     for name, tensor in named:
-        slots.append(
-            Slot(
+        layout.append(
+            TensorSpan(
                 name,
                 tuple(tensor.shape),
                 torch.empty_like(tensor, device="meta").stride(),
@@ -228,7 +228,7 @@ def _slots(net: torch.nn.Module) -> tuple[list[Slot], int, int]:
             )
         )
         seen.add(id(tensor))
-    return slots, trainable, total
+    return layout, trainable, total
 
 
 def _require_storable(name: str, tensor: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ def test_sizes_by_hand():
     flat = FlatModel(small_net())
     assert (flat.parameter_count, flat.payload_floats) == (42, 52)
     assert (len(flat.parameters_P), len(flat.grad_P), len(flat.values_V)) == (96, 96, 128)
-    assert {slot.name: slot.offset for slot in flat.slots} == {
+    assert {span.name: span.offset for span in flat.layout} == {
         "0.weight": 0,
         "0.bias": 16,
         "1.weight": 32,
@@ -67,10 +67,10 @@ def test_gradients_land_in_the_flat_buffer_and_gaps_stay_zero():
     x = torch.randn(6, 3)
     flat.backward(flat.net(x).square().sum())
     reference(x).square().sum().backward()
-    for slot in (s for s in flat.slots if s.trainable):
-        expected = reference.get_parameter(slot.name).grad.reshape(-1)
-        assert torch.equal(flat.grad_P[slot.offset : slot.offset + slot.size], expected)
-    used = sum(slot.size for slot in flat.slots if slot.trainable)
+    for span in (s for s in flat.layout if s.trainable):
+        expected = reference.get_parameter(span.name).grad.reshape(-1)
+        assert torch.equal(flat.grad_P[span.offset : span.offset + span.size], expected)
+    used = sum(span.size for span in flat.layout if span.trainable)
     assert int((flat.grad_P != 0).sum()) <= used
     assert float(flat.grad_P[15]) == 0.0
     assert not flat.grad_P[21:32].any()
@@ -162,7 +162,7 @@ def test_tied_weights_are_stored_once():
     flat = FlatModel(net)
     assert flat.parameter_count == 16
     assert flat.payload_floats == 16
-    assert [(slot.name, slot.alias, slot.offset) for slot in flat.slots] == [
+    assert [(span.name, span.alias, span.offset) for span in flat.layout] == [
         ("0.weight", False, 0),
         ("1.weight", True, 0),
     ]

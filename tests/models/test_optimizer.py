@@ -65,8 +65,8 @@ def test_gaps_of_the_buffer_never_move():
         backward(flat.net, step)
         adam.step(0.1)
     used = torch.zeros_like(flat.parameters_P, dtype=torch.bool)
-    for slot in flat.slots:
-        used[slot.offset : slot.offset + slot.size] = True
+    for span in flat.layout:
+        used[span.offset : span.offset + span.size] = True
     assert int((~used).sum()) > 0
     assert not flat.parameters_P[~used].any()
 

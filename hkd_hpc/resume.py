@@ -262,12 +262,12 @@ def changed_origin(before: Mapping[str, Any], static: Tree, options: ResumeOptio
     if changes:
         messages.warn(
             f"the rounds from here on come from something else than those before: {text}; recorded in the run"
-            + "; --strict-code refuses" * any(map(provenance.is_code, changes))
+            + "; --strict-code rejects it" * any(map(provenance.is_code, changes))
         )
     if unknown:
         messages.warn(
             "the rounds before were saved by a version that stored no hash of code and data: that they come from these "
-            "cannot be checked; recorded in the run; --strict-code refuses"
+            "cannot be checked; recorded in the run; --strict-code rejects it"
         )
     return {key: pair for key, pair in (changes | unknown).items() if key != provenance.THREADS}  # which is a setting
 

@@ -24,7 +24,20 @@ LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the o
 
 
 def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None):
-    """A dataclass field with its documentation and its allowed range: low <= v <= high, or above < v, or v < below."""
+    """A dataclass field with its documentation and what is allowed.
+
+    Args:
+        default: its value where nobody gives one; must be allowed itself.
+        help: one line for people.
+        low: smallest value.
+        above: bound that a value must exceed.
+        high: largest value.
+        below: bound that a value must stay under.
+        choices: all allowed values of a text.
+
+    Returns:
+        The field; annotate it as int, float, bool or str, each optionally | None.
+    """
     allowed = {"help": help, "low": low, "above": above, "high": high, "below": below, "choices": choices}
     return dataclasses.field(default=default, metadata=allowed)
 

@@ -201,7 +201,7 @@ def test_a_damaged_config_json_in_a_runs_folder_is_one_line(spec, tmp_path, caps
     (tmp_path / "root/fedavg-paper-s0/config.json").write_text('{"fed": ')
     assert compare.main([spec('["fedavg"]', controls="false"), "--root", str(tmp_path / "root")]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "fedavg-paper-s0/config.json: is no whole config.json of a run" in line
+    assert "fedavg-paper-s0/config.json: is no complete config.json of a run" in line
 
 
 def test_nested_settings_are_settings(spec):

@@ -17,7 +17,14 @@ NOT_SEPARATED = "not separated"
 
 
 def interval(values) -> tuple[float, float]:
-    """(mean, half width of its 95 % interval by Student's t) of independent values; the half of one value is NaN."""
+    """Mean and 95 % interval by Student's t.
+
+    Args:
+        values: independent numbers, at least one.
+
+    Returns:
+        (mean, half width of the interval); the half of one value is NaN.
+    """
     from scipy import stats
 
     array = np.asarray(values, float)
@@ -29,8 +36,14 @@ def interval(values) -> tuple[float, float]:
 
 
 def sign_flip_p(difference_S) -> float:
-    """Two-sided p of the hypothesis that the differences (one a seed) are symmetric about 0: the share of all sign
-    patterns whose sum is at least as far from 0 as theirs. Never below 2 ** (1 - seeds)."""
+    """Two-sided exact sign-flip test (Fisher 1935) that differences are symmetric about 0.
+
+    Args:
+        difference_S: (S,) one difference a seed.
+
+    Returns:
+        p: the share of all sign patterns whose sum is at least as far from 0 as theirs; never below 2 ** (1 - S).
+    """
     difference_S = np.asarray(difference_S, float)
     sums = np.abs(_signs(len(difference_S)) @ difference_S)
     observed = abs(difference_S.sum())
@@ -49,8 +62,14 @@ def _signs(count: int) -> np.ndarray:
 
 
 def holm(p_by_name: dict[str, float]) -> dict[str, float]:
-    """Holm's corrected p of each of a family: the chance that any is called a difference where none is stays at the
-    level.
+    """Holm's step-down correction (1979): the chance that any of a family is called a difference where none is stays
+    at the level.
+
+    Args:
+        p_by_name: {name: p} of the whole family.
+
+    Returns:
+        {name: corrected p}, in the same order.
     """
     corrected, largest = {}, 0.0
     for rank, name in enumerate(sorted(p_by_name, key=lambda name: p_by_name[name])):
@@ -67,10 +86,14 @@ def seeds_needed(family: int) -> int:
 
 
 def verdicts(difference_S_by_name: dict[str, np.ndarray]) -> dict[str, str]:
-    """By scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not
-    do.
+    """What a paired comparison says of each scheme.
 
-    difference_S_by_name: scheme - reference, one value a seed, without NaN; all of one column, which are one family.
+    Args:
+        difference_S_by_name: {scheme: (S,) scheme - reference, one value a seed, without NaN}; all of one column,
+            which are one family.
+
+    Returns:
+        {scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not do}
     """
     family = len(difference_S_by_name)
     p = holm({name: sign_flip_p(values) for name, values in difference_S_by_name.items()})

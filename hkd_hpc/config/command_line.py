@@ -137,7 +137,7 @@ def parse(arguments: Sequence[str]) -> Request | str:
     if options.version:
         return versions.text()
     asked, soft = config_module.collect(options.preset, options.config, options.settings)
-    config = config_module.from_values(asked, soft, whole=not options.resume)
+    config = config_module.from_values(asked, soft, complete=not options.resume)
     check_options(options)
     return Request(
         config=config_module.absolute_paths(config),

@@ -51,7 +51,7 @@ def parts_of(error: UsageError) -> list[UsageError]:
     return error.parts if isinstance(error, Several) else [error]
 
 
-def refuse(problems: list[UsageError]) -> None:
+def raise_all(problems: list[UsageError]) -> None:
     """Raises what is wrong, if anything is."""
     if problems:
         raise problems[0] if len(problems) == 1 else Several(problems)

@@ -17,7 +17,19 @@ PATHS = ("data.dir", "data.path")
 
 
 def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
-    """The checked Config. Raises UsageError (one line: key, value, what is allowed)."""
+    """All settings of a run, checked.
+
+    Args:
+        preset_names: names of presets; later ones win.
+        file: a TOML file with one table a section, or the config.json of a run; wins over presets.
+        overrides: "section.key=value"; these win over all.
+
+    Returns:
+        The settings; what nobody gave has its default.
+
+    Raises:
+        UsageError: one line: key, value, what is allowed.
+    """
     return from_values(*collect(preset_names, file, overrides))
 
 

@@ -33,12 +33,12 @@ class FedSettings:
     max_norm: float = setting(
         0.0,
         "largest L2 norm of a client's change of the weights, and of each tensor of its report; 0: "
-        "only NaN, infinity and numbers beyond 65,536 are refused",
+        "only NaN, infinity and numbers beyond 65,536 are rejected",
         low=0,
         high=1e30,
     )
     max_bad_fraction: float = setting(
-        0.5, "the run stops when more of a round's clients than this are refused", low=0, high=1
+        0.5, "the run stops when more of a round's clients than this are rejected", low=0, high=1
     )
     drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
     straggler_rate: float = setting(0.0, "chance that a sampled client is late in a round", low=0, high=1)

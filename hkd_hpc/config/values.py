@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from hkd_hpc import schemes
-from hkd_hpc.config.keys import refuse, str_or_shown, wrong_names
+from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
 from hkd_hpc.config.sections import SECTIONS, Config, as_values
 from hkd_hpc.data.registry import OWN, SOURCES
 from hkd_hpc.data.sources import natural_clients
@@ -17,18 +17,29 @@ from hkd_hpc.settings import build
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 
 
-def from_values(values: dict[str, Any], soft=frozenset(), whole: bool = True) -> Config:
-    """Config from {"section.key": raw value}; a preset may speak of settings that only some schemes have, so scheme
-    keys in `soft` are dropped where the chosen scheme has no such setting."""
+def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True) -> Config:
+    """The settings of a run from raw values.
+
+    Args:
+        values: {"section.key": raw value}, text or of its type.
+        soft: keys of section `scheme` that only a preset gave; dropped where the chosen scheme has no such setting.
+        complete: whether these are all; else they are only some, to be joined with stored ones.
+
+    Returns:
+        The settings, each of its type and in its range.
+
+    Raises:
+        UsageError: one line with all unknown names, or the first value that is not allowed.
+    """
     scheme = str_or_shown(values.get("scheme.name", schemes.DEFAULT))
-    refuse(wrong_names(scheme, values, soft))
+    raise_all(wrong_names(scheme, values, soft))
     classes = {"scheme": schemes.settings_of(scheme), **SECTIONS}
     by_section: dict[str, dict[str, Any]] = {section: {} for section in classes}
     for key, value in values.items():
         section, _, name = key.partition(".")
         by_section[section][name] = value
     config = Config(*(build(section, cls, by_section[section]) for section, cls in classes.items()))
-    if whole:  # else these are only some of the settings, to be joined with stored ones
+    if complete:
         check_together(config)
     return config
 
@@ -91,4 +102,4 @@ def from_file(text: str, where: str) -> Config:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UsageError(f"{where}: is no whole config.json of a run ({error})") from None
+        raise UsageError(f"{where}: is no complete config.json of a run ({error})") from None

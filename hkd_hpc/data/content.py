@@ -29,7 +29,17 @@ WORTH_KEEPING_BYTES = 1 << 24  # less is hashed as fast as a file is looked up
 
 
 def load(data: DataSettings) -> sources.DataSet:
-    """The data set and the hash of its content. Raises UsageError as `sources.load`."""
+    """The data set of a run with the hash of its content.
+
+    Args:
+        data: section `data`.
+
+    Returns:
+        As `sources.load`, with `sha256`.
+
+    Raises:
+        UsageError: as `sources.load`.
+    """
     stamp = stamp_of(data)
     dataset = sources.load(data.name, data.dir, data.path, data.image_size)
     if sum(array.nbytes for array in arrays_of(dataset).values()) < WORTH_KEEPING_BYTES:

@@ -2,7 +2,7 @@
 
 Read with Pillow, upright as a viewer shows them. Classes are numbered by their sorted names; images of a class, those
 of its inner folders too, are in the order of their names. What is left out (names that begin with a dot, other endings,
-linked inner folders, other splits) and what is changed on the way is counted and told.
+linked inner folders, other splits) and what is changed on the way is counted and reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMATS = (
     "TIFF",
     "GIF",
     "PPM",
-)  # a file of another kind under such a name is refused, not tried
+)  # a file of another kind under such a name is rejected, not tried
 MOST_IMAGES = 2_000_000
 _SPLITS = ("train", "test")
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -250,14 +250,14 @@ def _changes(image) -> list[str]:
     several = getattr(image, "n_frames", 1) > 1
     many_bits = ";16" in repr(image.tile) or (image.format == "PPM" and image.tile[0][0] != "raw")
     clear = image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-    told = {
+    found = {
         "first of several frames taken": several,
         "more than 8 bits a channel cut to 8": many_bits,
         "transparency dropped": clear,
         "turned upright as EXIF says": _orientation(image) in _TURNS,
         _CHANGED[image.mode]: bool(_CHANGED[image.mode]),
     }
-    return [what for what, is_so in told.items() if is_so]
+    return [what for what, is_so in found.items() if is_so]
 
 
 def _orientation(image) -> int:

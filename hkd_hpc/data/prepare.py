@@ -154,8 +154,8 @@ def _stream(url: str, target: Path, say: Say) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no address at all
         raise _BadDownload(f"cannot be opened ({' '.join(str(error).split())})") from error
     with response, open(target, "wb") as file:
-        told = response.headers.get("Content-Length", "")
-        size_bytes = int(told) if told.isascii() and told.isdigit() else 0  # not told: the md5 decides alone
+        announced = response.headers.get("Content-Length", "")
+        size_bytes = int(announced) if announced.isascii() and announced.isdigit() else 0  # else the md5 decides alone
         while piece := _read(response):
             before = file.tell()
             file.write(piece)

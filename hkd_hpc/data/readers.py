@@ -62,7 +62,7 @@ _ALLOWED: dict[tuple[str, str], Callable] = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Reads dicts, lists and numpy arrays; any other name in the pickle is refused before it is imported."""
+    """Reads dicts, lists and numpy arrays; any other name in the pickle is rejected before it is imported."""
 
     def find_class(self, module: str, name: str) -> Callable:
         """The few callables that rebuild an array."""

@@ -12,7 +12,7 @@ _RESIZED = ", ".join(name for name, source in SOURCES.items() if source.resizes)
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which images, and how they are dealt to the clients (data/)."""
+    """Which images, and how they are partitioned among the clients (data/)."""
 
     name: str = setting(DEFAULT, f"data set; {', '.join(BUNDLED)} ships with the package", choices=tuple(SOURCES))
     dir: str = setting("data", f"folder of the official files of {', '.join(OFFICIAL)}")
@@ -24,7 +24,7 @@ class DataSettings:
         high=4096,
     )
     fraction: float = setting(
-        0.9, "share of the official training split dealt to all clients together", above=0, high=1
+        0.9, "share of the official training split that all clients together have", above=0, high=1
     )
     public_fraction: float | None = setting(
         None,
@@ -38,7 +38,7 @@ class DataSettings:
     )
     partition: str = setting(
         "dirichlet",
-        "how it is dealt; shards: each client a few classes; natural: by the client "
+        "how it is partitioned; shards: each client a few classes; natural: by the client "
         "ids in the file; heuristic: as the code released with FedHKD does, with "
         "unequal sizes and repeated images, for comparison only",
         choices=("dirichlet", "iid", "natural", "shards", "heuristic"),

@@ -115,7 +115,7 @@ def remarks(facts: dict[str, provenance.Provenance]) -> list[str]:
 
 def check_code(root: Path, trials: list[Trial]) -> None:
     """UsageError where complete runs are of different code."""
-    found = provenance.lines(provenance.mixed_code(read(root, trials).facts), refused=True)
+    found = provenance.lines(provenance.mixed_code(read(root, trials).facts), rejected=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 

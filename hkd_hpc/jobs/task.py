@@ -136,7 +136,9 @@ def why_not(trial: Trial, root: Path, folder: RunFolder, status: Status, log_beg
             "launch again, or put it back"
         )
     if changed:
-        messages.warn(f"the code is not that of the submission: {provenance.text_of(changed)}; --strict-code refuses")
+        messages.warn(
+            f"the code is not that of the submission: {provenance.text_of(changed)}; --strict-code rejects it"
+        )
     return ""
 
 

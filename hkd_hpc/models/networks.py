@@ -58,11 +58,22 @@ def build(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """The network with the initial weights of this seed, made for `device`; torch's global generator is left as it was.
+    """The network with the initial weights of a seed; torch's global generator is left as it was.
 
     The order of the weights in memory, and so in a flat buffer, is the same for every device.
 
-    UsageError when a user's own model (`module:Class`, called with (classes, latent)) does not give (feature, logits).
+    Args:
+        settings: section `model`.
+        classes: C.
+        image_shape: (channels, height, width) in px.
+        seed: run.seed.
+        device: where it will run; the layout in memory follows.
+
+    Returns:
+        A module that maps images (B, *image_shape) to (feature_BD, logits_BC), on the CPU.
+
+    Raises:
+        UsageError: a user's own model (module:Class, called with (classes, latent)) does not give these.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))

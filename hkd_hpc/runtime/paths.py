@@ -23,12 +23,12 @@ def expanded(path: str | os.PathLike, what: str) -> str:
     unset = [name for name in VARIABLE.findall(path) if not os.environ.get(name.strip("{}"))]
     if unset and not _is_there(path):
         raise LocalUsageError(
-            f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the whole path"
+            f"{what}{path}: the variable {unset[0].strip('{}')} is not set; set it, or write the complete path"
         )
     found = os.path.expandvars(os.path.expanduser(path))
     if path.startswith("~") and found.startswith("~"):
         raise LocalUsageError(
-            f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the whole path, "
+            f"{what}{path}: no home folder of {path.partition('/')[0]} is known; write the complete path, "
             "or ./~ for a file of that name"
         )
     return found

@@ -98,12 +98,12 @@ WHAT_TO_DO = {
 }
 
 
-def lines(differences: Mapping[str, Mapping[str, list[str]]], refused: bool = False) -> list[str]:
-    """One for each fact in which runs differ: what, which runs, what to do; unless `refused`, that code can be."""
+def lines(differences: Mapping[str, Mapping[str, list[str]]], rejected: bool = False) -> list[str]:
+    """One for each fact in which runs differ: what, which runs, what to do; unless `rejected`, that code can be."""
     return [
         f"runs differ in {key}: "
         + ", ".join(f"{short(value)} in {_named(names)}" for value, names in by_value.items())
-        + "; --strict-code refuses" * (is_code(key) and not refused)
+        + "; --strict-code rejects it" * (is_code(key) and not rejected)
         + f"; {WHAT_TO_DO[key.partition('.')[0]]}"
         for key, by_value in differences.items()
     ]

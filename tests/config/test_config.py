@@ -590,8 +590,8 @@ def test_config_json_of_an_earlier_version(tmp_path):
 @pytest.mark.parametrize(
     "text, part",
     [
-        ('{"fed": ', "is no whole config.json of a run"),
-        ('{"fed": 3}', "is no whole config.json of a run"),
+        ('{"fed": ', "is no complete config.json of a run"),
+        ('{"fed": 3}', "is no complete config.json of a run"),
         ('{"fed": {"rounds": -1}}', "fed.rounds=-1: not allowed"),
         ('{"fed": {"gone": 1}}', "fed.gone: no such setting"),
     ],

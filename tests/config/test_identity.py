@@ -227,7 +227,7 @@ def test_other_code_is_told_recorded_and_refused_on_request(killed, resume):
     folder, output = resume(patch=other_code)
     [warning] = [line for line in output.splitlines() if "warning" in line]
     assert text in warning
-    assert warning.endswith("recorded in the run; --strict-code refuses")
+    assert warning.endswith("recorded in the run; --strict-code rejects it")
     assert json.loads(toy.metrics(folder)["changes_json"]) == [{"after_round": 2, "code.hkd_hpc": [before, "ab" * 32]}]
     _, output = resume(
         "--strict-code", "--allow-change", "fed.rounds=5", patch=other_code, code=2

@@ -152,13 +152,13 @@ def test_runs_of_different_code_are_told_and_rejected_on_request(study, tmp_path
     assert told in out
     assert ("remark" in out) == bool(text)
     assert main(["table", str(root), "--strict-code"]) == (2 if text else 0)
-    assert "--strict-code refuses" not in capsys.readouterr().err
+    assert "--strict-code rejects it" not in capsys.readouterr().err
     (tmp_path / "spec.toml").write_text(SPEC)
     arguments = ["launch", str(tmp_path / "spec.toml"), "--root", str(root), "--executor", "debug"]
     assert main(arguments) == 0
     assert told in capsys.readouterr().out
     assert main([*arguments, "--strict-code"]) == (2 if text else 0)
-    assert "--strict-code refuses" not in capsys.readouterr().err
+    assert "--strict-code rejects it" not in capsys.readouterr().err
 
 
 def test_other_code_here_than_in_the_trials_that_began_is_told(study):
@@ -166,7 +166,7 @@ def test_other_code_here_than_in_the_trials_that_began_is_told(study):
     root = study(study_trials, {"identity_json": {"code.hkd_hpc": "ab" * 32}})
     [line] = code_remarks(root, study_trials, study_trials[1:], Options())
     assert f"code.hkd_hpc: abababab in {study_trials[0].name}, " in line
-    assert " in this launch; --strict-code refuses" in line
+    assert " in this launch; --strict-code rejects it" in line
     assert (
         code_remarks(root, study_trials, study_trials[1:], Options(python="another")) == []
     )  # of which nothing is known

@@ -17,3 +17,7 @@ class LocalUsageError(UsageError):
 
 class RunError(Exception):
     """The job cannot go on although its input was right (a rank died, a disk is full). Exit code 1, one line."""
+
+
+class LinkError(RunError):
+    """A transfer between ranks broke, most often because another rank died a moment ago."""

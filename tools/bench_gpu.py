@@ -30,6 +30,7 @@ import torch
 from hkd_hpc import assemble, rounds, run, schemes
 from hkd_hpc import config as config_module
 from hkd_hpc.comm.control.base import NullControl
+from hkd_hpc.comm.transports.base import RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.config.command_line import ResumeOptions
 from hkd_hpc.runtime.machine import header
@@ -129,7 +130,7 @@ class Bench:
         """Seconds of the rounds of a run of one process, after the first two."""
         gc.collect()  # the row before must not hold memory
         assemble.set_up_torch(config, self.device)
-        comm = LocalComm(NullControl(), 0, ["here"], (0, 1), self.device, "one process")
+        comm = LocalComm(NullControl(), RankInfo(0, ["here"], 0, 1, self.device, "one process"))
         with tempfile.TemporaryDirectory(dir=self.folder) as name, contextlib.redirect_stdout(io.StringIO()):
             folder = RunFolder(Path(name))
             folder.create()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hkd_hpc.comm.control.rendezvous import Member
+from hkd_hpc.comm.control.rendezvous import Topology
 from hkd_hpc.comm.control.watch import speak
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import (
@@ -19,76 +19,77 @@ from hkd_hpc.comm.devices import (
     visible_devices,
 )
 from hkd_hpc.comm.interfaces import check_interfaces
-from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.comm.transports.base import Comm, ControlPlane, RankInfo
+from hkd_hpc.comm.transports.local import LocalComm
+from hkd_hpc.comm.transports.mpi import MpiComm, MpiWorld
 from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
-    from hkd_hpc.comm.transports.mpi import MpiWorld
-    from hkd_hpc.comm.world import World
+    pass
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def connect(
-    world: World, members: list[Member], address: str, mpi: MpiWorld | None, requested: str, backend: str
+    control: ControlPlane, topology: Topology, address: str, mpi: MpiWorld | None, requested: str, backend: str
 ) -> Comm:
     """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
-    if world.size > 1 and (mpi is None or backend in ("gloo", "nccl")):  # for certain, before anybody pays for torch
+    if topology.size > 1 and (mpi is None or backend in ("gloo", "nccl")):  # for certain, before anybody pays for torch
         check_interfaces(os.environ, backend == "nccl")
-    import torch
+    import torch  # takes seconds: only once the input is known to be good
 
-    index = pick_device(world.local_rank + device_offset(os.environ), visible_devices(requested))
-    plan, cores = agree_on_plan(world, members, index, mpi is not None, backend)
-    if requested == "cuda" and world.rank == 0:
+    index = pick_device(topology.local_rank + device_offset(os.environ), visible_devices(requested))
+    plan, cores = agree_on_plan(control, topology, index, mpi is not None, backend)
+    if requested == "cuda" and topology.rank == 0:
         _say_what_is_absent(plan)
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     if index is not None:
         torch.cuda.set_device(device)
-    comm = make_comm(world, plan, address, mpi, device)
-    comm.sharers = sharers(plan.device_by_rank, world.rank)
-    comm.cores_line, comm.rank_lines = describe_cores(cores), describe_ranks(plan, cores)
-    return comm
+    note = f"; {mpi.note}" if mpi and mpi.note else ""
+    info = RankInfo(
+        topology.rank,
+        topology.hosts,
+        topology.local_rank,
+        topology.local_size,
+        device,
+        plan_line=describe(plan) + note,
+        sharers=sharers(plan.device_by_rank, topology.rank),
+        cores_line=describe_cores(cores),
+        rank_lines=describe_ranks(plan, cores),
+    )
+    return make_comm(control, plan, info, address, mpi)
 
 
 def agree_on_plan(
-    world: World, members: list[Member], index: int | None, has_mpi: bool, backend: str
+    control: ControlPlane, topology: Topology, index: int | None, has_mpi: bool, backend: str
 ) -> tuple[Plan, list[str]]:
     """Exchange (machine, device, cores) of every rank over the control plane; every rank comes to the same plan."""
     import torch
 
     device = None if index is None else cuda_identity(index)
     mine = [device, torch.distributed.is_available() and _has_nccl(), own_cores()]
-    seen = world.control.meet(["devices"], mine)
-    hosts = [member.host for member in members]
-    if len({member.machine for member in members}) > len(set(hosts)):  # two machines of one name: tell them apart
-        hosts = [member.machine for member in members]
+    seen = control.meet(["devices"], mine)
+    hosts, machines = topology.hosts, [member.machine for member in topology.members]
+    if len(set(machines)) > len(set(hosts)):  # two machines of one name: tell them apart
+        hosts = machines
     places = [(host, device) for host, (device, _, _) in zip(hosts, seen)]
     plan = choose_backend(backend, places, has_mpi, all(has_nccl for _, has_nccl, _ in seen))
     return plan, [cores for _, _, cores in seen]
 
 
-def make_comm(world: World, plan: Plan, address: str, mpi: MpiWorld | None, device: torch.device) -> Comm:
+def make_comm(control: ControlPlane, plan: Plan, info: RankInfo, address: str, mpi: MpiWorld | None) -> Comm:
     """The communicator of the plan."""
-    note = f"; {mpi.note}" if mpi and mpi.note else ""
-    local = (world.local_rank, world.local_size)
-    common = (world.control, world.rank, world.hosts, local, device, describe(plan) + note)
     if plan.backend == "local":
-        from hkd_hpc.comm.transports.local import LocalComm
-
-        return LocalComm(*common)
+        return LocalComm(control, info)
     if plan.backend == "mpi" and mpi is not None:
-        from hkd_hpc.comm.transports.mpi import MpiComm
-
-        return MpiComm(mpi, *common)
-    from hkd_hpc.comm.transports.torch_dist import TorchComm, open_groups
+        return MpiComm(mpi, control, info)
+    from hkd_hpc.comm.transports.torch_dist import TorchComm, open_groups  # imports torch, see above
 
     check_interfaces(os.environ, plan.backend == "nccl")
-    group = open_groups(world.control, world.rank, world.size, address, plan.backend == "nccl")
-    return TorchComm(plan.backend == "nccl", group, *common)
+    group = open_groups(control, info.rank, len(info.hosts), address, plan.backend == "nccl")
+    return TorchComm(plan.backend == "nccl", group, control, info)
 
 
 def _has_nccl() -> bool:

@@ -1,13 +1,17 @@
-"""The network interfaces that the environment names for gloo and NCCL: are there such ones on this host?"""
+"""This host's addresses and network interfaces, and a check of those that the environment names for gloo and NCCL."""
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 from collections.abc import Mapping
 
 from hkd_hpc.errors import UsageError
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+LOCALHOST = "127.0.0.1"
+ANY_PORT = 9  # nothing is sent there: a datagram socket that is connected knows its own address
 
 
 def check_interfaces(env: Mapping[str, str], with_nccl: bool, present: list[str] | None = None) -> None:
@@ -29,6 +33,38 @@ def nccl_choice(text: str, present: list[str]) -> list[str]:
     is_exact, is_excluded = text.removeprefix("^").startswith("="), text.startswith("^")
     named = {name for name in present for wanted in names if (name == wanted if is_exact else name.startswith(wanted))}
     return [name for name in present if (name in named) != is_excluded]
+
+
+def own_address(peers: list[str]) -> str:
+    """An address of this host that other hosts can reach: the one on the route to the first peer that has a name."""
+    for peer in [*peers, "10.255.255.255"]:
+        try:
+            found = own_address_towards(socket.gethostbyname(peer))
+        except OSError:
+            continue
+        if not found.startswith("127."):
+            return found
+    return LOCALHOST
+
+
+def own_address_towards(address: str) -> str:
+    """The address of this host on the route to another. Raises OSError where there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, ANY_PORT))
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this IPv4 address, None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
 
 
 def _problem(env: Mapping[str, str], variable: str, present: list[str], syntax: str) -> str:

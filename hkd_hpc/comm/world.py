@@ -10,38 +10,40 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hkd_hpc.comm.control.base import RESUME_ADVICE, Control, Failure, NullControl, Terminated
 from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
-    LOCALHOST,
     Address,
     AlreadyTold,
     Member,
+    Topology,
     accept_all,
     derived_address,
     join,
     listen,
     machine_name,
-    own_address,
     random_address,
 )
-from hkd_hpc.comm.control.watch import ForkedGuard, StartGuard, launcher_chain, speak
+from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launcher_chain, speak
 from hkd_hpc.comm.devices import device_offset
+from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint, check_world, guess_rank, read_hint, without_mpi
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import LinkError, RunError, UsageError
 from hkd_hpc.runtime.frames import place_of, trace_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare it and torch, and point downward
     from hkd_hpc.comm.transports.base import Comm
     from hkd_hpc.comm.transports.mpi import MpiWorld
 
 START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
 LONGEST_ERROR = 2000  # characters before the traceback
+FINALIZE_S = 60.0  # for MPI to end; nothing is lost by then
 OTHERS_WAIT_S = 3.0  # before the world stands, rank 0 speaks first
 
 
@@ -56,17 +58,15 @@ class World:
     def __init__(
         self,
         hint: Hint,
-        members: list[Member],
+        members: Sequence[Member],
         control: Control | NullControl,
         address: str,
         mpi: MpiWorld | None = None,
     ) -> None:
-        self.hint, self.rank, self.size = hint, hint.rank, len(members)
-        self.hosts = [member.host for member in members]
-        self.control, self._members, self._address, self._mpi = control, members, address, mpi
+        self.hint, self.topology = hint, Topology(hint.rank, tuple(members))
+        self.rank, self.size, self.hosts = hint.rank, self.topology.size, self.topology.hosts
+        self.control, self._address, self._mpi = control, address, mpi
         self._comm: Comm | None = None
-        mates = [member.rank for member in members if member.machine == members[self.rank].machine]
-        self.local_rank, self.local_size = mates.index(self.rank), len(mates)
 
     @classmethod
     def open(
@@ -105,7 +105,7 @@ class World:
         from hkd_hpc.comm.connect import connect
 
         self.control.set_status(None, "import of torch")
-        self._comm = connect(self, self._members, self._address, self._mpi, device, backend)
+        self._comm = connect(self.control, self.topology, self._address, self._mpi, device, backend)
         self.control.set_status(None, "set-up")
         return self._comm
 
@@ -133,16 +133,17 @@ class World:
             if self._comm is not None:
                 self._comm.close()
             if self._mpi is not None:
-                self._mpi.finish(self.control.timeout_s)
+                with ForkedGuard(EndGuard.begin(self.rank, max(self.control.timeout_s, FINALIZE_S))):
+                    self._mpi.finish()
         except Exception as error:
             return error
         return None
 
     def _failure(self, error: BaseException) -> Failure:
         """What to say about an exception, and the exit code."""
-        from hkd_hpc.comm.transports.base import LinkError
-
-        where = f"{self._members[self.rank]}, {self.control.place}" if self.size > 1 else str(self.control.place)
+        where = (
+            f"{self.topology.members[self.rank]}, {self.control.place}" if self.size > 1 else str(self.control.place)
+        )
         if isinstance(error, UsageError):
             return Failure(str(error), 2)
         if isinstance(error, RunError):
@@ -184,8 +185,7 @@ def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str,
     """MPI_Init, then the control plane on a port that rank 0 passes on by MPI."""
     from hkd_hpc.comm.transports.mpi import MpiWorld
 
-    forked = ForkedGuard(guard)
-    try:
+    with ForkedGuard(guard):
         mpi = MpiWorld()
         _check_world(mpi, hint)
         hint = Hint("mpi", mpi.comm.rank, mpi.comm.size, hint.local_rank, hint.local_size, hint.rank_name)
@@ -194,8 +194,6 @@ def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str,
         host = LOCALHOST if len(set(machines)) == 1 else own_address(names[1:])
         address, listener = _share_address(mpi, random_address(host, env))
         return _star(hint, address, listener, guard, timeout_s, mpi)
-    finally:
-        forked.release()
 
 
 def _check_world(mpi: MpiWorld, hint: Hint) -> None:
@@ -208,7 +206,7 @@ def _check_world(mpi: MpiWorld, hint: Hint) -> None:
         raise AlreadyTold(2) from None
 
 
-def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, Any]:
+def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, socket.socket | None]:
     """Rank 0 listens and tells all where, or why it cannot (then all raise UsageError)."""
     listener, text = None, ""
     if mpi.comm.rank == 0:
@@ -230,7 +228,12 @@ def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str
 
 
 def _star(
-    hint: Hint, address: Address, listener: Any, guard: StartGuard, timeout_s: float, mpi: MpiWorld | None
+    hint: Hint,
+    address: Address,
+    listener: socket.socket | None,
+    guard: StartGuard,
+    timeout_s: float,
+    mpi: MpiWorld | None,
 ) -> World:
     """Connect the star and start the control thread."""
     me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)

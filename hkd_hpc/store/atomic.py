@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from hkd_hpc.errors import RunError
@@ -61,7 +62,11 @@ def interrupts_held() -> Iterator[None]:
 
 def replace_text(path: str | Path, text: str) -> None:
     """Make `path` anew as UTF-8 text, as `replace_file` does."""
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    replace_file(path, partial(_write_text, text=text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _flush(path: Path) -> None:

@@ -42,7 +42,11 @@ class GrowingSeal:
     def of(cls, block: bytes) -> GrowingSeal | None:
         """What a block says, None if it is no such seal."""
         found = PATTERN.match(block)
-        return cls(*map(int, found.groups()[:4]), *(sha.decode() for sha in found.groups()[4:])) if found else None
+        if not found:
+            return None
+        size_bytes, base_bytes, head_at, head_bytes = map(int, found.groups()[:4])
+        fixed, rows = (sha.decode() for sha in found.groups()[4:])
+        return cls(size_bytes, base_bytes, head_at, head_bytes, fixed, rows)
 
     def block(self) -> bytes:
         """As it stands in the file."""

@@ -93,12 +93,12 @@ class GrowingTree:
         Raises RunError where the system refuses: what was there before is then untouched.
         """
         with interrupts_held():
-            if not (self._state and self._add(columns_of(rows_from(self._state.counts)))):
+            state = self._state
+            if state is None or not self._add(state, columns_of(rows_from(state.counts))):
                 self._make(rest, rows_from({}))
 
-    def _add(self, new: dict[str, np.ndarray]) -> bool:
+    def _add(self, state: State, new: dict[str, np.ndarray]) -> bool:
         """Append these rows; False where the file has to be made anew for them."""
-        state = self._state
         if state.columns.keys() != new.keys() or not all(
             column.takes(new[path], state.counts[column.table]) for path, column in state.columns.items()
         ):

@@ -34,10 +34,13 @@ def contract_with_nccl(world: World) -> None:
 
     from hkd_hpc.comm.connect import make_comm
     from hkd_hpc.comm.devices import Plan
+    from hkd_hpc.comm.transports.base import RankInfo
 
     device = torch.device("cuda" if world.rank else "cpu")
     plan = Plan("nccl", (("host", None), ("host", "GPU")), (1,), "a test")
-    comm_contract.check_all(make_comm(world, plan, "127.0.0.1", None, device))
+    topology = world.topology
+    info = RankInfo(world.rank, world.hosts, topology.local_rank, topology.local_size, device, "a test")
+    comm_contract.check_all(make_comm(world.control, plan, info, "127.0.0.1", None))
     if world.rank == 0:
         print("contract holds with rank 0 outside the NCCL group", flush=True)
 
@@ -81,9 +84,10 @@ def stop_in_mpi(world: World) -> None:
     """Rank 1 is stopped as it comes to a call of MPI in which the others then wait: the making of a group, or the
     end.
     """
+    from hkd_hpc.comm import world as world_module
     from hkd_hpc.comm.transports import mpi
 
-    mpi.SPLIT_S = mpi.FINALIZE_S = 1.0
+    mpi.SPLIT_S = world_module.FINALIZE_S = 1.0
     owner, name = {"split": (mpi.MpiComm, "__init__"), "finalize": (mpi.MpiWorld, "finish")}[sys.argv[2]]
     original = getattr(owner, name)
 

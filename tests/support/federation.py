@@ -11,6 +11,7 @@ import torch
 from hkd_hpc import assemble, config, payload, rounds
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.control.base import NullControl
+from hkd_hpc.comm.transports.base import RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 
 SMALL = (
@@ -73,7 +74,7 @@ class Federation:
     """`part` is the product's; `play` goes on for some rounds."""
 
     def __init__(self, data: Path, scheme: str, *more: str, device: str = "cpu"):
-        comm = LocalComm(NullControl(), 0, ["here"], (0, 1), torch.device(device), "one process")
+        comm = LocalComm(NullControl(), RankInfo(0, ["here"], 0, 1, torch.device(device), "one process"))
         self.part = assemble.build(config.resolve(overrides=settings(data, scheme, *more)), comm, None)
         self.scheme, self.clients = self.part.trainer.scheme, self.part.worker.clients
         self.net, self.flat = self.part.trainer.flat.net, self.part.trainer.flat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -11,7 +10,6 @@ import re
 import secrets
 import select
 import socket
-import struct
 import time
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
@@ -19,13 +17,13 @@ from typing import Any
 
 from hkd_hpc.comm.control.watch import Problem
 from hkd_hpc.comm.control.wire import LIMIT_BYTES, pack
+from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint
 from hkd_hpc.errors import RunError, UsageError
 
 HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
 KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
 LOWEST_PORT, PORTS, TRIES = 20000, 12000, 32  # below the ports that Linux gives to outgoing connections
-LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,37 @@ class Member:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All processes of the job by rank, as this `rank` sees them."""
+
+    rank: int
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.members)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names by rank."""
+        return [member.host for member in self.members]
+
+    @property
+    def local_rank(self) -> int:
+        """The place of this rank among those of its machine."""
+        return self._on_this_machine().index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this machine."""
+        return len(self._on_this_machine())
+
+    def _on_this_machine(self) -> list[int]:
+        return [member.rank for member in self.members if member.machine == self.members[self.rank].machine]
 
 
 def machine_name() -> str:
@@ -157,33 +186,6 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
                 return link, [Member(**member) for member in answer["members"]]
         _raise_on(problem)
         time.sleep(0.05)
-
-
-def own_address(peers: list[str]) -> str:
-    """An address of this host that other hosts can reach: the one on the route to the first peer that has a name."""
-    for peer in [*peers, "10.255.255.255"]:
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((socket.gethostbyname(peer), 9))
-                found = probe.getsockname()[0]
-        except OSError:
-            continue
-        if not found.startswith("127."):
-            return found
-    return LOCALHOST
-
-
-def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address, None if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
 
 
 def first_host(nodes: str) -> str:

@@ -124,11 +124,12 @@ class EndGuard:
 
 
 class ForkedGuard:
-    """The guard in a process of its own: MPI_Init and MPI_Finalize hold Python's lock, so that no thread could
-    speak.
-    """
+    """The guard in a process of its own: MPI_Init and MPI_Finalize hold Python's lock, no thread could report."""
 
     def __init__(self, guard: StartGuard | EndGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
         reader, self._writer = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of a library do no harm to this child
@@ -138,12 +139,11 @@ class ForkedGuard:
             return
         try:
             os.close(self._writer)
-            _guard_parent(guard, reader, parent)
+            _guard_parent(self._guard, reader, parent)
         finally:
             os._exit(0)
 
-    def release(self) -> None:
-        """The world is complete: end the guard."""
+    def __exit__(self, *_: object) -> None:
         os.close(self._writer)
         os.waitpid(self._child, 0)
 

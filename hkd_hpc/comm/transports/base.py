@@ -17,19 +17,48 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hkd_hpc.comm.control.base import Control, NullControl
-from hkd_hpc.errors import RunError
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a world opens, and a file is checked, without the seconds that torch takes
     import torch
 
 
-class LinkError(RunError):
-    """A transfer broke, most often because another rank died a moment ago."""
+class ControlPlane(Protocol):
+    """What a communicator needs of the control plane (comm/control), whose methods say what they do."""
+
+    timeout_s: float
+
+    @property
+    def place(self) -> tuple[int | None, str, int | None]:
+        """(round, phase, client) of this rank."""
+
+    def set_status(self, round: int | None, phase: str, client: int | None = None) -> None: ...
+
+    def watch_steps(self, count: Callable[[], int]) -> None: ...
+
+    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]: ...
+
+    def transfer(self, what: str, at_least_s: float = 0.0) -> AbstractContextManager[None]: ...
+
+    def uninterrupted(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """A rank among the others: the attributes of its communicator, see Comm."""
+
+    rank: int
+    hosts: Sequence[str]
+    local_rank: int
+    local_size: int
+    device: torch.device
+    plan_line: str
+    sharers: int = 1
+    cores_line: str = ""
+    rank_lines: Sequence[str] = ()
 
 
 class Comm:
@@ -46,19 +75,11 @@ class Comm:
     piece = 1 << 18
     most_bytes = 1 << 28  # MPI counts in 31 bits, and what lies on a device passes through a host buffer of this size
 
-    def __init__(
-        self,
-        control: Control | NullControl,
-        rank: int,
-        hosts: list[str],
-        local: tuple[int, int],
-        device: torch.device,
-        plan_line: str,
-    ) -> None:
-        self.rank, self.size, self.hosts = rank, len(hosts), hosts
-        self.local_rank, self.local_size = local
-        self.device, self.sharers, self.plan_line = device, 1, plan_line
-        self.cores_line, self.rank_lines = "", []
+    def __init__(self, control: ControlPlane, info: RankInfo) -> None:
+        self.rank, self.size, self.hosts = info.rank, len(info.hosts), info.hosts
+        self.local_rank, self.local_size = info.local_rank, info.local_size
+        self.device, self.sharers = info.device, info.sharers
+        self.plan_line, self.cores_line, self.rank_lines = info.plan_line, info.cores_line, info.rank_lines
         self.wire_bytes: dict[str, int] = defaultdict(int)
         self.wait_s = self.transfer_s = 0.0
         self._control, self._calls = control, 0
@@ -166,8 +187,8 @@ class Comm:
 
     def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[Any]:
         began_s = time.perf_counter()
-        place = self._control.place
-        key = [self._calls, operation, kind, place.round, place.phase, nbytes]
+        round, phase, _ = self._control.place
+        key = [self._calls, operation, kind, round, phase, nbytes]
         values = self._control.meet(key, value)
         self.wait_s += time.perf_counter() - began_s
         self.wire_bytes["control"] += (self.size - 1) * (

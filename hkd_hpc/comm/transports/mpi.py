@@ -6,20 +6,18 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard
-from hkd_hpc.comm.transports.base import Comm, HostStaging, LinkError
-from hkd_hpc.errors import UsageError
+from hkd_hpc.comm.transports.base import Comm, ControlPlane, HostStaging, RankInfo
+from hkd_hpc.errors import LinkError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
 
 SPLIT_S = 60.0  # of a loaded machine, as gloo's groups have
-FINALIZE_S = 60.0  # nothing is lost by then
 CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 
 
@@ -64,18 +62,16 @@ class MpiWorld:
         self.comm.Bcast(data, root=0)
         return data.tobytes().rstrip(b"\0").decode()
 
-    def finish(self, timeout_s: float = FINALIZE_S) -> None:
+    def finish(self) -> None:
         """MPI_Finalize, in the normal end only: it waits for all ranks, with Python's lock held."""
-        guard = ForkedGuard(EndGuard.begin(self.comm.rank, max(timeout_s, FINALIZE_S)))
         self.MPI.Finalize()
-        guard.release()
 
 
 class MpiComm(Comm):
     """Collectives of MPI on host memory; CUDA tensors pass through one pinned host buffer."""
 
-    def __init__(self, mpi: MpiWorld, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, mpi: MpiWorld, control: ControlPlane, info: RankInfo) -> None:
+        super().__init__(control, info)
         self._mpi, self._staging = mpi, HostStaging()
         with self._control.transfer("the making of the client ranks' group by MPI", at_least_s=SPLIT_S):
             self._clients = mpi.comm.Split(min(self.rank, 1), self.rank)
@@ -95,7 +91,7 @@ class MpiComm(Comm):
         rows = None if gathered is None else np.ascontiguousarray(gathered)  # itself, unless its rows lie apart
         with self._errors():
             self._mpi.comm.Gather(block, rows, root=0)
-        if rows is not gathered:
+        if gathered is not None and rows is not None and rows is not gathered:
             gathered[:] = rows
 
     def _broadcast(self, data: np.ndarray) -> None:

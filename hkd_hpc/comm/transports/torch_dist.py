@@ -12,21 +12,23 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from hkd_hpc.comm.control.base import Control, NullControl
-from hkd_hpc.comm.control.rendezvous import LOCALHOST, interface_of
-from hkd_hpc.comm.transports.base import Comm, HostStaging, LinkError
+from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, interface_of, own_address_towards
+from hkd_hpc.comm.transports.base import Comm, ControlPlane, HostStaging, RankInfo
+from hkd_hpc.errors import LinkError
 
 OPEN_S = 60.0  # many ranks that share few cores need seconds to connect
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more
 
 
-def open_groups(control: Control | NullControl, rank: int, size: int, address: str, on_devices: bool) -> Any:
+def open_groups(
+    control: ControlPlane, rank: int, size: int, address: str, on_devices: bool
+) -> dist.ProcessGroup | None:
     """Form the gloo group of all ranks and the group of the client ranks that sums, over NCCL if `on_devices`.
 
     address: of rank 0's host; the store listens there on a free port, which travels over the control plane.
@@ -38,7 +40,7 @@ def open_groups(control: Control | NullControl, rank: int, size: int, address: s
         store = _open_store(control, rank, address, timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.new_group(list(range(1, size)), backend="nccl" if on_devices else "gloo", timeout=timeout)
-    return group if rank else None
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 class TorchComm(Comm):
@@ -46,8 +48,10 @@ class TorchComm(Comm):
 
     piece = 1 << 22  # a call of gloo among many ranks costs milliseconds
 
-    def __init__(self, on_devices: bool, group: Any, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, on_devices: bool, group: dist.ProcessGroup | None, control: ControlPlane, info: RankInfo
+    ) -> None:
+        super().__init__(control, info)
         self._on_devices, self._group, self._staging = on_devices, group, HostStaging()
         if on_devices:
             self.piece = 1 << 40  # the whole buffer: only most_bytes divides it
@@ -81,35 +85,24 @@ class TorchComm(Comm):
             dist.broadcast(torch.from_numpy(data), src=0)
 
 
-def _open_store(control: Control | NullControl, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
+def _open_store(control: ControlPlane, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
     """Rank 0's key-value store, bound to the one address; torch alone would listen on all of them."""
     listener = socket.create_server((address, 0)) if rank == 0 else None
     port = control.meet(["store"], listener.getsockname()[1] if listener else None)[0]
-    options = {"listen": {"master_listen_fd": listener.detach(), "is_master": True}} if listener else {}
-    return dist.TCPStore(
-        address,
-        port,
-        timeout=timeout,
-        wait_for_workers=False,
-        use_libuv=False,
-        **options.get("listen", {"is_master": False}),
-    )
+    open_store = partial(dist.TCPStore, address, port, timeout=timeout, wait_for_workers=False, use_libuv=False)
+    if listener is None:
+        return open_store(is_master=False)
+    return open_store(is_master=True, master_listen_fd=listener.detach())
 
 
 def _choose_interface(address: str) -> None:
     """Host names that do not resolve are common: tell gloo the interface, unless the user did."""
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
+    if os.environ.get(GLOO):
         return
-    own = LOCALHOST if address == LOCALHOST else _own_address_towards(address)
+    own = LOCALHOST if address == LOCALHOST else own_address_towards(address)
     name = interface_of(own)
     if name:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def _own_address_towards(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        return probe.getsockname()[0]
+        os.environ[GLOO] = name
 
 
 @contextmanager

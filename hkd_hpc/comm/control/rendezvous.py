@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
+import math
 import os
 import re
 import secrets
@@ -15,12 +15,13 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hkd_hpc.comm.control.watch import Problem
-from hkd_hpc.comm.control.wire import LIMIT_BYTES, pack
+from hkd_hpc.comm.control.watch import Problem, no_problem
+from hkd_hpc.comm.control.wire import Unpacker, pack
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint
 from hkd_hpc.errors import RunError, UsageError
 
+POLL_S = 0.25  # how often a wait looks whether the guard sees a problem
 HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
 KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
 LOWEST_PORT, PORTS, TRIES = 20000, 12000, 32  # below the ports that Linux gives to outgoing connections
@@ -151,7 +152,7 @@ def accept_all(
     """
     members = {0: me}
     links: dict[int, socket.socket] = {}
-    listener.settimeout(0.25)
+    listener.settimeout(POLL_S)
     answer: dict[str, Any] = {"error": "rank 0 was interrupted"}
     try:
         while len(members) < size:
@@ -178,7 +179,7 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
             link = _greet(address, port, me, size)
             if link is None:
                 continue
-            known = _receive_within(link, KNOWN_S, problem)
+            known = _receive(link, problem, KNOWN_S)
             answer = _receive(link, problem) if known and "known" in known else known
             if answer and "error" in answer:
                 raise AlreadyTold(1)
@@ -265,7 +266,7 @@ def _admit(
 
 def _hello(link: socket.socket, token: str) -> dict[str, Any] | None:
     """What a newcomer says; None unless it is one of ours, in time."""
-    hello = _receive_within(link, HELLO_S)
+    hello = _receive(link, no_problem, HELLO_S)
     ours = hello and hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode())
     return hello if ours else None
 
@@ -283,40 +284,28 @@ def _checked(hello: dict[str, Any], members: dict[int, Member], size: int) -> Me
     return member
 
 
-def _receive(link: socket.socket, problem: Problem) -> dict[str, Any] | None:
-    """Exactly one message and not a byte more; None if the other side hangs up or does not speak our language."""
-    link.settimeout(0.25)
-    try:
-        size = int.from_bytes(_exactly(link, 4, problem), "big")
-        message = json.loads(_exactly(link, size, problem)) if size <= LIMIT_BYTES else None
-        return message if isinstance(message, dict) else None
-    except (OSError, ValueError):
-        return None
+def _receive(link: socket.socket, problem: Problem, wait_s: float = math.inf) -> dict[str, Any] | None:
+    """One message and not a byte more: what follows is for the control plane.
 
-
-def _receive_within(link: socket.socket, wait_s: float, problem: Problem = lambda: None) -> dict[str, Any] | None:
-    """One message, None if it does not come in time. Raises RunError if the guard sees a problem."""
+    None if the other side hangs up, sends something else, or nothing within wait_s. Raises RunError for a problem.
+    """
     deadline_s = time.monotonic() + wait_s
-    try:
-        return _receive(link, lambda: "late" if time.monotonic() > deadline_s else problem())
-    except RunError:
+    unpacker, messages = Unpacker(), list[dict[str, Any]]()
+    link.settimeout(POLL_S)
+    while not messages:
         _raise_on(problem)
-        return None
-
-
-def _exactly(link: socket.socket, size: int, problem: Problem) -> bytes:
-    """The next `size` bytes. Raises RunError if the guard sees a problem, OSError at the end of the stream."""
-    data = b""
-    while len(data) < size:
-        _raise_on(problem)
+        if time.monotonic() > deadline_s:
+            return None
         try:
-            part = link.recv(size - len(data))
+            data = link.recv(unpacker.missing_bytes)
+            messages = unpacker.feed(data)
         except TimeoutError:
             continue
-        if not part:
-            raise ConnectionError("closed")
-        data += part
-    return data
+        except (OSError, ValueError):
+            return None
+        if not data:
+            return None
+    return messages[0]
 
 
 def _send(link: socket.socket, message: dict[str, Any]) -> None:

@@ -19,6 +19,12 @@ POLL_S = 0.25
 MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
 SETTLE_S = 1.5  # once a rank has spoken and ended, the launcher ends the others; they need not speak of its end
 
+Problem = Callable[[], "str | None"]  # one line when a wait is hopeless, else None
+
+
+def no_problem() -> None:
+    """What a guard that is content says."""
+
 
 def parent_of(pid: int) -> int:
     """The parent's process id; 0 when the process is gone or the system has no /proc (other processes only)."""
@@ -204,6 +210,3 @@ def _environment(pid: int) -> list[bytes]:
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-Problem = Callable[[], "str | None"]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 LIMIT_BYTES = 1 << 20
+LENGTH_BYTES = 4
 
 
 def pack(message: dict[str, Any]) -> bytes:
@@ -13,7 +14,7 @@ def pack(message: dict[str, Any]) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > LIMIT_BYTES:
         raise ValueError(f"a control message of {len(body)} bytes; at most {LIMIT_BYTES} are allowed")
-    return len(body).to_bytes(4, "big") + body
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 class Unpacker:
@@ -22,19 +23,32 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def missing_bytes(self) -> int:
+        """What the next message lacks as far as is known, first of its length, then of its body; 0 once it is there.
+
+        Raises ValueError for a length above LIMIT_BYTES.
+        """
+        return max(0, self._end() - len(self._buffer))
+
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """The messages completed by `data`. Raises ValueError for anything that is not our format."""
         self._buffer += data
         messages = []
-        while len(self._buffer) >= 4:
-            end = 4 + int.from_bytes(self._buffer[:4], "big")
-            if end > 4 + LIMIT_BYTES:
-                raise ValueError("a message longer than allowed")
-            if len(self._buffer) < end:
-                break
-            messages.append(_message(bytes(self._buffer[4:end])))
+        while not self.missing_bytes:
+            end = self._end()
+            messages.append(_message(bytes(self._buffer[LENGTH_BYTES:end])))
             del self._buffer[:end]
         return messages
+
+    def _end(self) -> int:
+        """Where the next message ends, as far as is known."""
+        if len(self._buffer) < LENGTH_BYTES:
+            return LENGTH_BYTES
+        body_bytes = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        if body_bytes > LIMIT_BYTES:
+            raise ValueError("a message longer than allowed")
+        return LENGTH_BYTES + body_bytes
 
 
 def _message(body: bytes) -> dict[str, Any]:

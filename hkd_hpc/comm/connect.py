@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.control.rendezvous import Topology
-from hkd_hpc.comm.control.watch import speak
+from hkd_hpc.comm.control.watch import write_stderr
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import (
     Plan,
@@ -70,12 +70,12 @@ def agree_on_plan(
 
     device = None if index is None else cuda_identity(index)
     mine = [device, torch.distributed.is_available() and _has_nccl(), own_cores()]
-    seen = control.meet(["devices"], mine)
+    seen = control.barrier(["devices"], mine)
     hosts, machines = topology.hosts, [member.machine for member in topology.members]
-    if len(set(machines)) > len(set(hosts)):  # two machines of one name: tell them apart
+    if len(set(machines)) > len(set(hosts)):  # two machines of one name: distinguish them
         hosts = machines
-    places = [(host, device) for host, (device, _, _) in zip(hosts, seen)]
-    plan = choose_backend(backend, places, has_mpi, all(has_nccl for _, has_nccl, _ in seen))
+    host_devices = [(host, device) for host, (device, _, _) in zip(hosts, seen)]
+    plan = choose_backend(backend, host_devices, has_mpi, all(has_nccl for _, has_nccl, _ in seen))
     return plan, [cores for _, _, cores in seen]
 
 
@@ -103,7 +103,7 @@ def _say_what_is_absent(plan: Plan) -> None:
     without = [rank for rank, (_, device) in enumerate(plan.device_by_rank) if device is None]
     if without:
         ranks = "every rank" if len(without) == len(plan.device_by_rank) else f"ranks {', '.join(map(str, without))}"
-        speak(
+        write_stderr(
             f"hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for {ranks} "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}): the CPU is used there"
         )

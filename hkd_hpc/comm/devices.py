@@ -11,7 +11,7 @@ BACKENDS = ("auto", "nccl", "gloo", "mpi")
 DEVICE_OFFSET = (
     "HKD_DEVICE_OFFSET"  # variable: processes that are worlds of their own, but share a machine's GPUs, count on
 )
-Place = tuple[str, "str | None"]  # (host, identity of the device; None for the CPU)
+HostDevice = tuple[str, "str | None"]  # (host, identity of the device; None for the CPU)
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Plan:
     """What carries the weights: "local", "mpi", "gloo" or "nccl" (`nccl_ranks` are the members of the device group)."""
 
     backend: str
-    device_by_rank: tuple[Place, ...]
+    device_by_rank: tuple[HostDevice, ...]
     nccl_ranks: tuple[int, ...] = ()
     reason: str = ""
 
@@ -29,7 +29,7 @@ def pick_device(local_rank: int, visible: int) -> int | None:
     return local_rank % visible if visible else None
 
 
-def sharers(device_by_rank: Sequence[Place], rank: int) -> int:
+def sharers(device_by_rank: Sequence[HostDevice], rank: int) -> int:
     """How many ranks compute on this rank's device; 1 for a CPU."""
     own = device_by_rank[rank]
     return 1 if own[1] is None else list(device_by_rank).count(own)
@@ -43,7 +43,9 @@ def device_offset(env: Mapping[str, str]) -> int:
     return int(text)
 
 
-def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: bool, nccl_available: bool = True) -> Plan:
+def choose_backend(
+    requested: str, device_by_rank: Sequence[HostDevice], has_mpi: bool, nccl_available: bool = True
+) -> Plan:
     """Choose what carries the weights, from (host, device) of every rank. The rule, in this order:
 
     - one rank: "local".
@@ -54,28 +56,28 @@ def choose_backend(requested: str, device_by_rank: Sequence[Place], has_mpi: boo
     """
     if requested not in BACKENDS:
         raise UsageError(f"comm.backend={requested} is unknown; allowed: {', '.join(BACKENDS)}")
-    places = tuple((host, device) for host, device in device_by_rank)
-    if len(places) == 1:
-        return Plan("local", places, reason="one process")
+    host_devices = tuple((host, device) for host, device in device_by_rank)
+    if len(host_devices) == 1:
+        return Plan("local", host_devices, reason="one process")
     if requested == "mpi" and not has_mpi:
         raise UsageError(
             "comm.backend=mpi needs a job that was started by MPI (mpirun, or srun with --mpi=pmix); "
             "use comm.backend=auto or gloo here"
         )
-    ranks = nccl_members(places) if nccl_available else ()
+    ranks = nccl_members(host_devices) if nccl_available else ()
     if requested == "nccl" and not ranks:
-        raise UsageError(_why_no_nccl(places, nccl_available))
+        raise UsageError(_why_no_nccl(host_devices, nccl_available))
     if requested == "nccl" or (requested == "auto" and ranks):
-        return Plan("nccl", places, ranks, "each has a GPU of its own")
+        return Plan("nccl", host_devices, ranks, "each has a GPU of its own")
     backend = ("mpi" if has_mpi else "gloo") if requested == "auto" else requested
-    return Plan(backend, places, reason=_why(requested, places, has_mpi))
+    return Plan(backend, host_devices, reason=_why(requested, host_devices, has_mpi))
 
 
-def nccl_members(places: Sequence[Place]) -> tuple[int, ...]:
+def nccl_members(host_devices: Sequence[HostDevice]) -> tuple[int, ...]:
     """The client ranks, or () where there is one only, or one has no device, or two of them would share one."""
-    members = places[1:]
+    members = host_devices[1:]
     own = len(members) > 1 and all(device for _, device in members) and len(set(members)) == len(members)
-    return tuple(range(1, len(places))) if own else ()
+    return tuple(range(1, len(host_devices))) if own else ()
 
 
 def describe(plan: Plan) -> str:
@@ -114,10 +116,10 @@ def visible_devices(requested: str) -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _by_device(places: Sequence[Place]) -> dict[Place, list[int]]:
-    groups: dict[Place, list[int]] = {}
-    for rank, place in enumerate(places):
-        groups.setdefault(place, []).append(rank)
+def _by_device(host_devices: Sequence[HostDevice]) -> dict[HostDevice, list[int]]:
+    groups: dict[HostDevice, list[int]] = {}
+    for rank, host_device in enumerate(host_devices):
+        groups.setdefault(host_device, []).append(rank)
     return groups
 
 
@@ -133,23 +135,23 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {text}"
 
 
-def _why(requested: str, places: Sequence[Place], has_mpi: bool) -> str:
-    """The reason for a CPU transport, in a few words."""
+def _why(requested: str, host_devices: Sequence[HostDevice], has_mpi: bool) -> str:
+    """The reason for a CPU transport, short."""
     if requested != "auto":
         return "asked for"
     started = "started by MPI" if has_mpi else "started without MPI"
-    if not any(device for _, device in places):
+    if not any(device for _, device in host_devices):
         return started
-    shared = any(device and len(ranks) > 1 for (_, device), ranks in _by_device(places).items())
+    shared = any(device and len(ranks) > 1 for (_, device), ranks in _by_device(host_devices).items())
     return f"{'several ranks share a GPU' if shared else 'not every client rank has a GPU'}, {started}"
 
 
-def _why_no_nccl(places: Sequence[Place], nccl_available: bool) -> str:
+def _why_no_nccl(host_devices: Sequence[HostDevice], nccl_available: bool) -> str:
     """The line for a forced NCCL that cannot be had: which ranks share which device, and what to change."""
     advice = "give each client rank a GPU of its own (fewer ranks, several clients each), or use comm.backend=auto"
     if not nccl_available:
         return f"comm.backend=nccl: this torch has no NCCL; {advice}"
-    clients = {place: [rank for rank in ranks if rank] for place, ranks in _by_device(places).items()}
+    clients = {host_device: [rank for rank in ranks if rank] for host_device, ranks in _by_device(host_devices).items()}
     reasons = [
         f"ranks {', '.join(map(str, ranks))} share {device} on {host}"
         for (host, device), ranks in clients.items()

@@ -1,6 +1,6 @@
 """Which world was this process started in? Read from the launcher's variables, before MPI or torch is loaded.
 
-Documented order, the first that speaks wins:
+Documented order, the first that is set wins:
 
 1. torchrun or `env://`: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (or TORCHELASTIC_RUN_ID). When they only repeat what
    the outer launcher says (a script that exports RANK=$SLURM_PROCID), the outer launcher counts.
@@ -66,7 +66,7 @@ def check_world(mpi_size: int, hint: Hint) -> None:
         return
     raise UsageError(
         f"the launcher started {hint.size} ranks ({hint.rank_name or 'its variables'} says rank {hint.rank}), but MPI "
-        f"sees a world of {mpi_size}: this MPI library and this launcher do not speak the same PMI. Use the mpirun "
+        f"sees a world of {mpi_size}: this MPI library and this launcher do not use the same PMI. Use the mpirun "
         f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "
         f"--mpi=pmix), or set comm.backend=gloo to go without MPI."
     )
@@ -99,9 +99,9 @@ def slurm_step(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     rank, size = _pair(env, "SLURM_PROCID", size_name)
-    speaks_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
+    has_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
     return Hint(
-        "mpi" if speaks_pmi and has_mpi4py else "slurm",
+        "mpi" if has_pmi and has_mpi4py else "slurm",
         rank,
         size,
         _number(env, "SLURM_LOCALID"),
@@ -119,9 +119,9 @@ def _outer(env: Mapping[str, str], has_mpi4py: bool) -> Hint | None:
     if step and "PMI_SIZE" not in env:
         return open_mpi or step
     hydra = _mpi(env, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if open_mpi and hydra and hydra.size > 1 and _place(hydra) != _place(open_mpi):
+    if open_mpi and hydra and hydra.size > 1 and _rank_and_size(hydra) != _rank_and_size(open_mpi):
         raise UsageError(_contradiction(open_mpi, hydra))
-    if step and hydra and _place(step) == _place(hydra):
+    if step and hydra and _rank_and_size(step) == _rank_and_size(hydra):
         return open_mpi or step
     return open_mpi or hydra or step
 
@@ -137,7 +137,7 @@ def _torch(env: Mapping[str, str], outer: Hint | None) -> Hint | None:
             f"RANK={rank} and WORLD_SIZE={size} are set, but {' and '.join(missing)} not: set all four, or none of them"
         )
     inner = Hint("torchrun", rank, size, _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE"), "RANK")
-    _refuse_doubled(env, outer, inner)
+    _reject_doubled(env, outer, inner)
     return inner
 
 
@@ -149,7 +149,7 @@ def _repeats(env: Mapping[str, str], outer: Hint | None) -> bool:
     return env.get("RANK", rank) == rank and env.get("WORLD_SIZE", size) == size
 
 
-def _refuse_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:
+def _reject_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:
     """One torchrun per outer task is fine; anything else would run the job several times over."""
     if outer is None or outer.size == 1 or _number(env, "GROUP_WORLD_SIZE") == outer.size:
         return
@@ -217,7 +217,7 @@ def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
     return None
 
 
-def _place(hint: Hint) -> tuple[int, int]:
+def _rank_and_size(hint: Hint) -> tuple[int, int]:
     return hint.rank, hint.size
 
 

@@ -20,7 +20,7 @@ from hkd_hpc.comm.control.base import RESUME_ADVICE, Control, Failure, NullContr
 from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
     Address,
-    AlreadyTold,
+    AlreadyReported,
     Member,
     Topology,
     accept_all,
@@ -30,7 +30,7 @@ from hkd_hpc.comm.control.rendezvous import (
     machine_name,
     random_address,
 )
-from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launcher_chain, speak
+from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launcher_chain, write_stderr
 from hkd_hpc.comm.devices import device_offset
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint, check_world, guess_rank, read_hint, without_mpi
@@ -44,15 +44,21 @@ if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare i
 START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
 LONGEST_ERROR = 2000  # characters before the traceback
 FINALIZE_S = 60.0  # for MPI to end; nothing is lost by then
-OTHERS_WAIT_S = 3.0  # before the world stands, rank 0 speaks first
+OTHERS_WAIT_S = 3.0  # before the world is complete rank 0 prints first
 
 
 class World:
     """All processes of the job. Use as a context manager: what leaves the block decides how the job ends.
 
-    UsageError: exit code 2, one line. RunError: 1, one line. KeyboardInterrupt: 130, one line. Other exceptions, and
-    SystemExit while others work on: 1, with the line of a user's own code that failed, and the traceback. One message
-    for the whole job, then every rank ends.
+    Whatever leaves it in any rank, one message is printed for the whole job, and every rank ends with one exit code:
+    2 for UsageError, 1 for RunError, 130 for KeyboardInterrupt, each with one line; 1 for other exceptions, with the
+    line of a user's own code that failed and the traceback; for SystemExit its code, or 1 where that is 0.
+
+    Attributes:
+        hint: what the launcher said about this process.
+        topology: the processes of all ranks.
+        rank, size, hosts: this rank, how many there are, and their hosts by rank.
+        control: the control plane.
     """
 
     def __init__(
@@ -78,10 +84,17 @@ class World:
     ) -> World:
         """Find the other ranks and bring up the control plane. Imports no torch.
 
-        backend: "gloo" goes without MPI under srun; the others use MPI where MPI started us.
-        timeout_s: how long a rank may give no sign of life while others wait for it.
-        start_timeout_s: how long the ranks may take to arrive here.
-        Ends the process (SystemExit 2 or 1, with one line) if the world cannot be opened.
+        Args:
+            backend: "gloo" does without MPI under srun; the others use MPI where MPI started us.
+            timeout_s: how long a rank may give no sign of life while others wait for it.
+            start_timeout_s: how long the ranks may take to arrive here.
+            env: the environment with the launcher's variables.
+
+        Returns:
+            The world, to be entered with `with`.
+
+        Raises:
+            SystemExit: with code 2 or 1, after one line, where the world cannot be opened.
         """
         try:
             device_offset(env)
@@ -92,15 +105,26 @@ class World:
             guard = StartGuard.begin(hint, start_timeout_s)
             opener = _open_mpi if hint.launcher == "mpi" else _open
             return opener(hint, guard, timeout_s, env)
-        except AlreadyTold as told:
-            raise SystemExit(told.code) from None
+        except AlreadyReported as reported:
+            raise SystemExit(reported.code) from None
         except (UsageError, RunError) as error:
             end_alone(error, env)
 
     def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
-        """Import torch, choose this rank's device ("auto", "cpu" or "cuda") and the transport, and connect.
+        """Import torch, choose this rank's device and the transport of all, and connect.
 
-        Raises UsageError for a backend that cannot be had. Rank 0 says in one line if CUDA was asked for but is absent.
+        Rank 0 prints one line if CUDA was asked for but is absent.
+
+        Args:
+            device: "auto", "cpu" or "cuda".
+            backend: what carries the weights: "auto", "mpi", "gloo" or "nccl", see devices.choose_backend.
+
+        Returns:
+            The communicator, which the world closes.
+
+        Raises:
+            UsageError: for a device that is unknown, or a backend that is unknown or cannot be had.
+            RunError: where a rank does not arrive in time.
         """
         from hkd_hpc.comm.connect import connect
 
@@ -110,8 +134,18 @@ class World:
         return self._comm
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value (anything that JSON can hold, small), in every rank; possible before `connect`."""
-        return self.control.meet(["settings"], value)[0]
+        """Share a value of rank 0; possible before `connect`.
+
+        Args:
+            value: on rank 0 anything that JSON can hold, small; ignored on the others.
+
+        Returns:
+            Rank 0's value, in every rank.
+
+        Raises:
+            RunError: where a rank does not arrive in time.
+        """
+        return self.control.barrier(["settings"], value)[0]
 
     def __enter__(self) -> World:
         return self
@@ -129,7 +163,7 @@ class World:
     def _finish(self) -> BaseException | None:
         """The normal end of all ranks; returns what went wrong, if something did."""
         try:
-            self.control.goodbye()
+            self.control.finish()
             if self._comm is not None:
                 self._comm.close()
             if self._mpi is not None:
@@ -171,13 +205,13 @@ def text_of(error: BaseException) -> str:
 
 
 def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ) -> NoReturn:
-    """End the process for an error before the world stands: rank 0 speaks, the others give it time to end the job.
+    """End the process for an error before the world is complete: rank 0 prints it first and so ends the others.
 
     Raises SystemExit with code 2 (UsageError) or 1.
     """
     if guess_rank(env) != 0:
         time.sleep(OTHERS_WAIT_S)
-    speak(f"hkd_hpc: {error}")
+    write_stderr(f"hkd_hpc: {error}")
     raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
 
 
@@ -193,7 +227,7 @@ def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str,
         names = [machine.split("/")[0] for machine in machines]
         host = LOCALHOST if len(set(machines)) == 1 else own_address(names[1:])
         address, listener = _share_address(mpi, random_address(host, env))
-        return _star(hint, address, listener, guard, timeout_s, mpi)
+        return _open_control(hint, address, listener, guard, timeout_s, mpi)
 
 
 def _check_world(mpi: MpiWorld, hint: Hint) -> None:
@@ -203,11 +237,11 @@ def _check_world(mpi: MpiWorld, hint: Hint) -> None:
     except UsageError:
         if hint.rank == 0:
             raise
-        raise AlreadyTold(2) from None
+        raise AlreadyReported(2) from None
 
 
 def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, socket.socket | None]:
-    """Rank 0 listens and tells all where, or why it cannot (then all raise UsageError)."""
+    """Rank 0 listens and shares where, or why it cannot (then all raise UsageError)."""
     listener, text = None, ""
     if mpi.comm.rank == 0:
         try:
@@ -217,17 +251,17 @@ def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, socket.soc
             text = json.dumps([str(error)])
     shared = json.loads(mpi.share(text))
     if len(shared) == 1:
-        raise UsageError(shared[0]) if mpi.comm.rank == 0 else AlreadyTold(2)
+        raise UsageError(shared[0]) if mpi.comm.rank == 0 else AlreadyReported(2)
     return Address(shared[0], (shared[1],), shared[2]), listener
 
 
 def _open(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:
     """Without MPI: all ranks derive the same address from the job's names."""
     address = derived_address(hint, env)
-    return _star(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
+    return _open_control(hint, address, listen(address) if hint.rank == 0 else None, guard, timeout_s, None)
 
 
-def _star(
+def _open_control(
     hint: Hint,
     address: Address,
     listener: socket.socket | None,
@@ -235,7 +269,7 @@ def _star(
     timeout_s: float,
     mpi: MpiWorld | None,
 ) -> World:
-    """Connect the star and start the control thread."""
+    """Connect all ranks with rank 0 and start the control thread."""
     me, chain = Member.here(hint.rank), launcher_chain(hint.rank_name)
     if listener is not None:
         with listener:

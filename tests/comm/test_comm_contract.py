@@ -123,7 +123,7 @@ def _sleeper(comm):
     if comm.rank == 1:
         comm.at(4, "training", 7)
         time.sleep(600)
-    refuses(comm.agree, "did not come to agreement of status (round 4, phase weights")
+    refuses(comm.agree, "did not reach agreement of status (round 4, phase weights")
     raise SystemExit(3)
 
 

@@ -14,7 +14,7 @@ import toy
 from comm_contract import sum_
 
 from hkd_hpc.comm import World
-from hkd_hpc.comm.control.diagnostics import RankState, report
+from hkd_hpc.comm.control.diagnostics import RankState, summary
 from hkd_hpc.errors import RunError, UsageError
 from tools.forked_ranks import end_when_last, run_ranks
 
@@ -51,7 +51,7 @@ def test_rank_that_ends_without_a_word_is_named_with_its_last_place(way, victim,
     assert [result.exit_code for rank, result in enumerate(results) if rank != victim] == [1, 1]
     assert len(messages(results)) == 1
     assert f"rank {victim} (" in messages(results)[0]
-    assert "ended without a word; last seen in round 2, phase training, client 5" in messages(results)[0]
+    assert "ended without an error message; last seen in round 2, phase training, client 5" in messages(results)[0]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -96,7 +96,7 @@ def test_error_of_a_users_own_kind_is_told_too(error, said):
 
 def _fail_together(rank, error):
     with World.open(timeout_s=60) as world:
-        world.control.meet(["all here"])
+        world.control.barrier(["all here"])
         raise error
 
 
@@ -148,7 +148,7 @@ def test_rank_that_dies_inside_a_transfer_is_named_not_its_echo():
     results = run_ranks(4, _broken_transfer)
     assert len(messages(results)) == 1, results
     assert "rank 2 (" in messages(results)[0]
-    assert "ended without a word; last seen in round 3" in messages(results)[0]
+    assert "ended without an error message; last seen in round 3" in messages(results)[0]
 
 
 def _stuck_transfer(rank, where):
@@ -166,7 +166,7 @@ def _stuck_transfer(rank, where):
         ("relay", r"the transfer of weights \(relay\) did not end within 1 s"),
         (
             "sum",
-            r"(the transfer of weights \(sum\) did not end|rank 1 \(.*did not come to relay of weights \(round 3.*) "
+            r"(the transfer of weights \(sum\) did not end|rank 1 \(.*did not reach relay of weights \(round 3.*) "
             r"within 1 s",
         ),
     ],
@@ -204,7 +204,7 @@ def _stuck_in_user_code(rank, stopped):
 def test_report_of_a_hang_says_where_all_are_and_what_the_stuck_rank_does():
     text = _report_of(run_ranks(4, _stuck_in_user_code, False))
     assert "rank 2 (" in text.splitlines()[0]
-    assert "did not come to agreement of status (round 3" in text.splitlines()[0]
+    assert "did not reach agreement of status (round 3" in text.splitlines()[0]
     assert text.count("round 3, phase weights, for") == 3
     assert text.count("waits for the others") == 3
     assert "round 3, phase training, client 5, step 17, for" in text
@@ -221,7 +221,7 @@ def test_report_of_a_hang_says_that_a_rank_is_stopped():
     assert re.search(r"(?s)it is stopped \(SIGSTOP.*it does not answer", text), text
 
 
-def _stopped_hub(rank):
+def _stopped_coordinator(rank):
     with World.open(timeout_s=1) as world:
         comm = world.connect(device="cpu")
         comm.at(3, "weights")
@@ -232,10 +232,10 @@ def _stopped_hub(rank):
 
 
 def test_of_all_ranks_that_miss_rank_0_one_says_so():
-    results = run_ranks(4, _stopped_hub, watch=end_when_last(0))
+    results = run_ranks(4, _stopped_coordinator, watch=end_when_last(0))
     assert [result.exit_code for result in results[1:]] == [1, 1, 1]
     assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
-    assert "has not been heard of for 1 s" in messages(results)[0]
+    assert "sent no heartbeat for 1 s" in messages(results)[0]
     assert "it is stopped (SIGSTOP, or a debugger). What to do:" in messages(results)[0]
 
 
@@ -269,7 +269,7 @@ def test_report_groups_the_ranks_of_a_large_job():
         RankState(13, "rank 13", "start-up", 5.0, condition="its process is gone"),
     ]
     assert (
-        report([*waiting, *others], "Advice.")
+        summary([*waiting, *others], "Advice.")
         == """\
 Where the ranks are:
   ranks 0-11: round 3, phase weights, for 21.0 s; waits for the others
@@ -309,7 +309,7 @@ def _terminated_child(rank):
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
         time.sleep(1)
-        world.control.meet(["still here"])
+        world.control.barrier(["still here"])
 
 
 def test_signal_to_a_child_process_is_none_of_ours():
@@ -330,7 +330,7 @@ def _sleep_after_sigterm(rank):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(600)
-        world.control.meet(["after evaluation"])
+        world.control.barrier(["after evaluation"])
 
 
 def _absent(rank):

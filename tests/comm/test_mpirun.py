@@ -98,7 +98,7 @@ def test_no_rank_outlives_a_killed_mpirun(wrapper, tmp_path):
 
 def test_four_jobs_at_once_do_not_meet():
     jobs = [
-        subprocess.Popen(command(3, "meet"), env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(4)
+        subprocess.Popen(command(3, "one_job"), env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]
     assert [job.communicate(timeout=LIMIT_S)[0] for job in jobs] == ["3 ranks of one job\n"] * 4
     assert [job.returncode for job in jobs] == [0] * 4
@@ -107,12 +107,12 @@ def test_four_jobs_at_once_do_not_meet():
 def test_mpirun_with_a_users_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
-        result = mpirun(3, "meet", MASTER_PORT=port)
+        result = mpirun(3, "one_job", MASTER_PORT=port)
     assert result.returncode == 2
     assert len(ours(result)) == 1
     assert f"port {port}" in ours(result)[0]
     with held_port() as port:
-        assert mpirun(3, "meet", MASTER_PORT=str(port)).stdout == "3 ranks of one job\n"
+        assert mpirun(3, "one_job", MASTER_PORT=str(port)).stdout == "3 ranks of one job\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])

@@ -27,10 +27,10 @@ def nothing_wrong():
 
 
 def test_messages_survive_any_cut_of_the_stream():
-    data = pack({"kind": "at", "place": [2, "träning", None]}) + pack({"kind": "go"})
+    data = pack({"kind": "status", "place": [2, "träning", None]}) + pack({"kind": "release"})
     unpacker = Unpacker()
     messages = [message for byte in data for message in unpacker.feed(bytes([byte]))]
-    assert messages == [{"kind": "at", "place": [2, "träning", None]}, {"kind": "go"}]
+    assert messages == [{"kind": "status", "place": [2, "träning", None]}, {"kind": "release"}]
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\3{a}", b"\xff\xff\xff\xff"])
@@ -112,7 +112,7 @@ def test_strangers_are_refused_and_the_job_starts_all_the_same():
     """A wrong token, a web browser and one who hangs up come first; then the right one."""
     listener = listen(Address("127.0.0.1", (0,), "ours"))
     port = listener.getsockname()[1]
-    hub = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
+    rank_0 = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
     member = {"rank": 1, "host": "h", "machine": "m", "pid": 2}
     strangers[0].sendall(pack({"token": "theirs", "size": 2, "member": member}))
@@ -122,8 +122,8 @@ def test_strangers_are_refused_and_the_job_starts_all_the_same():
     assert is_hung_up(strangers[1])
     link, members = join(Address("127.0.0.1", (port,), "ours"), Member(1, "h", "m", 3), 2, nothing_wrong)
     assert [member.pid for member in members] == [1, 3]
-    assert list(hub.result()[0]) == [1]
-    for connection in (link, *strangers, *hub.result()[0].values(), listener):
+    assert list(rank_0.result()[0]) == [1]
+    for connection in (link, *strangers, *rank_0.result()[0].values(), listener):
         connection.close()
 
 
@@ -177,7 +177,7 @@ def _as_a_step(rank):
     os.environ.update(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
     with World.open() as world:
         assert (world.hint.launcher, world.rank, world.size) == ("slurm", rank, 3)
-        print(len(set(world.control.meet(["parent"], os.getppid()))))
+        print(len(set(world.control.barrier(["parent"], os.getppid()))))
 
 
 def test_step_of_srun_needs_neither_mpi_nor_a_port():
@@ -185,12 +185,12 @@ def test_step_of_srun_needs_neither_mpi_nor_a_port():
     assert run_rank_values(3, _as_a_step, env=env) == ["1\n"] * 3
 
 
-def _meetings(rank):
+def _barriers(rank):
     with World.open() as world:
         seen = [
-            world.control.meet(["none"]),
-            world.control.meet(["one"], "b" if rank == 1 else None),
-            world.control.meet(["all"], rank),
+            world.control.barrier(["none"]),
+            world.control.barrier(["one"], "b" if rank == 1 else None),
+            world.control.barrier(["all"], rank),
             world.share(None),
             world.share([1] if rank == 0 else None),
         ]
@@ -198,16 +198,16 @@ def _meetings(rank):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_meeting_gives_one_value_a_rank(size):
+def test_barrier_gives_one_value_a_rank(size):
     """Also where no rank has one: what rank 0 shares may be None (a complete run)."""
     one = [None, "b", None][:size]
     expected = f"{[[None] * size, one, list(range(size)), None, [1]]}\n"
-    assert run_rank_values(size, _meetings) == [expected] * size
+    assert run_rank_values(size, _barriers) == [expected] * size
 
 
 def _under_an_agent(rank):
     with World.open() as world:
-        print(sum(world.control.meet(["numbers"], rank)))
+        print(sum(world.control.barrier(["numbers"], rank)))
 
 
 def test_agent_of_torchrun_keeps_its_port():

@@ -358,19 +358,19 @@ def test_batch_script_takes_a_staged_environment(cluster, site, packed, expected
     assert f"beside: {packed}/my venv/../tools" in read(log)
 
 
-def meeting(cluster, *launcher):
+def one_job(cluster, *launcher):
     """Start four ranks that only find each other."""
-    return cluster.run(*launcher, sys.executable, SCRIPT, "meet")
+    return cluster.run(*launcher, sys.executable, SCRIPT, "one_job")
 
 
 def test_srun_without_pmi_is_one_world_whatever_mpi_is_installed(cluster):
-    step = meeting(cluster, "srun", "--mpi=none", "-N4", "-n4")
+    step = one_job(cluster, "srun", "--mpi=none", "-N4", "-n4")
     assert (step.returncode, step.stdout) == (0, "4 ranks of several jobs\n"), step
 
 
 def test_srun_with_pmi2_never_runs_worlds_of_one_rank_each(cluster):
     """MPICH speaks PMI-2. Open MPI does not, and would run as four worlds: that is rejected with one line."""
-    step = meeting(cluster, "srun", "--mpi=pmi2", "-N2", "-n4")
+    step = one_job(cluster, "srun", "--mpi=pmi2", "-N2", "-n4")
     lines = toy.our_lines([step.stderr])
     if step.returncode == 0:
         assert step.stdout == "4 ranks of several jobs\n", step
@@ -388,7 +388,7 @@ def test_mpirun_in_a_batch_job_over_two_nodes(cluster, site):
         "--ntasks=4",
         "--output=mpirun.log",
         "--wrap",
-        shlex.join(mpirun_command(4, "meet")),
+        shlex.join(mpirun_command(4, "one_job")),
         cwd=site,
     )
     state, text = cluster.wait_for(job.stdout.strip())["JobState"], (site / "mpirun.log").read_text()

@@ -190,7 +190,7 @@ def test_a_stopped_rank_is_named_after_the_time_out(tmp_path, data):
         3, *toy.settings(data, "comm.timeout_s=2"), "--out", tmp_path / "run", patch=patch, watch=end_when_last(2)
     )
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "rank 2 " in lines[0] and "did not come to" in lines[0] and "2 s" in lines[0], lines
+    assert len(lines) == 1 and "rank 2 " in lines[0] and "did not reach" in lines[0] and "2 s" in lines[0], lines
     assert results[0].exit_code == 1
     assert results[1].exit_code == 1
 

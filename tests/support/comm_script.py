@@ -22,7 +22,7 @@ def contract(world: World) -> None:
 
     comm = world.connect(device=(*sys.argv, "cpu")[3], backend=sys.argv[2])
     comm_contract.check_all(comm)
-    seen = world.control.meet(["cray"], os.environ.get("MPICH_GPU_SUPPORT_ENABLED"))
+    seen = world.control.barrier(["cray"], os.environ.get("MPICH_GPU_SUPPORT_ENABLED"))
     if comm.rank == 0:
         print(comm.plan_line, comm.cores_line, " ".join(map(str, seen)), sep="\n", flush=True)
 
@@ -65,7 +65,7 @@ def fail(world: World) -> None:
         FAILURES[way]()
     if world.rank % 2:
         time.sleep(600)
-    world.control.meet(["after training"])
+    world.control.barrier(["after training"])
 
 
 def raise_everywhere(world: World) -> None:
@@ -73,9 +73,9 @@ def raise_everywhere(world: World) -> None:
     raise UsageError("scheme.name=nope is unknown; allowed: fedavg")
 
 
-def meet(world: World) -> None:
+def one_job(world: World) -> None:
     """Do the ranks that found each other belong to one job? Their parent is the same mpirun."""
-    parents = world.control.meet(["parents"], os.getppid())
+    parents = world.control.barrier(["parents"], os.getppid())
     if world.rank == 0:
         print(f"{len(parents)} ranks of {'one job' if len(set(parents)) == 1 else 'several jobs'}", flush=True)
 
@@ -102,7 +102,7 @@ def stop_in_mpi(world: World) -> None:
 
 def wait(world: World) -> None:
     """Say which processes we are, and stay."""
-    world.control.meet(["all here"])
+    world.control.barrier(["all here"])
     print(f"pid {os.getpid()}", flush=True)
     time.sleep(600)
 
@@ -121,7 +121,7 @@ FAILURES = {
 }
 MODES = {
     function.__name__: function
-    for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, meet, stop_in_mpi, wait)
+    for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, one_job, stop_in_mpi, wait)
 }
 
 if __name__ == "__main__":

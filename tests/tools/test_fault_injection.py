@@ -19,7 +19,7 @@ from tools.forked_ranks import Result
 pytestmark = pytest.mark.slow
 
 KILL, EXIT = (Fault(kind, 1, "training", 2) for kind in ("SIGKILL, one rank", "os._exit(0)"))
-LINE, TRACE = "hkd_hpc: rank 1 (host) ended without a word", "Traceback (most recent call last):"
+LINE, TRACE = "hkd_hpc: rank 1 (host) ended without an error message", "Traceback (most recent call last):"
 
 
 def attempt(folder, *ended, output="", trained=""):

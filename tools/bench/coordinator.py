@@ -3,10 +3,10 @@
 `python -m tools.bench.coordinator REPEATS RANKS...` prints one JSON object, {"barrier": {ranks: seconds of each
 repeat}, "status and barrier": the same}.
 
-Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it says what they
-would say and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they
-are. A barrier: each rank comes, rank 0 answers each. Status, before every other barrier: each rank tells rank 0 where
-it is, and rank 0 tells each.
+Rank 0's end is the real one. One other process plays all other ranks, with a connection for each: it sends what they
+would send and is never late. So what is measured is what rank 0 alone takes, which grows with the ranks wherever they
+are. A barrier: each rank enters, rank 0 releases each. Status, before every other barrier: each rank sends where it is
+to rank 0, and rank 0 to each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import time
 
 from hkd_hpc.comm.control.base import END
 from hkd_hpc.comm.control.coordinator import Coordinator
-from hkd_hpc.comm.control.rendezvous import LOCALHOST, Member
+from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.control.wire import Unpacker, pack
+from hkd_hpc.comm.interfaces import LOCALHOST
 
 TIMEOUT_S = 60.0
 
@@ -46,7 +47,7 @@ def play_ranks(links: list[socket.socket], barriers: int) -> None:
         selector.register(link, selectors.EVENT_READ, data=link)
     for barrier in range(barriers + 1):
         key = key_of(barrier) if barrier < barriers else END
-        status = pack({"kind": "at", "place": [1, "weights", None]}) * (barrier % 2)
+        status = pack({"kind": "status", "place": [1, "weights", None]}) * (barrier % 2)
         for link in links:
             link.sendall(status + pack({"kind": "enter", "key": key, "value": None}))
         waiting = set(links)
@@ -56,7 +57,7 @@ def play_ranks(links: list[socket.socket], barriers: int) -> None:
                 data = peer.recv(1 << 16)
                 if not data:
                     return  # rank 0 has failed, and said so
-                if any(message["kind"] == "go" for message in unpackers[peer].feed(data)):
+                if any(message["kind"] == "release" for message in unpackers[peer].feed(data)):
                     waiting.discard(peer)
 
 
@@ -76,7 +77,7 @@ def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
     members = [me, *(Member(rank, me.host, me.machine, player) for rank in range(1, ranks))]
     coordinator = Coordinator(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
     took_s = [pass_barrier(coordinator, barrier) for barrier in range(2 * repeats)]
-    coordinator.goodbye()
+    coordinator.finish()
     os.waitpid(player, 0)
     return took_s[::2], took_s[1::2]
 
@@ -86,7 +87,7 @@ def pass_barrier(coordinator: Coordinator, barrier: int) -> float:
     start_s = time.perf_counter()
     if barrier % 2:
         coordinator.set_status(1, "weights")
-    coordinator.meet(key_of(barrier))
+    coordinator.barrier(key_of(barrier))
     return time.perf_counter() - start_s
 
 

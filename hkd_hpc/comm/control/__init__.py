@@ -1,1 +1,1 @@
-"""The control plane: how ranks meet, fail and end as one job."""
+"""The control plane: how ranks wait for each other, fail and end as one job."""

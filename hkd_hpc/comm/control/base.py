@@ -1,11 +1,8 @@
 """The control plane: who is where, who is alive, do all do the same, and one clear end for all when something fails.
 
-A star of TCP connections with rank 0 in the middle. In each process one thread owns the sockets, so that it hears of a
-dead rank and ends the process while the main thread computes or sits in a collective. Messages are small JSON objects.
-
-To rank 0:    at (round, phase, client), steps (taken so far), enter (a meeting), failed (text, code), told (its stack)
-From rank 0:  at (its own place; also the heartbeat), go / stop (the answer to enter), ask (for the stack), abort (code)
-A connection that closes before the last meeting means that its rank is dead.
+A star of TCP connections with the coordinator, rank 0, in the middle. In each process one thread owns the sockets, so
+that it notices a dead rank and ends the process while the main thread computes or waits in a collective. Messages are
+small JSON objects, see wire.Message. A connection that closes before the last barrier means that its rank is dead.
 """
 
 from __future__ import annotations
@@ -22,11 +19,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 from hkd_hpc.comm.control.link import Link
 from hkd_hpc.comm.control.rendezvous import Member
-from hkd_hpc.comm.control.watch import launcher_alive, speak
+from hkd_hpc.comm.control.watch import launcher_alive, write_stderr
+from hkd_hpc.comm.control.wire import Message
 from hkd_hpc.errors import RunError
 
 POLL_S = 0.25
@@ -39,12 +38,16 @@ SIGTERM_S = (
 CONTINUED_S = 2.0
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
-END = ["the end of the job"]
+END = ["the end of the job"]  # key of the last barrier
 RESUME_ADVICE = "The whole job ends here; finished checkpoints are kept, --resume goes on from the last one."
 
 
+Links = dict[int, socket.socket]  # by rank
+Chain = tuple[tuple[int, int], ...]  # see watch.launcher_chain
+
+
 class Place(NamedTuple):
-    """Where a rank is."""
+    """Where a rank is: round, phase, and the client whose turn it is."""
 
     round: int | None = None
     phase: str = "start-up"
@@ -56,18 +59,16 @@ class Place(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What is said once for the whole job, and the exit code of every rank."""
+    """What is printed once for the whole job, and the exit code of every rank."""
 
     text: str
     code: int
     is_echo: bool = False  # probably the consequence of another rank's death
-    is_hang: bool = False  # somebody is waited for in vain: all are asked where they are before it is said
+    is_hang: bool = False  # somebody is waited for in vain: the stacks of all ranks are collected before it is printed
 
 
 class Terminated(BaseException):
-    """SIGTERM came: raised in the main thread of a single process, so that it can say so and let go of what it
-    holds.
-    """
+    """SIGTERM came: raised in the main thread of a single process, so that it can say so and release what it holds."""
 
 
 class NullControl:
@@ -87,8 +88,8 @@ class NullControl:
     def watch_steps(self, count: Callable[[], int]) -> None:
         """Nobody watches."""
 
-    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
-        """There is nobody to wait for."""
+    def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
+        """No other rank to wait for."""
         return [value]
 
     @contextmanager
@@ -102,32 +103,39 @@ class NullControl:
         yield
 
     def report_failure(self, failure: Failure) -> None:
-        """Say it."""
-        speak(f"hkd_hpc: {failure.text}")
+        """Print it."""
+        write_stderr(f"hkd_hpc: {failure.text}")
 
-    def goodbye(self) -> None:
-        """Nobody to tell."""
+    def finish(self) -> None:
+        """Give the signal back."""
         if signal.getsignal(signal.SIGTERM) is _raise_terminated:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Control:
-    """What both ends of the star share: the thread, its posts from the main thread, signals and watches."""
+    """What coordinator and peers share: the control thread, its posts from the main thread, signals and watches.
+
+    The main thread calls the public methods; all else runs in the control thread.
+
+    Attributes:
+        timeout_s: how long a rank may give no sign of life while others wait for it.
+        place: where this rank is, as `set_status` says.
+    """
 
     def __init__(
         self,
         rank: int,
         members: Sequence[Member],
-        links: dict[int, socket.socket],
-        chain: tuple[tuple[int, int], ...],
+        links: Links,
+        chain: Chain,
         timeout_s: float,
     ) -> None:
         self.rank, self.members, self.timeout_s, self.place = rank, tuple(members), timeout_s, Place()
         self._chain, self._chain_seen_s = chain, 0.0
         self._clock_s, self._turned_s = 0.0, time.monotonic()
-        self._posts: deque[dict[str, Any]] = deque()
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._waits_since_s: float | None = None
+        self._posts: deque[Message] = deque()
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._waiting_since_s: float | None = None
         self._transfer: tuple[str, float, float] | None = None
         self._terminated_s: float | None = None
         self._continued_s: float | None = None
@@ -143,27 +151,35 @@ class Control:
     # ---- for the main thread ----
 
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None:
-        """Tell rank 0 (rank 0: tell all) where this rank is. Never blocks, never fails."""
+        """Send rank 0 (rank 0: send all) where this rank is. Never blocks, never fails."""
         self.place = Place(round, phase, client)
-        self._tell({"kind": "at", "place": self.place})
+        self._send({"kind": "status", "place": self.place})
 
     def watch_steps(self, count: Callable[[], int]) -> None:
-        """`count` tells how many steps this rank has taken so far: taking some is a sign of life."""
+        """`count` gives the number of steps this rank has taken so far: taking some is a sign of life."""
         self._count_steps = count
 
-    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]:
-        """Wait until every rank is at the meeting `key`; returns their values by rank, None for a rank that has none.
+    def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
+        """Wait until every rank is at this barrier, and gather a value of each.
 
-        Raises RunError in every rank that waits when two ranks are at different meetings, and when a rank stays away
-        for timeout_s without a sign of life.
+        Args:
+            key: what the barrier is for; the same in every rank.
+            value: of this rank, anything that JSON can hold, small.
+
+        Returns:
+            The values by rank, None for a rank that has none.
+
+        Raises:
+            RunError: in every rank that waits, when two ranks are at different barriers, or when a rank stays away for
+                timeout_s without a sign of life.
         """
         if self._finished:
             raise RunError(f"{name_of(key)} after the end of the job")
-        self._waits_since_s = self._clock_s
-        self._tell({"kind": "enter", "key": list(key), "value": value})
+        self._waiting_since_s = self._clock_s
+        self._send({"kind": "enter", "key": list(key), "value": value})
         answer = self._answers.get()
-        self._waits_since_s = None
-        if answer["kind"] == "stop":
+        self._waiting_since_s = None
+        if answer["kind"] == "reject":
             raise RunError(answer["text"])
         return answer["values"] or [None] * len(self.members)
 
@@ -185,11 +201,11 @@ class Control:
             yield
 
     def report_failure(self, failure: Failure) -> None:
-        """Have the failure said once for the whole job, and end all ranks. Does not return."""
+        """Have the failure printed once for the whole job, and end all ranks. Does not return."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would only hide the message
         if not self._thread.is_alive():
-            speak(f"hkd_hpc: {failure.text}")
+            write_stderr(f"hkd_hpc: {failure.text}")
             leave(failure.code)
         if failure.is_echo:
             time.sleep(LINK_ERROR_S)
@@ -197,11 +213,11 @@ class Control:
         time.sleep(EXIT_S)
         os._exit(failure.code)
 
-    def goodbye(self) -> None:
+    def finish(self) -> None:
         """The normal end: wait for all ranks; from then on a closed connection is no failure."""
-        self.meet(END)
+        self.barrier(END)
         self._thread.join(EXIT_S)
-        self._forget()
+        self._close()
 
     # ---- in the control thread ----
 
@@ -210,7 +226,7 @@ class Control:
             while not self._finished:
                 self._turn()
         except BaseException as error:  # a silent control thread would be a job that hangs
-            speak(f"hkd_hpc: rank {self.rank}: the control thread failed: {type(error).__name__}: {error}")
+            write_stderr(f"hkd_hpc: rank {self.rank}: the control thread failed: {type(error).__name__}: {error}")
             leave(1)
 
     def _turn(self) -> None:
@@ -222,7 +238,7 @@ class Control:
             else:
                 self._on_link(event.data)
         while self._posts and not self._finished:
-            self._heard(self.rank, self._posts.popleft())
+            self._on_message(self.rank, self._posts.popleft())
         if not self._finished:
             self._check_watches(self._clock_s)
 
@@ -236,15 +252,15 @@ class Control:
         numbers = self._wake_reader.recv(4096)
         if signal.SIGCONT in numbers:
             self._continued_s = self._clock_s
-        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _noted:
+        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _leave_to_control_thread:
             self._terminated_s = self._terminated_s or self._clock_s
 
     def _on_link(self, peer: int) -> None:
         messages, is_open = self._links[peer].receive()
         for message in messages:
-            self._heard(peer, message)
+            self._on_message(peer, message)
         if not is_open and not self._finished:
-            self._lost(peer)
+            self._on_closed(peer)
 
     def _check_watches(self, now_s: float) -> None:
         if now_s - self._chain_seen_s > LAUNCHER_POLL_S:
@@ -267,15 +283,15 @@ class Control:
     def _here(self) -> str:
         return f"{self.members[self.rank]}, {self.place}"
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Message) -> None:
         """A message from the main thread, sent before this returns: even a crash in the next line has its place."""
         raise NotImplementedError
 
-    def _heard(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_message(self, peer: int, message: Message) -> None:
         """A message from another rank."""
         raise NotImplementedError
 
-    def _lost(self, peer: int) -> None:
+    def _on_closed(self, peer: int) -> None:
         """A connection closed."""
         raise NotImplementedError
 
@@ -289,7 +305,7 @@ class Control:
 
     # ---- wake-ups: posts, signals, forks ----
 
-    def _post(self, message: dict[str, Any]) -> None:
+    def _post(self, message: Message) -> None:
         self._posts.append(message)
         try:
             self._wake_writer.send(b"\0")
@@ -303,12 +319,12 @@ class Control:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, "wake")
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-            signal.signal(signal.SIGTERM, _noted)
-            signal.signal(signal.SIGCONT, _noted)
-        _let_go_in_forked_children(weakref.ref(self))
+            signal.signal(signal.SIGTERM, _leave_to_control_thread)
+            signal.signal(signal.SIGCONT, _leave_to_control_thread)
+        _close_in_forked_children(weakref.ref(self))
 
-    def _forget(self) -> None:
-        """Let go of sockets and signals: after the end, and in forked children, which would keep connections open.
+    def _close(self) -> None:
+        """Release sockets and signals: after the end, and in forked children, which would keep connections open.
 
         Closes only: taking a connection out of the selector would, in a child, take it out of its parent's too.
         """
@@ -325,12 +341,12 @@ class Control:
         if current not in (-1, self._wake_writer.fileno()):
             signal.set_wakeup_fd(current)
         for number in (signal.SIGTERM, signal.SIGCONT):
-            if signal.getsignal(number) is _noted:
+            if signal.getsignal(number) is _leave_to_control_thread:
                 signal.signal(number, signal.SIG_DFL)
 
 
 def name_of(key: Sequence[Any]) -> str:
-    """A meeting's name for people."""
+    """A barrier's name for people."""
     if len(key) != 6:
         return " ".join(str(part) for part in key)
     call, operation, kind, round, phase, nbytes = key
@@ -353,7 +369,7 @@ def _flush_streams() -> None:
             pass
 
 
-def _let_go_in_forked_children(reference: weakref.ref[Control]) -> None:
+def _close_in_forked_children(reference: weakref.ref[Control]) -> None:
     """A child must not keep connections open, nor pass its own SIGTERM to its parent's thread, not even at birth."""
     masks: list[set[int | signal.Signals]] = []
 
@@ -366,16 +382,16 @@ def _let_go_in_forked_children(reference: weakref.ref[Control]) -> None:
     def after_in_child() -> None:
         control = reference()
         if control is not None:
-            control._forget()
+            control._close()
         after_in_parent()
 
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
-def _raise_terminated(number: int, frame: Any) -> None:
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
     raise Terminated
 
 
-def _noted(number: int, frame: Any) -> None:
+def _leave_to_control_thread(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGCONT does nothing: the control thread learns of the signal and acts."""

@@ -1,4 +1,4 @@
-"""When a job hangs or loses a rank: where everybody is, what the stuck ranks do, and what may be done about it."""
+"""When a job hangs or loses a rank: where all ranks are, what the unresponsive do, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ class RankState:
     stack: str = ""
 
 
-def report(patients: Sequence[RankState], advice: str) -> str:
-    """Lines to be added to the headline: where all are, the stacks, the advice."""
-    lines = ["Where the ranks are:", *(f"  {line}" for line in where_lines(patients))]
-    for patient in [patient for patient in patients if patient.stack][:STACKS]:
-        lines += [f"What rank {patient.rank} does:", patient.stack.rstrip()]
+def summary(states: Sequence[RankState], advice: str) -> str:
+    """Lines below the headline: where all ranks are, the stacks, the advice."""
+    lines = ["Where the ranks are:", *(f"  {line}" for line in where_lines(states))]
+    for state in [state for state in states if state.stack][:STACKS]:
+        lines += [f"What rank {state.rank} does:", state.stack.rstrip()]
     return "\n".join([*lines, advice])
 
 
-def where_lines(patients: Sequence[RankState]) -> list[str]:
+def where_lines(states: Sequence[RankState]) -> list[str]:
     """A line for each rank; in large jobs, for all that are at the same place."""
-    if len(patients) <= SINGLE:
-        return [f"{patient.name}: {_state(patient)}" for patient in patients]
-    groups: dict[tuple, list[RankState]] = {}
-    for patient in patients:
-        groups.setdefault((patient.place, patient.waits, patient.condition), []).append(patient)
+    if len(states) <= SINGLE:
+        return [f"{state.name}: {_state(state)}" for state in states]
+    groups: dict[tuple[str, bool, str], list[RankState]] = {}
+    for state in states:
+        groups.setdefault((state.place, state.waits, state.condition), []).append(state)
     return [
-        f"{rank_list([patient.rank for patient in group])}: {_state(max(group, key=lambda patient: patient.since_s))}"
+        f"{rank_list([state.rank for state in group])}: {_state(max(group, key=lambda state: state.since_s))}"
         for group in groups.values()
     ]
 
 
-def _state(patient: RankState) -> str:
-    doing = [f"{patient.place}, for {patient.since_s:.1f} s", "waits for the others" * patient.waits, patient.condition]
+def _state(state: RankState) -> str:
+    doing = [f"{state.place}, for {state.since_s:.1f} s", "waits for the others" * state.waits, state.condition]
     return "; ".join(filter(None, doing))
 
 

@@ -6,9 +6,8 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any
 
-from hkd_hpc.comm.control.wire import Unpacker, pack
+from hkd_hpc.comm.control.wire import Message, Unpacker, pack
 
 
 class Link:
@@ -22,7 +21,7 @@ class Link:
         _detect_dead_hosts(link)
         selector.register(link, selectors.EVENT_READ, peer)
 
-    def send(self, message: dict[str, Any] | bytes) -> None:
+    def send(self, message: Message | bytes) -> None:
         """Send now or later, never block; what a closed connection does not take is lost. bytes: a message that is
         packed.
         """
@@ -31,7 +30,7 @@ class Link:
             self._unsent += data
             self._flush()
 
-    def receive(self) -> tuple[list[dict[str, Any]], bool]:
+    def receive(self) -> tuple[list[Message], bool]:
         """The messages that have arrived, and whether the connection is still open."""
         with self._lock:
             self._flush()

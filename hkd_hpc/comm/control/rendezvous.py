@@ -13,10 +13,9 @@ import socket
 import time
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hkd_hpc.comm.control.watch import Problem, no_problem
-from hkd_hpc.comm.control.wire import Unpacker, pack
+from hkd_hpc.comm.control.wire import Message, Unpacker, pack
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint
 from hkd_hpc.errors import RunError, UsageError
@@ -38,7 +37,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Member:
-    """One process of the job. `host` names the machine for people, `machine` tells apart two machines of one name."""
+    """One process of the job. `host` names the machine for people, `machine` distinguishes two machines of one name."""
 
     rank: int
     host: str
@@ -135,8 +134,8 @@ def listen(address: Address) -> socket.socket:
     )
 
 
-class AlreadyTold(Exception):
-    """The job cannot start, and rank 0 says so: end with this exit code and without another line."""
+class AlreadyReported(Exception):
+    """The job cannot start, and rank 0 prints why: end with this exit code and without another line."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -146,14 +145,14 @@ class AlreadyTold(Exception):
 def accept_all(
     listener: socket.socket, token: str, me: Member, size: int, problem: Problem
 ) -> tuple[dict[int, socket.socket], list[Member]]:
-    """Rank 0: take in every other rank, then tell all who is there. Returns connections and members, both by rank.
+    """Rank 0: take in every other rank, then send all the members. Returns connections and members, both by rank.
 
     Raises UsageError for two processes of one rank or of another size, RunError if the guard sees a problem.
     """
     members = {0: me}
     links: dict[int, socket.socket] = {}
     listener.settimeout(POLL_S)
-    answer: dict[str, Any] = {"error": "rank 0 was interrupted"}
+    answer: Message = {"error": "rank 0 was interrupted"}
     try:
         while len(members) < size:
             _raise_on(problem, members, size)
@@ -172,7 +171,7 @@ def accept_all(
 def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[socket.socket, list[Member]]:
     """Other ranks: find rank 0 and wait until all are in. Returns the connection and the members by rank.
 
-    Raises RunError if the guard sees a problem, AlreadyTold if rank 0 does.
+    Raises RunError if the guard sees a problem, AlreadyReported if rank 0 does.
     """
     while True:
         for port in address.ports:
@@ -182,7 +181,7 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
             known = _receive(link, problem, KNOWN_S)
             answer = _receive(link, problem) if known and "known" in known else known
             if answer and "error" in answer:
-                raise AlreadyTold(1)
+                raise AlreadyReported(1)
             if answer and "members" in answer:
                 return link, [Member(**member) for member in answer["members"]]
         _raise_on(problem)
@@ -264,14 +263,14 @@ def _admit(
     members[member.rank], links[member.rank] = member, link
 
 
-def _hello(link: socket.socket, token: str) -> dict[str, Any] | None:
+def _hello(link: socket.socket, token: str) -> Message | None:
     """What a newcomer says; None unless it is one of ours, in time."""
     hello = _receive(link, no_problem, HELLO_S)
     ours = hello and hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode())
     return hello if ours else None
 
 
-def _checked(hello: dict[str, Any], members: dict[int, Member], size: int) -> Member:
+def _checked(hello: Message, members: dict[int, Member], size: int) -> Member:
     """The newcomer, if its rank and size fit the job."""
     member = Member(**hello["member"])
     if hello["size"] != size or not 0 < member.rank < size:
@@ -284,13 +283,13 @@ def _checked(hello: dict[str, Any], members: dict[int, Member], size: int) -> Me
     return member
 
 
-def _receive(link: socket.socket, problem: Problem, wait_s: float = math.inf) -> dict[str, Any] | None:
+def _receive(link: socket.socket, problem: Problem, wait_s: float = math.inf) -> Message | None:
     """One message and not a byte more: what follows is for the control plane.
 
     None if the other side hangs up, sends something else, or nothing within wait_s. Raises RunError for a problem.
     """
     deadline_s = time.monotonic() + wait_s
-    unpacker, messages = Unpacker(), list[dict[str, Any]]()
+    unpacker, messages = Unpacker(), list[Message]()
     link.settimeout(POLL_S)
     while not messages:
         _raise_on(problem)
@@ -308,16 +307,16 @@ def _receive(link: socket.socket, problem: Problem, wait_s: float = math.inf) ->
     return messages[0]
 
 
-def _send(link: socket.socket, message: dict[str, Any]) -> None:
+def _send(link: socket.socket, message: Message) -> None:
     try:
         link.settimeout(HELLO_S)
         link.sendall(pack(message))
     except OSError:
-        pass  # it is gone; the control plane will see that too
+        pass  # it has closed; the control plane will see that too
 
 
 def _raise_on_lost(links: dict[int, socket.socket], members: dict[int, Member]) -> None:
-    """Nobody speaks before the answer, so a connection that can be read is one that was closed."""
+    """Nobody sends before the answer, so a connection that can be read is one that was closed."""
     lost = select.select(list(links.values()), [], [], 0)[0]
     for rank, link in links.items():
         if link in lost:

@@ -14,10 +14,10 @@ from hkd_hpc.comm.control.diagnostics import condition_of
 from hkd_hpc.comm.launchers import Hint
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
-TURN_S = 0.5  # the lowest rank speaks first; then it ends, and the launcher ends the others
+TURN_S = 0.5  # the lowest rank prints first; then it ends, and the launcher ends the others
 POLL_S = 0.25
 MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
-SETTLE_S = 1.5  # once a rank has spoken and ended, the launcher ends the others; they need not speak of its end
+SETTLE_S = 1.5  # once a rank has printed and ended, the launcher ends the others, which need not report its end
 
 Problem = Callable[[], "str | None"]  # one line when a wait is hopeless, else None
 
@@ -56,7 +56,7 @@ def launcher_alive(chain: tuple[tuple[int, int], ...]) -> bool:
 
 
 def children_of(pid: int) -> list[int] | None:
-    """The children of a process, None where the system does not tell."""
+    """The children of a process, None where the system does not say."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
@@ -66,7 +66,7 @@ def children_of(pid: int) -> list[int] | None:
 
 @dataclass(frozen=True)
 class StartGuard:
-    """Tells why the world will not become complete: a rank of this host has ended, or time is up."""
+    """Says why the world will not become complete: a rank of this host has ended, or time is up."""
 
     hint: Hint
     launcher: int
@@ -88,8 +88,8 @@ class StartGuard:
                 gone = ", ".join(str(rank) for rank in range(size) if rank not in alive) if here == size else "?"
                 return f"rank {gone} ended before it joined the job; {len(alive)} of {here} ranks are left on this host"
         if waited_s > self.timeout_s:
-            sick = {rank: condition_of(pid) for rank, pid in sorted((self._ranks_here() or {}).items())}
-            found = "".join(f"; rank {rank}: {condition}" for rank, condition in sick.items() if condition)
+            conditions = {rank: condition_of(pid) for rank, pid in sorted((self._ranks_here() or {}).items())}
+            found = "".join(f"; rank {rank}: {condition}" for rank, condition in conditions.items() if condition)
             return f"not all of the {self.hint.size} ranks joined the job within {self.timeout_s:.0f} s{found}"
         return None
 
@@ -105,8 +105,8 @@ class StartGuard:
 
 @dataclass(frozen=True)
 class EndGuard:
-    """Tells that MPI_Finalize waits in vain: for a rank that was stopped, or a host that is gone, after the last
-    meeting.
+    """Says that MPI_Finalize waits in vain: for a rank that was stopped, or a host that was lost, after the last
+    barrier.
     """
 
     rank: int
@@ -123,7 +123,7 @@ class EndGuard:
         if time.monotonic() - self.began_s - TURN_S * min(self.rank, 10) < self.timeout_s:
             return None
         return (
-            f"rank {self.rank}: the work is done and its files are whole, but MPI_Finalize did not end within "
+            f"rank {self.rank}: the work is done and its files are intact, but MPI_Finalize did not end within "
             f"{self.timeout_s:g} s: "
             "a rank was stopped, or a node was lost; the job ends here"
         )
@@ -154,7 +154,7 @@ class ForkedGuard:
         os.waitpid(self._child, 0)
 
 
-def speak(text: str, descriptor: int = 2) -> None:
+def write_stderr(text: str, descriptor: int = 2) -> None:
     """Write to stderr in one piece, past Python's buffers and locks; a closed stderr is no reason to fail."""
     data = (text.rstrip("\n") + "\n").encode(errors="replace")
     try:
@@ -164,7 +164,7 @@ def speak(text: str, descriptor: int = 2) -> None:
         pass
 
 
-def speak_for_mpirun(launcher: int, text: str) -> None:
+def write_mpirun_stderr(launcher: int, text: str) -> None:
     """Write to the stderr of Open MPI's mpirun: when it ends the ranks it passes nothing of theirs on. Others do."""
     try:
         if _read(f"/proc/{launcher}/comm").strip() not in MPIRUN:
@@ -172,12 +172,12 @@ def speak_for_mpirun(launcher: int, text: str) -> None:
         descriptor = os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError:
         return
-    speak(text, descriptor)
+    write_stderr(text, descriptor)
     os.close(descriptor)
 
 
 def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> None:
-    """Wait for the release (the pipe closes); at a problem say it once for the host, and kill the parent."""
+    """Wait for the release (the pipe closes); at a problem print it once for the host, and kill the parent."""
     problem = None
     while not problem:
         if _closed(reader, POLL_S):
@@ -185,7 +185,7 @@ def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> Non
         problem = guard.problem()
         if problem and _closed(reader, SETTLE_S):
             return
-    speak(f"hkd_hpc: {problem}")
+    write_stderr(f"hkd_hpc: {problem}")
     os.kill(parent, signal.SIGKILL)
 
 

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 LIMIT_BYTES = 1 << 20
 LENGTH_BYTES = 4
 
 
-def pack(message: dict[str, Any]) -> bytes:
+class Message(TypedDict, total=False):
+    """A JSON object. While the job starts (rendezvous.py):
+
+    - a newcomer sends `token`, `size` and `member` (as a dict);
+    - rank 0 answers `known`, and when all are there `members`, or `error`.
+
+    Then by its kind:
+
+    - to the coordinator: status (`place`), steps (`steps` taken so far), enter (the barrier `key`, with a `value`),
+      failed (`text`, `code`, `is_hang`), stack (`stack` of the main thread);
+    - from the coordinator: status (its own `place`; also the heartbeat), release (`values` of all at the barrier, empty
+      where nobody has one), reject (the barrier; `text` says why), request_stack, abort (`code`).
+    """
+
+    token: str
+    size: int
+    member: dict[str, Any]
+    known: bool
+    members: list[dict[str, Any]]
+    error: str
+    kind: str
+    place: Sequence[Any]
+    steps: int
+    key: list[Any]
+    value: Any
+    values: list[Any]
+    text: str
+    code: int
+    is_hang: bool
+    stack: str
+
+
+def pack(message: Message) -> bytes:
     """The message as bytes. Raises ValueError above LIMIT_BYTES."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > LIMIT_BYTES:
@@ -31,10 +64,10 @@ class Unpacker:
         """
         return max(0, self._end() - len(self._buffer))
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
+    def feed(self, data: bytes) -> list[Message]:
         """The messages completed by `data`. Raises ValueError for anything that is not our format."""
         self._buffer += data
-        messages = []
+        messages: list[Message] = []
         while not self.missing_bytes:
             end = self._end()
             messages.append(_message(bytes(self._buffer[LENGTH_BYTES:end])))
@@ -51,8 +84,8 @@ class Unpacker:
         return LENGTH_BYTES + body_bytes
 
 
-def _message(body: bytes) -> dict[str, Any]:
-    message = json.loads(body)
+def _message(body: bytes) -> Message:
+    message: Message = json.loads(body)
     if not isinstance(message, dict):
         raise ValueError("a message that is not a JSON object")
     return message

@@ -1,12 +1,12 @@
 """The one contract of all communicators. A scheme or the round loop sees only this.
 
-Every collective first meets over the control plane: call number, operation, round, phase and byte count of all ranks
-must agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same meeting waits for
+Every collective begins with a barrier on the control plane: call number, operation, round, phase and byte count of all
+ranks must agree, otherwise all ranks raise RunError instead of pairing the wrong buffers. The same barrier waits for
 stragglers without burning a core (MPI's blocking calls may busy-poll), and knows which rank is missing when the
 time-out strikes. Only then the bytes travel, at full speed.
 
 `wire_bytes` counts, by kind, what was handed to the collectives, summed over the ranks: an all-reduce of b bytes among
-the n - 1 client ranks, a gather or a broadcast (n - 1) b, a relay b, the meetings themselves under "control". One rank
+the n - 1 client ranks, a gather or a broadcast (n - 1) b, a relay b, the barriers themselves under "control". One rank
 alone moves nothing: all zero.
 """
 
@@ -39,7 +39,7 @@ class ControlPlane(Protocol):
 
     def watch_steps(self, count: Callable[[], int]) -> None: ...
 
-    def meet(self, key: Sequence[Any], value: Any = None) -> list[Any]: ...
+    def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]: ...
 
     def transfer(self, what: str, at_least_s: float = 0.0) -> AbstractContextManager[None]: ...
 
@@ -64,12 +64,17 @@ class RankInfo:
 class Comm:
     """Rank, size and the collectives. All ranks make the same calls in the same order.
 
-    `piece` (a class attribute): how many numbers of a sum are best asked for at a time.
-    `most_bytes` (a class attribute): what one call of the transport moves at most; all that is longer goes in several.
-
-    Attributes: `hosts` (names by rank), `local_rank`, `local_size` (among the ranks of this host), `device`
-    (torch.device of this rank), `sharers` (ranks on that device, 1 for a CPU), `plan_line`, `cores_line`, `rank_lines`
-    (for people), `wire_bytes` (by kind), `wait_s` and `transfer_s` (sums over the calls).
+    Attributes:
+        piece: how many numbers of a sum are best asked for at a time (of the class).
+        most_bytes: what one call of the transport moves at most; all that is longer takes several (of the class).
+        rank, size: this rank, and how many there are.
+        hosts: names by rank.
+        local_rank, local_size: among the ranks of this host.
+        device: torch.device of this rank.
+        sharers: how many ranks compute on that device, 1 for a CPU.
+        plan_line, cores_line, rank_lines: what carries the weights, and which cores and devices, for people.
+        wire_bytes: handed to the transport so far, by kind, summed over the ranks.
+        wait_s, transfer_s: spent at barriers and in transfers so far.
     """
 
     piece = 1 << 18
@@ -85,22 +90,41 @@ class Comm:
         self._control, self._calls = control, 0
 
     def at(self, round: int | None, phase: str, client: int | None = None) -> None:
-        """Say where this rank is from now on: for messages about failures, and checked in every collective."""
+        """Say where this rank is from now on: for messages about failures, and compared in every collective.
+
+        Args:
+            round: from 1 on, None outside of rounds.
+            phase: for instance "training" or "weights".
+            client: whose turn it is, if it is one's.
+        """
         self._control.set_status(round, phase, client)
 
     def watch_steps(self, count: Callable[[], int]) -> None:
-        """`count` tells how many steps this rank has taken: while it grows the rank is not late, however long it
-        trains.
+        """Count steps as signs of life.
+
+        Args:
+            count: the number of steps that this rank has taken; while it grows the rank is not late, however long it
+                trains.
         """
         self._control.watch_steps(count)
 
     def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
-        """The one all-reduce, piece by piece: each piece is yielded again, in place the sum over the client ranks.
+        """The one all-reduce, piece by piece.
 
-        pieces: float64, 1-D, contiguous, on the CPU or this rank's device, `numbers` in all, of the same lengths in all
-        client ranks. Rank 0 of several has no clients: it only meets, its pieces are not asked for and nothing is
-        yielded. A piece is asked for when the one before has been summed and used, so that it can stay in cache all the
-        way.
+        Args:
+            pieces: float64, 1-D, contiguous, on the CPU or this rank's device, of the same lengths in all client ranks.
+                One is asked for when the one before has been summed and used, so that it can stay in cache all the
+                way. Rank 0 of several has no clients: it only waits at the barrier, and its pieces are not asked for.
+            numbers: the length of all pieces together.
+            kind: under which the bytes are counted.
+
+        Yields:
+            Each piece again, in place the sum over the client ranks; nothing on rank 0 of several.
+
+        Raises:
+            RunError: where ranks make different calls, or one does not arrive in time; LinkError, a kind of it, where
+                the transfer breaks.
+            ValueError: for other tensors.
         """
         nbytes = numbers * 8
         with self._collective("sum", kind, nbytes, (self.size - 1) * nbytes):
@@ -109,43 +133,79 @@ class Comm:
                     str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
                     f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}",
                 )
-                for place in self._places(len(piece), piece.element_size()):
-                    self._sum(piece[place])
+                for part in self._calls_of(len(piece), piece.element_size()):
+                    self._sum(piece[part])
                 yield piece
 
     def relay(self, parts: Sequence[torch.Tensor], kind: str = "weights") -> None:
-        """Rank 0's `parts` (1-D, contiguous) become those of rank 1; the others only meet."""
+        """Rank 0's `parts` become those of rank 1, in place; the others only wait at the barrier.
+
+        Args:
+            parts: 1-D, contiguous, of the same lengths and dtypes in every rank.
+            kind: under which the bytes are counted.
+
+        Raises:
+            RunError: as `summed` does.
+        """
         nbytes = sum(values.numel() * values.element_size() for values in parts)
         with self._collective("relay", kind, nbytes, nbytes):
             for values in parts if self.size > 1 and self.rank < 2 else ():
-                for place in self._places(len(values), values.element_size()):
-                    self._relay(values[place])
+                for part in self._calls_of(len(values), values.element_size()):
+                    self._relay(values[part])
 
     def gather(self, block: np.ndarray, kind: str) -> np.ndarray | None:
-        """Rank 0 gets all blocks (uint8, 1-D, the same length everywhere) as (size, nbytes); the others get None."""
+        """Gather a block of every rank on rank 0.
+
+        Args:
+            block: (nbytes,) uint8, of the same length everywhere.
+            kind: under which the bytes are counted.
+
+        Returns:
+            (size, nbytes) uint8 on rank 0, None on the others.
+
+        Raises:
+            RunError: as `summed` does.
+            ValueError: for other arrays.
+        """
         _require(block.dtype == np.uint8, f"gather takes uint8 blocks, not {block.dtype}")
         block = np.require(_flat(block), requirements="W")
         gathered = np.empty((self.size, block.nbytes), np.uint8) if self.rank == 0 else None
         with self._collective("gather", kind, block.nbytes, (self.size - 1) * block.nbytes):
-            for place in self._places(block.nbytes, self.size):
-                self._gather(block[place], None if gathered is None else gathered[:, place])
+            for part in self._calls_of(block.nbytes, self.size):
+                self._gather(block[part], None if gathered is None else gathered[:, part])
         return gathered
 
     def broadcast(self, block: np.ndarray, kind: str) -> None:
-        """Fill `block` (1-D, contiguous, any dtype of fixed size, the same everywhere) with rank 0's, in place."""
+        """Fill `block` with rank 0's, in place.
+
+        Args:
+            block: 1-D, contiguous, of any dtype of fixed size, the same everywhere.
+            kind: under which the bytes are counted.
+
+        Raises:
+            RunError: as `summed` does.
+            ValueError: for other arrays.
+        """
         _require(block.flags.writeable, "broadcast writes into its block: it must be writeable")
         data = _flat(block)
         with self._collective("broadcast", kind, data.nbytes, (self.size - 1) * data.nbytes):
-            for place in self._places(data.nbytes):
-                self._broadcast(data[place])
+            for part in self._calls_of(data.nbytes):
+                self._broadcast(data[part])
 
     def agree(self, status: int = 0) -> int:
-        """The largest status of all ranks. Also a barrier."""
+        """Agree on the largest status of all ranks; also a barrier.
+
+        Returns:
+            The largest status, in every rank.
+
+        Raises:
+            RunError: as `summed` does.
+        """
         self._calls += 1
-        return max(self._meet("agreement", "status", 0, value=int(status)))
+        return max(self._barrier("agreement", "status", 0, value=int(status)))
 
     def share_text(self, text: str | None = None, kind: str = "control") -> str:
-        """Rank 0's text, in every rank."""
+        """Rank 0's text, in every rank. Raises RunError as `summed` does."""
         data = np.frombuffer((text or "").encode(), np.uint8).copy()
         length = np.array([data.size], np.int64)
         self.broadcast(length, kind)
@@ -154,7 +214,7 @@ class Comm:
         return data.tobytes().decode()
 
     def gather_text(self, text: str, kind: str = "control") -> list[str]:
-        """Rank 0 gets the texts of all ranks by rank; the others an empty list."""
+        """The texts of all ranks by rank on rank 0, an empty list on the others. Raises RunError as `summed` does."""
         data = text.encode()
         lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), kind)
         longest = np.array([0 if lengths is None else lengths.view(np.int64).max()])
@@ -165,31 +225,31 @@ class Comm:
         return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]
 
     def uninterrupted(self) -> AbstractContextManager[None]:
-        """While files are written: the failure of another rank does not cut them off."""
+        """A block that writes files: where another rank fails meanwhile, this process ends after it, within seconds."""
         return self._control.uninterrupted()
 
     def close(self) -> None:
-        """Let go of what the transport holds. The job's end itself is the World's."""
+        """Release what the transport holds. The job's end itself is the World's."""
 
-    def _places(self, length: int, entry_bytes: int = 1) -> Iterator[slice]:
+    def _calls_of(self, length: int, entry_bytes: int = 1) -> Iterator[slice]:
         """Where each call of the transport begins and ends, in entries; no call for nothing."""
         step = max(1, self.most_bytes // entry_bytes)
         return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
     @contextmanager
     def _collective(self, operation: str, kind: str, nbytes: int, wire_bytes: int) -> Iterator[None]:
-        """Meet, count, then time the transfer in the body; nothing travels in a world of one."""
+        """Wait for all ranks, count, then time the transfer in the body; nothing travels in a world of one."""
         self._calls += 1
-        self._meet(operation, kind, nbytes)
+        self._barrier(operation, kind, nbytes)
         self.wire_bytes[kind] += wire_bytes if self.size > 1 else 0
         with self._transfer(operation, kind):
             yield
 
-    def _meet(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[Any]:
+    def _barrier(self, operation: str, kind: str, nbytes: int, value: int | None = None) -> list[Any]:
         began_s = time.perf_counter()
         round, phase, _ = self._control.place
         key = [self._calls, operation, kind, round, phase, nbytes]
-        values = self._control.meet(key, value)
+        values = self._control.barrier(key, value)
         self.wait_s += time.perf_counter() - began_s
         self.wire_bytes["control"] += (self.size - 1) * (
             len(json.dumps(key)) + len(json.dumps([value for value in values if value is not None]))

@@ -88,7 +88,7 @@ class TorchComm(Comm):
 def _open_store(control: ControlPlane, rank: int, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
     """Rank 0's key-value store, bound to the one address; torch alone would listen on all of them."""
     listener = socket.create_server((address, 0)) if rank == 0 else None
-    port = control.meet(["store"], listener.getsockname()[1] if listener else None)[0]
+    port = control.barrier(["store"], listener.getsockname()[1] if listener else None)[0]
     open_store = partial(dist.TCPStore, address, port, timeout=timeout, wait_for_workers=False, use_libuv=False)
     if listener is None:
         return open_store(is_master=False)
@@ -96,7 +96,7 @@ def _open_store(control: ControlPlane, rank: int, address: str, timeout: datetim
 
 
 def _choose_interface(address: str) -> None:
-    """Host names that do not resolve are common: tell gloo the interface, unless the user did."""
+    """Host names that do not resolve are common: set gloo's interface, unless the user did."""
     if os.environ.get(GLOO):
         return
     own = LOCALHOST if address == LOCALHOST else own_address_towards(address)

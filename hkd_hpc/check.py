@@ -32,7 +32,7 @@ from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
 from hkd_hpc.store.history import History
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
-from hkd_hpc.store.tree import BadFile, TreeFile, is_whole, load_tree, open_tree, save_tree
+from hkd_hpc.store.tree import BadFile, TreeFile, is_intact, load_tree, open_tree, save_tree
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STATIC = (*RECORD, "partition", "image_shape", "baselines", "world")
@@ -172,7 +172,7 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
 
 def fallback(folder: RunFolder, bad: Path) -> str:
     """What --resume does without this checkpoint."""
-    good = next((path.name for _, path in folder.checkpoints() if path != bad and is_whole(path)), None)
+    good = next((path.name for _, path in folder.checkpoints() if path != bad and is_intact(path)), None)
     return f"--resume continues from {good}" if good else "no other checkpoint is good, so the run has to begin anew"
 
 

@@ -126,7 +126,7 @@ def warnings_text(warnings: list[str]) -> str:
 
 def spoilt_text(history) -> str:
     """In how many rounds the global model had no accuracy; empty where it always had one."""
-    spoilt = int((history.spoilt("global_test_accuracy") | history.spoilt("global_val_accuracy")).sum())
+    spoilt = int((history.nonfinite("global_test_accuracy") | history.nonfinite("global_val_accuracy")).sum())
     return (
         f"in {spoilt} of {len(history)} rounds: the global model's logits were not finite, so that it has no accuracy "
         "there"
@@ -162,7 +162,7 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
         ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
         ("global_val_accuracy", "global, on validation images"),
     ):
-        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name and not history.spoilt(name).any():
+        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name and not history.nonfinite(name).any():
             continue
         lines.append(
             f"  {title:42s}"

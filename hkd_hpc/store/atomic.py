@@ -23,8 +23,14 @@ def replace_file(
 ) -> None:
     """Make `path` anew: write under a temporary name, flush to the disk, verify, rename.
 
-    `write` and `verify` get the temporary path. Raises RunError where the system refuses (no space, quota, read-only);
-    the file that was there before is then untouched and no temporary file stays.
+    Args:
+        path: the file.
+        write: gets the temporary path.
+        verify: gets it too, and raises OSError for what it must not become the file.
+
+    Raises:
+        RunError: where the system fails to write (no space, quota, read-only); the file that was there before is then
+            untouched and no temporary file stays.
     """
     path = Path(path)
     temporary = temporary_path(path)

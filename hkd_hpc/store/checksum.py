@@ -1,7 +1,7 @@
 """What the first bytes of a growing file (store/growing.py) say of the rest, so that damage is noticed before it is
 read.
 
-The seal names two hashes: of all that h5py needs to find the rows (superblock, base, head), checked before HDF5 sees
+The checksum has two hashes: of all that h5py needs to find the rows (superblock, base, head), checked before HDF5 sees
 the file, and of the rows. Of each table the rows are hashed one after the other, so that a new row costs no look at the
 older.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-SEAL_BYTES = 512  # the smallest user block of HDF5
-FIRST_BYTES = SEAL_BYTES + 96  # with the superblock, version 0, behind it
+CHECKSUM_BYTES = 512  # the smallest user block of HDF5
+FIRST_BYTES = CHECKSUM_BYTES + 96  # with the superblock, version 0, behind it
 TEXT = (
     "hkd_hpc rows, {} bytes follow this block, first {} that stay; the head at {} has {}; sha256 {}, of the rows {}\n"
 )
@@ -26,9 +26,15 @@ PATTERN = re.compile(TEXT.format(*[r"(\d{1,18})"] * 4, *["([0-9a-f]{64})"] * 2).
 
 
 @dataclass(frozen=True)
-class GrowingSeal:
-    """`size_bytes`: of all behind the seal; `base_bytes`: behind the first block; `head_at`: counted from the file's
-    start.
+class GrowingChecksum:
+    """The first bytes of a growing file.
+
+    Attributes:
+        size_bytes: of all behind these bytes.
+        base_bytes: of the base, behind the first block.
+        head_at, head_bytes: of the head that counts, from the file's start.
+        fixed_sha256: of superblock, base and head.
+        rows_sha256: of the rows.
     """
 
     size_bytes: int
@@ -39,8 +45,8 @@ class GrowingSeal:
     rows_sha256: str
 
     @classmethod
-    def of(cls, block: bytes) -> GrowingSeal | None:
-        """What a block says, None if it is no such seal."""
+    def of(cls, block: bytes) -> GrowingChecksum | None:
+        """What a block says, None if it is no such checksum."""
         found = PATTERN.match(block)
         if not found:
             return None
@@ -50,22 +56,22 @@ class GrowingSeal:
 
     def block(self) -> bytes:
         """As it stands in the file."""
-        return TEXT.format(*vars(self).values()).encode().ljust(SEAL_BYTES, b"\0")
+        return TEXT.format(*vars(self).values()).encode().ljust(CHECKSUM_BYTES, b"\0")
 
-    def holds(self, first: bytes, raw: Any) -> bool:
-        """Whether base and head are those that were sealed. `first`: the first block of `raw`."""
-        if not FIRST_BYTES + self.base_bytes <= self.head_at <= SEAL_BYTES + self.size_bytes - self.head_bytes:
+    def matches(self, first: bytes, raw: Any) -> bool:
+        """Whether base and head are those that the checksum is of. `first`: the first block of `raw`."""
+        if not FIRST_BYTES + self.base_bytes <= self.head_at <= CHECKSUM_BYTES + self.size_bytes - self.head_bytes:
             return False
         raw.seek(FIRST_BYTES)
         base = hashlib.sha256(raw.read(self.base_bytes))
         raw.seek(self.head_at)
         return (
-            first[:SEAL_BYTES] == self.block()
-            and fixed_sha256(first[SEAL_BYTES:], base.digest(), raw.read(self.head_bytes)) == self.fixed_sha256
+            first[:CHECKSUM_BYTES] == self.block()
+            and fixed_sha256(first[CHECKSUM_BYTES:], base.digest(), raw.read(self.head_bytes)) == self.fixed_sha256
         )
 
-    def holds_rows(self, root: Any, raw: Any) -> bool:
-        """Whether the rows are those that were sealed. `root`: the same file, opened by h5py."""
+    def matches_rows(self, root: Any, raw: Any) -> bool:
+        """Whether the rows are those that the checksum is of. `root`: the same file, opened by h5py."""
         tables: dict[str, list[np.ndarray]] = {}
         for path, node in sorted(self._columns(root).items()):
             raw.seek(node.id.get_offset())
@@ -79,13 +85,13 @@ class GrowingSeal:
         """Path and data set of all columns: what lies behind the base."""
         found: dict[str, Any] = {}
         behind = FIRST_BYTES + self.base_bytes
-        root.visititems(lambda path, node: found.update({path: node}) if _place(node) >= behind else None)
+        root.visititems(lambda path, node: found.update({path: node}) if _offset(node) >= behind else None)
         return found
 
 
-def _place(node: Any) -> int:
-    place = node.id.get_offset() if hasattr(node, "dtype") else None
-    return -1 if place is None else place
+def _offset(node: Any) -> int:
+    offset = node.id.get_offset() if hasattr(node, "dtype") else None
+    return -1 if offset is None else offset
 
 
 def fixed_sha256(superblock: bytes, base_digest: bytes, head: bytes) -> str:
@@ -105,10 +111,8 @@ def rows_added(digest: Any, columns: list[np.ndarray]) -> Any:
     return digest
 
 
-class Frozen(io.RawIOBase):
-    """A file as it is, but with the first block that was read before: whatever its writer adds meanwhile is not
-    seen.
-    """
+class Snapshot(io.RawIOBase):
+    """A file as it is, but with the first block that was read before: what its writer adds meanwhile is not seen."""
 
     def __init__(self, raw: Any, first: bytes):
         self._raw, self._first = raw, first
@@ -122,12 +126,12 @@ class Frozen(io.RawIOBase):
     def tell(self) -> int:
         return self._raw.tell()
 
-    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        return self._raw.seek(place, whence)
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
 
     def readinto(self, buffer: Any) -> int:
-        place = self._raw.tell()
+        offset = self._raw.tell()
         length = self._raw.readinto(buffer)
-        known = self._first[place : place + length]
+        known = self._first[offset : offset + length]
         memoryview(buffer).cast("B")[: len(known)] = known
         return length

@@ -47,7 +47,12 @@ def to_standard_error(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run below `path`. `warn` gets one line for each checkpoint that had to be passed over."""
+    """The files of one run.
+
+    Args:
+        path: of the folder.
+        warn: gets one line for each checkpoint that had to be skipped.
+    """
 
     path: Path
     warn: Callable[[str], None] = to_standard_error
@@ -121,7 +126,7 @@ class RunFolder:
             return None
 
     def damage(self) -> str:
-        """What is wrong with metrics.h5, in one line; empty where it is whole, or not there."""
+        """What is wrong with metrics.h5, in one line; empty where it is intact, or not there."""
         try:
             with open_tree(self.metrics_path):
                 return ""
@@ -155,11 +160,11 @@ class RunFolder:
         return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
     def newest_good_path(self) -> tuple[int, Path] | None:
-        """(round, path) of the newest checkpoint that is whole, for `open_tree`; None if there is none."""
+        """(round, path) of the newest checkpoint that is intact, for `open_tree`; None if there is none."""
         return next(((round, path) for round, path in self.checkpoints() if self._is_good(path, round)), None)
 
     def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """(round, tree) of the newest checkpoint that is whole, with all rows up to its round; others are passed over
+        """(round, tree) of the newest checkpoint that is intact, with all rows up to its round; others are skipped
         with a warning."""
         for round, path in self.checkpoints():
             if self._is_good(path, round):
@@ -182,7 +187,20 @@ class RunFolder:
         return None
 
     def save_checkpoint(self, round: int, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> Path:
-        """Write the state after `round`, then keep the last two good ones. Raises RunError, TypeError."""
+        """Write the state after `round`, then keep the last two good ones.
+
+        Args:
+            round: its number.
+            tree: the state, as save_tree takes it.
+            attributes: of the file.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            RunError: where the system fails to write.
+            TypeError: naming a value that HDF5 cannot store.
+        """
         path = self.checkpoint_path(round)
         self.make_checkpoint_folder()
         save_tree(path, tree, attributes)
@@ -199,12 +217,16 @@ class RunFolder:
         self._remove(self.rows_path)
 
     def keep_final_weights(self) -> bool:
-        """Of a complete run keep the last round's global model alone: what only resuming needs goes, and so do the
-        older checkpoints. Whether that is so now; a run that is not complete, or whose last checkpoint is damaged,
-        stays as it is.
+        """Of a complete run keep the last round's global model alone, without what only resuming needs.
 
-        Only for the holder of the run's lock. Killed anywhere, the folder has a whole checkpoint of the last round, and
-        the same again ends it. Raises RunError where the system refuses.
+        Only for the holder of the run's lock. Killed anywhere, the folder has an intact checkpoint of the last round,
+        and the same again ends it.
+
+        Returns:
+            Whether that is so now; a run that is not complete, or whose last checkpoint is damaged, stays as it is.
+
+        Raises:
+            RunError: where the system fails to write.
         """
         last, newest = list(self.rounds().get("round", ()))[-1:], self.newest_good_path()
         if not self.summary() or newest is None or [newest[0]] != last:
@@ -247,7 +269,7 @@ class RunFolder:
             self.warn(f"cannot remove the old checkpoint {path}: {error.strerror}")
 
     def _is_good(self, path: Path, round: int) -> bool:
-        """Whether it is whole, and of the round that its name says: one under another name would lose or repeat
+        """Whether it is intact, and of the round that its name says: one under another name would lose or repeat
         rounds.
         """
         try:

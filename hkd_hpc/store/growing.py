@@ -5,7 +5,7 @@ and whoever reads meanwhile. The file is
 
     first block | base | room for rows | room for heads
 
-- first block: the seal (store/seal.py), and HDF5's superblock, in which the 8 bytes that say where the root is change;
+- first block: the checksum (store/checksum.py), and HDF5's superblock, in which 8 bytes change: where the root is;
 - base: what h5py wrote: all that does not grow, and of every column its type and attributes;
 - room for rows: each column in one piece, with room for as many rows again;
 - room for heads: a head (store/head.py) is the root and all below it that changes with the number of rows.
@@ -30,14 +30,23 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.errors import RunError
-from hkd_hpc.store import tree as trees
-from hkd_hpc.store.atomic import interrupts_held
-from hkd_hpc.store.checksum import FIRST_BYTES, SEAL_BYTES, GrowingSeal, fixed_sha256, rows_added, rows_sha256
+from hkd_hpc.store.atomic import interrupts_held, replace_file
+from hkd_hpc.store.checksum import CHECKSUM_BYTES, FIRST_BYTES, GrowingChecksum, fixed_sha256, rows_added, rows_sha256
 from hkd_hpc.store.head import Column, Head, address_of, aligned, describe, make_head, table_of
-from hkd_hpc.store.tree import FORMAT_VERSION, Leaf, Room
+from hkd_hpc.store.tree import (
+    FORMAT_VERSION,
+    UNCHECKED_VERSIONS,
+    DeferredErrorFile,
+    Leaf,
+    Reserved,
+    check_tree,
+    storable,
+    verify,
+    write_hdf5,
+)
 
-FEWEST_ROWS = 64  # room of a new file
-END_AT, ROOT_AT = SEAL_BYTES + 40, SEAL_BYTES + 64  # where the superblock names the file's end, and the root
+MIN_CAPACITY = 64  # rows
+END_AT, ROOT_AT = CHECKSUM_BYTES + 40, CHECKSUM_BYTES + 64  # where the superblock names the file's end, and the root
 
 
 @dataclass
@@ -59,10 +68,10 @@ class State:
     def first_block(self, head: bytes, digests: dict[str, Any]) -> bytes:
         """What makes this head, at `next_head`, the one that counts."""
         root = struct.pack("<Q", address_of(self.next_head) + self.head.root)
-        superblock = self.first[SEAL_BYTES:ROOT_AT] + root + self.first[ROOT_AT + 8 :]
+        superblock = self.first[CHECKSUM_BYTES:ROOT_AT] + root + self.first[ROOT_AT + 8 :]
         return (
-            GrowingSeal(
-                end_of(self.first) - SEAL_BYTES,
+            GrowingChecksum(
+                end_of(self.first) - CHECKSUM_BYTES,
                 self.base_bytes,
                 self.next_head,
                 len(head),
@@ -76,8 +85,10 @@ class State:
 class GrowingTree:
     """The file at `path`, whose one writer this is.
 
-    `sync_every_s`: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a writer
-    that is killed needs no flush.
+    Args:
+        path: of the file, which need not be there.
+        sync_every_s: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a
+            writer that is killed needs no flush.
     """
 
     def __init__(self, path: Path, sync_every_s: float = 1.0):
@@ -85,12 +96,17 @@ class GrowingTree:
         self._state: State | None = None
 
     def save(self, rest: dict[str, Any], rows_from: Callable[[dict[str, int]], dict[str, Any]]) -> None:
-        """Bring the file up to date. `rest`: what does not grow; it is written where the file is made anew.
+        """Bring the file up to date.
 
-        `rows_from(counts)`: the tables, a group each of columns (arrays or Leafs of them, first axis rows), from row
-        counts[table] on, or all rows of a table that is not named; a table comes with its first row. Rows once saved
-        must stay what they are.
-        Raises RunError where the system refuses: what was there before is then untouched.
+        Args:
+            rest: what does not grow; it is written where the file is made anew.
+            rows_from: from {table: rows that are saved} to the tables, a group each of columns (arrays or Leafs of
+                them, first axis rows) from that row on; all rows of a table that is not named. A table comes with its
+                first row. Rows once saved must stay what they are.
+
+        Raises:
+            RunError: where the system fails to write; what was there before is then untouched.
+            TypeError: naming a value that HDF5 cannot store.
         """
         with interrupts_held():
             state = self._state
@@ -104,7 +120,7 @@ class GrowingTree:
         ):
             return False
         try:
-            disk = trees._PatientFile(str(self.path), "r+")
+            disk = DeferredErrorFile(str(self.path), "r+")
         except OSError:  # gone, or not ours to write: making it anew tells
             return False
         self._state = None  # until all is done
@@ -133,7 +149,7 @@ class GrowingTree:
         if state.next_head + len(head) > status.st_size:
             return False
         for path, column in state.columns.items():
-            write_at(disk, column.place + state.counts[column.table] * column.row_bytes, new[path].tobytes())
+            write_at(disk, column.offset + state.counts[column.table] * column.row_bytes, new[path].tobytes())
         write_at(disk, state.next_head, head)
         digests = {table: rows_added(state.digests[table], parts) for table, parts in tables.items()}
         first = state.first_block(head, digests)
@@ -150,7 +166,7 @@ class GrowingTree:
         """Write the whole file, with room for as many rows again."""
         made: list[State] = []
         self._state = None
-        trees.replace_file(self.path, lambda temporary: made.append(write_new(temporary, rest, tables)), trees._verify)
+        replace_file(self.path, lambda temporary: made.append(write_new(temporary, rest, tables)), verify)
         self._state, self._synced_s = made[0], time.monotonic()
 
 
@@ -161,19 +177,19 @@ def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State
     """Write the tree to `path`, its tables with room to grow."""
     new = columns_of(tables)
     columns = {
-        name: Column(table_of(name), roomy(rows.dtype), rows.shape[1:], max(FEWEST_ROWS, 2 * len(rows)))
+        name: Column(table_of(name), growable(rows.dtype), rows.shape[1:], max(MIN_CAPACITY, 2 * len(rows)))
         for name, rows in new.items()
     }
     new = {name: rows.astype(columns[name].dtype, copy=False) for name, rows in new.items()}
     skeleton = merged(rest, emptied(tables, columns))
-    trees._check_tree(skeleton, "")
+    check_tree(skeleton, "")
     state = State(
         columns,
         {table: len(parts[0]) for table, parts in by_table(new).items()},
         {table: rows_added(hashlib.sha256(), parts) for table, parts in by_table(new).items()},
     )
-    with trees._PatientFile(str(path), "w+") as disk:
-        trees._write_hdf5(disk, skeleton, {}, trees.OPEN_VERSIONS)
+    with DeferredErrorFile(str(path), "w+") as disk:
+        write_hdf5(disk, skeleton, {}, UNCHECKED_VERSIONS)
         state.inode = os.fstat(disk.fileno()).st_ino
         members = lay_out(disk, state)
         state.head = make_head(members, columns, {"format_version": FORMAT_VERSION, "complete": 1})
@@ -199,18 +215,18 @@ def lay_out(disk: Any, state: State) -> dict[str, Any]:
     state.base = hashlib.sha256(content[FIRST_BYTES:]).digest()
     state.next_head = len(content)
     for column in state.columns.values():
-        column.place, state.next_head = state.next_head, aligned(state.next_head + column.room * column.row_bytes)
+        column.offset, state.next_head = state.next_head, aligned(state.next_head + column.capacity * column.row_bytes)
     return members
 
 
 def write_rows_and_head(disk: Any, state: State, new: dict[str, np.ndarray]) -> None:
-    """The rows, the first head, and room for a head for each row that may come. Room that is not used takes no disk."""
+    """The rows, the first head, and room for a head for each row to come. What is not used takes no disk."""
     head = state.head.at(state.next_head, state.counts)
-    more = max((column.room - state.counts[column.table] for column in state.columns.values()), default=0)
+    more = max((column.capacity - state.counts[column.table] for column in state.columns.values()), default=0)
     end = state.next_head + (1 + more) * len(head)
     disk.truncate(end)
     for path, column in state.columns.items():
-        write_at(disk, column.place, new[path].tobytes())
+        write_at(disk, column.offset, new[path].tobytes())
     write_at(disk, state.next_head, head)
     state.first = state.first[:END_AT] + struct.pack("<Q", end) + state.first[END_AT + 8 : ROOT_AT] + bytes(32)
     state.first = state.first_block(head, state.digests)
@@ -218,8 +234,8 @@ def write_rows_and_head(disk: Any, state: State, new: dict[str, np.ndarray]) -> 
     write_at(disk, 0, state.first)
 
 
-def write_at(disk: Any, place: int, content: bytes) -> None:
-    disk.seek(place)
+def write_at(disk: Any, offset: int, content: bytes) -> None:
+    disk.seek(offset)
     disk.write(content)
     disk.check()
 
@@ -246,12 +262,12 @@ def columns_of(tables: dict[str, Any], where: str = "") -> dict[str, np.ndarray]
         if isinstance(value, dict):
             found |= columns_of(value, f"{where}{name}/")
         else:
-            found[where + name] = np.ascontiguousarray(trees._storable(value, where + name))
+            found[where + name] = np.ascontiguousarray(storable(value, where + name))
     return dict(sorted(found.items()))
 
 
 def emptied(tables: dict[str, Any], columns: dict[str, Column], where: str = "") -> dict[str, Any]:
-    """The same tree with room in the place of rows."""
+    """The same tree with reserved space in the place of rows."""
     found: dict[str, Any] = {}
     for name, value in tables.items():
         leaf = value if isinstance(value, Leaf) else Leaf(value)
@@ -259,7 +275,7 @@ def emptied(tables: dict[str, Any], columns: dict[str, Column], where: str = "")
             found[name] = emptied(leaf.value, columns, f"{where}{name}/")
         else:
             column = columns[where + name]
-            found[name] = Leaf(Room((column.room, *column.shape), column.dtype), leaf.attributes)
+            found[name] = Leaf(Reserved((column.capacity, *column.shape), column.dtype), leaf.attributes)
     return found
 
 
@@ -282,6 +298,6 @@ def by_table(columns: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
     return tables
 
 
-def roomy(dtype: np.dtype) -> np.dtype:
+def growable(dtype: np.dtype) -> np.dtype:
     """Text may become longer: room up to the next power of two, so that it seldom needs a new file."""
     return np.dtype(f"S{1 << (dtype.itemsize - 1).bit_length()}") if dtype.kind == "S" else dtype

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.store.checksum import SEAL_BYTES
+from hkd_hpc.store.checksum import CHECKSUM_BYTES
 
 NOWHERE = 2**64 - 1
 NIL, DATASPACE, LINK_INFO, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION = (
@@ -34,8 +34,8 @@ PREFIX_BYTES, MESSAGE_BYTES = 16, 8  # before the messages of an object header, 
 
 @dataclass
 class Column:
-    """One column of a table: its type, the shape of one row, for how many rows there is room, and where its first row
-    is in the file.
+    """One column of a table: its type, the shape of one row, for how many rows it has room (`capacity`), and where its
+    first row is in the file (`offset`).
 
     `described`: type, attributes and all else that h5py says of it, as messages of an object header (`messages` of
     them), to be put at `described_at` in the file.
@@ -44,8 +44,8 @@ class Column:
     table: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    room: int
-    place: int = 0
+    capacity: int
+    offset: int = 0
     described: bytes = b""
     messages: int = 0
     described_at: int = 0
@@ -56,7 +56,7 @@ class Column:
     def takes(self, rows: np.ndarray, have: int) -> bool:
         """Whether these rows can follow the `have` that are there."""
         fits = rows.dtype.kind == self.dtype.kind and rows.dtype.itemsize <= self.dtype.itemsize
-        return not len(rows) or (fits and rows.shape[1:] == self.shape and have + len(rows) <= self.room)
+        return not len(rows) or (fits and rows.shape[1:] == self.shape and have + len(rows) <= self.capacity)
 
 
 @dataclass
@@ -69,9 +69,9 @@ class Head:
     sizes: list[tuple[int, str]] = field(default_factory=list)
     root: int = 0
 
-    def at(self, place: int, counts: dict[str, int]) -> bytes:
-        """The head for so many rows of each table, to be written at `place` in the file."""
-        filled, start = bytearray(self.content), address_of(place)
+    def at(self, offset: int, counts: dict[str, int]) -> bytes:
+        """The head for so many rows of each table, to be written at `offset` in the file."""
+        filled, start = bytearray(self.content), address_of(offset)
         for where in self.addresses:
             struct.pack_into("<Q", filled, where, start + struct.unpack_from("<Q", filled, where)[0])
         for where, table in self.sizes:
@@ -79,12 +79,12 @@ class Head:
         return bytes(filled)
 
     def put_column(self, column: Column) -> int:
-        """The address of a column's header: its size, its place, and where it is described."""
+        """The address of a column's header: its size, its offset, and where it is described."""
         self.sizes.append((len(self.content) + PREFIX_BYTES + MESSAGE_BYTES + 8, column.table))
         rank = 1 + len(column.shape)
         messages = (
             message(DATASPACE, struct.pack(f"<BBB5x{rank}Q", 1, rank, 0, 0, *column.shape))
-            + message(LAYOUT, struct.pack("<BBQQ", 3, 1, address_of(column.place), column.room * column.row_bytes))
+            + message(LAYOUT, struct.pack("<BBQQ", 3, 1, address_of(column.offset), column.capacity * column.row_bytes))
             + message(CONTINUATION, struct.pack("<QQ", address_of(column.described_at), len(column.described)))
         )
         return self._put(messages, 3 + column.messages)
@@ -157,7 +157,7 @@ def describe(content: bytes, columns: dict[str, Column]) -> dict[str, Any]:
 
     with h5py.File(io.BytesIO(content), "r") as root:
         for name, column in columns.items():
-            start = SEAL_BYTES + _address(root[name])
+            start = CHECKSUM_BYTES + _address(root[name])
             (size,) = struct.unpack_from("<I", content, start + 8)
             messages = [raw for kind, raw in messages_in(content, start + PREFIX_BYTES, size) if kind not in MADE_HERE]
             column.described, column.messages = b"".join(messages), len(messages)
@@ -185,19 +185,19 @@ def _address(node: Any) -> int:
 
 def messages_in(content: bytes, start: int, size: int) -> Iterator[tuple[int, bytes]]:
     """(kind, bytes) of the messages of an object header, also of those in its continuations."""
-    place = start
-    while place + MESSAGE_BYTES <= start + size:
-        kind, length = struct.unpack_from("<HH", content, place)
-        yield kind, content[place : place + MESSAGE_BYTES + length]
+    offset = start
+    while offset + MESSAGE_BYTES <= start + size:
+        kind, length = struct.unpack_from("<HH", content, offset)
+        yield kind, content[offset : offset + MESSAGE_BYTES + length]
         if kind == CONTINUATION:
-            address, more = struct.unpack_from("<QQ", content, place + MESSAGE_BYTES)
-            yield from messages_in(content, SEAL_BYTES + address, more)
-        place += MESSAGE_BYTES + length
+            address, more = struct.unpack_from("<QQ", content, offset + MESSAGE_BYTES)
+            yield from messages_in(content, CHECKSUM_BYTES + address, more)
+        offset += MESSAGE_BYTES + length
 
 
-def address_of(place: int) -> int:
+def address_of(offset: int) -> int:
     """HDF5 counts from the superblock on."""
-    return place - SEAL_BYTES
+    return offset - CHECKSUM_BYTES
 
 
 def table_of(path: str) -> str:

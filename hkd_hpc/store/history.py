@@ -69,8 +69,8 @@ ATTRIBUTES = {
     },
     "status": {
         "unit": "1",
-        "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused, 4 loss "
-        "refused, 5 did not answer, 6 came too late, 7 predictions refused; NaN not sampled",
+        "meaning": "0 entered the average, 1 weights rejected, 2 too few images, 3 report rejected, 4 loss "
+        "rejected, 5 did not answer, 6 came too late, 7 predictions rejected; NaN not sampled",
     },
     "loss": {"unit": "1", "meaning": _LOSS},
     "loss/cross_entropy": {"unit": "nat", "meaning": _LOSS},
@@ -87,9 +87,7 @@ ATTRIBUTES = {
 
 
 class History:
-    """Columns of per-round numbers (`rounds`), of per-round, per-client numbers (`clients`), and of clients refused
-    (`events`).
-    """
+    """Columns of numbers by round (`rounds`), by round and client (`clients`), and of rejected clients (`events`)."""
 
     def __init__(self, clients: int):
         self.clients_count = clients
@@ -113,7 +111,7 @@ class History:
             self.clients.setdefault(name, [np.full(self.clients_count, NAN)] * before).append(value)
 
     def add_event(self, **columns) -> None:
-        """A client that was refused: round, client, what of it, tensor, and the number found there."""
+        """A client that was rejected: round, client, what of it, tensor, and the number found there."""
         for name, value in columns.items():
             self.events.setdefault(name, []).append(value)
 
@@ -136,7 +134,7 @@ class History:
     def column(self, name: str) -> np.ndarray:
         return np.array(self.rounds.get(name, []), dtype=float)
 
-    def spoilt(self, accuracy: str) -> np.ndarray:
+    def nonfinite(self, accuracy: str) -> np.ndarray:
         """(rounds,) bool: those in which this accuracy of the global model was tested, but its logits were not
         finite.
         """

@@ -1,8 +1,13 @@
-"""One run per folder: an exclusive lock that tells who holds it, and that survives its holder's death only briefly.
+"""One run per folder: an exclusive lock that says who holds it, and that survives its holder's death only briefly.
 
 The lock is a file (run.lock), made by an atomic create; the holder touches it every 2 s. Whoever finds it waits, and
 may take over from a holder that is dead: at once where its process can be seen (same host), else after 10 s in which
 the file did not change, measured by the own clock, for the clocks of two hosts need not agree.
+
+flufl.lock, which is safe on NFS too, was tried in its place under tests/store/test_lock.py (10.0, 2026-11-29): with a
+heartbeat around it 22 of the 29 tests fail. It judges a holder by comparing the clocks of two hosts, has no takeover of
+a dead process before its lifetime ends, believes in zombies and in process ids that were given anew, never breaks an
+empty or damaged lock, and two that break the same one can remove the lock of a third (its own comment says so).
 
 Two may find the same dead holder, and the slower one must not remove the lock that the faster one has just made. So a
 lock is removed only by whoever first makes the file .<its name>.<its mark>, and only while it still has that mark.
@@ -55,7 +60,7 @@ class Seen:
 
     @property
     def mark(self) -> str:
-        """Names this one lock and no later one: whole content has a token of its own, damaged content has its time."""
+        """Names this one lock and no later one: intact content has a token of its own, damaged content has its time."""
         name = self.content if self.holder else self.content + str(self.mtime_ns).encode()
         return hashlib.sha256(name).hexdigest()[:16]
 
@@ -63,9 +68,14 @@ class Seen:
 class RunLock:
     """The exclusive right to write in a run folder, as a context manager or with acquire() and release().
 
-    `wait_s` is how long to wait for a living holder (at least `stale_s` to outwait a dead one on another host),
-    `progress` gets one line if that takes longer than 2 s, `on_lost` (called from a thread) one line if the lock turns
-    out to be someone else's. `beat_s` and `stale_s` must be the same for all, `name` is the file's.
+    Args:
+        folder: the run folder, which must be there.
+        wait_s: how long to wait for a living holder; at least `stale_s` to outwait a dead one on another host.
+        progress: gets one line if that takes longer than 2 s.
+        on_lost: gets one line, in a thread, if the lock turns out to be someone else's.
+        heartbeat_s: how often the holder touches the file; the same for all.
+        stale_s: a holder on another host that does not touch it for so long is dead; the same for all.
+        name: of the file.
     """
 
     def __init__(
@@ -74,12 +84,12 @@ class RunLock:
         wait_s: float = 12.0,
         progress: Callable[[str], None] = to_standard_error,
         on_lost: Callable[[str], None] = to_standard_error,
-        beat_s: float = 2.0,
+        heartbeat_s: float = 2.0,
         stale_s: float = 10.0,
         name: str = LOCK_NAME,
     ):
         self.path = Path(folder) / name
-        self._wait_s, self._beat_s, self._stale_s = wait_s, beat_s, stale_s
+        self._wait_s, self._heartbeat_s, self._stale_s = wait_s, heartbeat_s, stale_s
         self._progress, self._on_lost = progress, on_lost
         self._content = b""
         self._stop = threading.Event()
@@ -93,7 +103,14 @@ class RunLock:
         self.release()
 
     def acquire(self, wait_s: float | None = None) -> None:
-        """Take the lock, from a dead holder if need be. Raises UsageError naming the holder after `wait_s`."""
+        """Take the lock, from a dead holder if need be.
+
+        Args:
+            wait_s: instead of the lock's own.
+
+        Raises:
+            UsageError: naming a holder that lives after `wait_s`, or a folder that cannot be written to.
+        """
         self._content = _own_content()
         try:
             self._wait_for_lock(self._wait_s if wait_s is None else wait_s)
@@ -102,7 +119,7 @@ class RunLock:
                 f"cannot lock {self.path.parent}: {error.strerror}; name a folder that can be written to"
             ) from error
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread = threading.Thread(target=self._heartbeat, name="run lock", daemon=True)
         self._thread.start()
 
     def release(self) -> None:
@@ -135,7 +152,7 @@ class RunLock:
     def _wait_for_lock(self, wait_s: float) -> None:
         start_s = time.monotonic()
         watch = _Watch(self._stale_s)
-        told = False
+        is_reported = False
         while not self._create_unless_held(was_held=watch.has_seen):
             seen = _look(self.path)
             if seen is None and self.path.is_symlink():  # to nowhere: it can be neither made nor read, for ever
@@ -147,9 +164,9 @@ class RunLock:
                 raise UsageError(
                     f"{self.path.parent} is in use by {_describe(seen)}; wait for its end or choose another --out"
                 )
-            if waited_s > PROGRESS_AFTER_S and not told:
+            if waited_s > PROGRESS_AFTER_S and not is_reported:
                 self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {_describe(seen)}")
-                told = True
+                is_reported = True
             time.sleep(POLL_S)
 
     def _create_unless_held(self, was_held: bool) -> bool:
@@ -162,12 +179,12 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return False
 
-    def _beat(self) -> None:
-        while not self._stop.wait(self._beat_s):
+    def _heartbeat(self) -> None:
+        while not self._stop.wait(self._heartbeat_s):
             try:
                 lost = self._touch()
             except OSError:
-                continue  # a file system that hesitates: the next beat tries again
+                continue  # a file system that hesitates: the next heartbeat tries again
             if lost:
                 self._on_lost(f"the lock of {self.path.parent} was taken over by {_describe(lost)}")
                 return
@@ -197,7 +214,7 @@ def is_held(folder: str | Path, name: str = LOCK_NAME) -> bool:
 
 
 def describe_lock(folder: str | Path, name: str = LOCK_NAME) -> str | None:
-    """Who made the lock, in words, None if there is none; `is_held` says whether the holder lives."""
+    """Who made the lock, for people, None if there is none; `is_held` says whether the holder lives."""
     seen = _look(Path(folder) / name)
     return None if seen is None else _describe(seen)
 
@@ -345,7 +362,7 @@ def is_alive(holder: dict[str, Any]) -> bool:
         pass  # it is there and belongs to someone else
     status = _process_status(holder["pid"])
     if status is None:
-        return True  # hidden from us (/proc mounted with hidepid), or gone just now: the next look will tell
+        return True  # hidden from us (/proc mounted with hidepid), or gone just now: the next look will show
     state, start = status
     return state not in "ZX" and start == holder.get("pid_start")
 

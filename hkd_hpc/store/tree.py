@@ -1,9 +1,9 @@
-"""Trees of named arrays, strings and scalars in HDF5 files that are complete or refused, never wrong.
+"""Trees of named arrays, strings and scalars in HDF5 files that are intact or rejected, never wrong.
 
 The file is plain HDF5: `h5py.File(path)` opens it. Its first 512 bytes, the "user block" that HDF5 leaves to the
-application, hold a seal: the length and the SHA-256 of everything after them. HDF5's own checksums cover neither
-scalars nor strings nor all of its bookkeeping, and its library can crash on a damaged file; the seal is checked first.
-A file whose tables grow (store/growing.py) has a seal of its own kind and is read in the same way.
+application, hold a checksum: the length and the SHA-256 of everything after them. HDF5's own checksums cover neither
+scalars nor strings nor all of its bookkeeping, and its library can crash on a damaged file; this one is checked first.
+A file whose tables grow (store/growing.py) has a checksum of its own kind and is read in the same way.
 
 HDF5 reaches the disk through a Python file: it then takes no file lock, so that neither a file system without locks
 nor HDF5_USE_FILE_LOCKING nor a reader of the older file changes anything, and a full disk is an ordinary OSError.
@@ -26,14 +26,14 @@ import numpy as np
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.store.atomic import replace_file
-from hkd_hpc.store.checksum import FIRST_BYTES, SEAL_BYTES, Frozen, GrowingSeal
+from hkd_hpc.store.checksum import CHECKSUM_BYTES, FIRST_BYTES, GrowingChecksum, Snapshot
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 1 << 20
 ATTRIBUTE_BYTES = 60_000  # HDF5 ends at 64 KiB, its own header included
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_VERSIONS = ("v110", "v110")  # readable by HDF5 1.10 (2016) and later, with checksums on the bookkeeping
-OPEN_VERSIONS = ("earliest", "v110")  # without them, for what is sealed and changes
+UNCHECKED_VERSIONS = ("earliest", "v110")  # without them, for what has our checksum and changes
 DAMAGED = "it is damaged: its bytes do not match its checksum"
 STORABLE = "dict, Stream, Leaf, str, bool, int (64 bits), float, or an array of bool, int, float or str"
 
@@ -57,8 +57,8 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Room:
-    """An array of this shape and type that has no values yet, nor a place in the file."""
+class Reserved:
+    """An array of this shape and type that has no values yet, nor space in the file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -75,21 +75,33 @@ class BadFile(RunError):
 def save_tree(path: str | Path, tree: dict[str, Any], attributes: dict[str, Any] | None = None) -> None:
     """Write `tree` to `path`: under a temporary name, flushed, read back, renamed.
 
-    `attributes` go to the root of the file, beside `format_version` and `complete` (the last one written).
-    Raises TypeError, before anything is written, naming the key whose value HDF5 cannot store; RunError where the
-    system refuses the file (the older one is then untouched).
+    Args:
+        path: of the file; an older one is replaced at once or not at all.
+        tree: by name values (STORABLE), groups, Leafs and Streams.
+        attributes: of the root, beside `format_version` and `complete` (the last one written).
+
+    Raises:
+        TypeError: before anything is written, naming the key whose value HDF5 cannot store.
+        RunError: where the system fails to write; the older file is then untouched.
     """
     attributes = dict(attributes or {})
     _check_attributes(attributes, "the root")
-    _check_tree(tree, "")
-    replace_file(path, lambda temporary: _write(temporary, tree, attributes), _verify)
+    check_tree(tree, "")
+    replace_file(path, lambda temporary: _write(temporary, tree, attributes), verify)
 
 
 def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, Any]:
-    """The tree in `path`, or just the parts named in `only` ("a/b", "c"), at their places.
+    """Read a tree.
 
-    Arrays come as np.ndarray, strings as str, 0-d values as Python scalars, names in alphabetical order.
-    Raises BadFile if the file is missing, no HDF5, truncated, changed, incomplete, of another format, or lacks a part.
+    Args:
+        path: of the file.
+        only: the parts to read ("a/b", "c"), at their places in the tree; None: all.
+
+    Returns:
+        Arrays as np.ndarray, strings as str, 0-d values as Python scalars, names in alphabetical order.
+
+    Raises:
+        BadFile: if the file is missing, no HDF5, truncated, changed, incomplete, of another format, or lacks a part.
     """
     with open_tree(path) as file:
         if only is None:
@@ -102,7 +114,7 @@ def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def open_tree(path: str | Path) -> Iterator[TreeFile]:
-    """Check the whole file once and give a TreeFile that reads its parts one by one. Raises BadFile."""
+    """Check all of the file once and give a TreeFile that reads its parts one by one. Raises BadFile."""
     import h5py
 
     path = Path(path)
@@ -112,19 +124,19 @@ def open_tree(path: str | Path) -> Iterator[TreeFile]:
                 raise BadFile(path, "it is no ordinary file")
             raw = stack.enter_context(open(path, "rb"))
             first = raw.read(FIRST_BYTES)
-            growing = GrowingSeal.of(first)
+            growing = GrowingChecksum.of(first)
             if growing:
                 _check_growing(path, raw, first, growing)
             else:
-                _check_seal(path, raw, first)
-            root = stack.enter_context(h5py.File(Frozen(raw, first) if growing else raw, "r"))
+                _check_checksum(path, raw, first)
+            root = stack.enter_context(h5py.File(Snapshot(raw, first) if growing else raw, "r"))
             _check_root(path, root)
-            if growing and not growing.holds_rows(root, raw):
+            if growing and not growing.matches_rows(root, raw):
                 raise BadFile(path, DAMAGED)
         yield TreeFile(path, root)
 
 
-def is_whole(path: str | Path) -> bool:
+def is_intact(path: str | Path) -> bool:
     """Whether `open_tree` opens it."""
     try:
         with open_tree(path):
@@ -161,7 +173,7 @@ class TreeFile:
 
 
 def chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Chunks of at most about 1 MiB, whole along the last axes, of equal sizes so that little of the last is wasted."""
+    """Chunks of at most about 1 MiB, complete along the last axes, of equal sizes so that the last wastes little."""
     chunk: list[int] = []
     room = max(1, CHUNK_BYTES // item_bytes)
     for size in reversed(shape):
@@ -188,7 +200,7 @@ def is_text(text: str) -> bool:
     return "\0" not in text
 
 
-def _check_tree(tree: Any, where: str) -> None:
+def check_tree(tree: Any, where: str) -> None:
     if not isinstance(tree, dict):
         raise TypeError(f"{where or 'the root'}: {_kind(tree)} is not a dict")
     for name, value in tree.items():
@@ -203,23 +215,23 @@ def _check_member(name: Any, value: Any, where: str) -> None:
         _check_attributes(value.attributes, key)
         value = value.value
     if isinstance(value, dict):
-        _check_tree(value, key)
-    elif not isinstance(value, (Stream, Room)):
-        _storable(value, key)
+        check_tree(value, key)
+    elif not isinstance(value, (Stream, Reserved)):
+        storable(value, key)
 
 
 def _check_attributes(attributes: dict[str, Any], where: str) -> None:
     for name, value in attributes.items():
         if not isinstance(name, str) or not name or not is_text(name):
             raise TypeError(f"{where}: {name!r} cannot be the name of an attribute")
-        stored = _storable(value, f"{where}, attribute {name!r}")
+        stored = storable(value, f"{where}, attribute {name!r}")
         if not isinstance(stored, str) and stored.ndim:
             raise TypeError(f"{where}, attribute {name!r}: an array belongs into a value of its own")
         if isinstance(stored, str) and len(stored.encode()) > ATTRIBUTE_BYTES:
             raise TypeError(f"{where}, attribute {name!r}: HDF5 limits an attribute to {ATTRIBUTE_BYTES} bytes")
 
 
-def _storable(value: Any, key: str) -> np.ndarray | str:
+def storable(value: Any, key: str) -> np.ndarray | str:
     """What goes into the file for `value`: a str or an array (0-d for a scalar). Raises TypeError naming `key`."""
     if not isinstance(value, (str, bool, int, float, np.generic, np.ndarray)):
         raise TypeError(f"{key}: HDF5 cannot store {_kind(value)}; allowed: {STORABLE}")
@@ -247,8 +259,8 @@ def _kind(value: Any) -> str:
 # ---- writing ----
 
 
-class _PatientFile(io.FileIO):
-    """Keeps the first failure (or Ctrl-C) for later: an HDF5 that fails in mid-file can crash the whole process."""
+class DeferredErrorFile(io.FileIO):
+    """Keeps the first failure (or Ctrl-C) for later: an HDF5 that fails in mid-file can crash the process."""
 
     failure: BaseException | None = None
 
@@ -275,28 +287,28 @@ class _PatientFile(io.FileIO):
 
 
 def _write(temporary: Path, tree: dict[str, Any], attributes: dict[str, Any]) -> None:
-    with _PatientFile(str(temporary), "w+") as disk:
-        _write_hdf5(disk, tree, {**attributes, "format_version": FORMAT_VERSION, "complete": 1}, HDF5_VERSIONS)
-        _write_seal(disk)
+    with DeferredErrorFile(str(temporary), "w+") as disk:
+        write_hdf5(disk, tree, {**attributes, "format_version": FORMAT_VERSION, "complete": 1}, HDF5_VERSIONS)
+        _write_checksum(disk)
         disk.check()
 
 
-def _write_hdf5(
-    disk: _PatientFile, tree: dict[str, Any], attributes: dict[str, Any], versions: tuple[str, str]
+def write_hdf5(
+    disk: DeferredErrorFile, tree: dict[str, Any], attributes: dict[str, Any], versions: tuple[str, str]
 ) -> None:
-    """All but the seal."""
+    """All but the checksum."""
     import h5py
 
     try:
-        with h5py.File(disk, "w", libver=versions, userblock_size=SEAL_BYTES) as root:
+        with h5py.File(disk, "w", libver=versions, userblock_size=CHECKSUM_BYTES) as root:
             _write_members(root, tree, disk)
             _write_attributes(root, attributes)
     finally:
-        # Whatever HDF5 made of it, the refusal of the system is the cause.
+        # Whatever HDF5 made of it, the error of the system is the cause.
         disk.check()
 
 
-def _write_members(group: Any, tree: dict[str, Any] | Stream, disk: _PatientFile) -> None:
+def _write_members(group: Any, tree: dict[str, Any] | Stream, disk: DeferredErrorFile) -> None:
     for name, value in _members(group, tree):
         leaf = value if isinstance(value, Leaf) else Leaf(value)
         if isinstance(leaf.value, (dict, Stream)):
@@ -324,9 +336,9 @@ def _members(group: Any, tree: dict[str, Any] | Stream) -> Iterator[tuple[str, A
 def _write_dataset(group: Any, name: str, value: Any) -> Any:
     import h5py
 
-    if isinstance(value, Room):
+    if isinstance(value, Reserved):
         return group.create_dataset(name, value.shape, _text_or(value.dtype))
-    stored = _storable(value, name)
+    stored = storable(value, name)
     if isinstance(stored, str):
         return group.create_dataset(name, data=stored, dtype=h5py.string_dtype())
     stored = stored.astype(_text_or(stored.dtype))
@@ -345,25 +357,27 @@ def _text_or(dtype: np.dtype) -> np.dtype:
 
 def _write_attributes(node: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        node.attrs[name] = _storable(value, name)
+        node.attrs[name] = storable(value, name)
 
 
-# ---- the seal ----
+# ---- the checksum ----
 
 
-def _write_seal(disk: io.FileIO) -> None:
-    block = _seal(*_digest(disk))
+def _write_checksum(disk: io.FileIO) -> None:
+    block = _checksum_block(*_digest(disk))
     disk.seek(0)
     disk.write(block)
 
 
-def _seal(size_bytes: int, digest: str) -> bytes:
-    return f"hkd_hpc tree, {size_bytes} bytes follow this block, sha256 {digest}\n".encode().ljust(SEAL_BYTES, b"\0")
+def _checksum_block(size_bytes: int, digest: str) -> bytes:
+    return f"hkd_hpc tree, {size_bytes} bytes follow this block, sha256 {digest}\n".encode().ljust(
+        CHECKSUM_BYTES, b"\0"
+    )
 
 
 def _digest(file: Any) -> tuple[int, str]:
-    """Number and SHA-256 of the bytes after the seal."""
-    file.seek(SEAL_BYTES)
+    """Number and SHA-256 of the bytes after the checksum."""
+    file.seek(CHECKSUM_BYTES)
     digest, size_bytes = hashlib.sha256(), 0
     while block := file.read(CHUNK_BYTES):
         digest.update(block)
@@ -371,28 +385,28 @@ def _digest(file: Any) -> tuple[int, str]:
     return size_bytes, digest.hexdigest()
 
 
-def _check_seal(path: Path, raw: Any, head: bytes) -> None:
-    sealed = re.match(rb"hkd_hpc tree, (\d+) bytes", head)
-    if not sealed:
-        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[SEAL_BYTES : SEAL_BYTES + 8])
+def _check_checksum(path: Path, raw: Any, head: bytes) -> None:
+    recorded = re.match(rb"hkd_hpc tree, (\d+) bytes", head)
+    if not recorded:
+        is_hdf5 = HDF5_SIGNATURE in (head[:8], head[CHECKSUM_BYTES : CHECKSUM_BYTES + 8])
         raise BadFile(path, "it was not written to its end, or not by hkd_hpc" if is_hdf5 else "it is not an HDF5 file")
-    _check_size(path, raw, int(sealed[1]))
-    if head[:SEAL_BYTES] != _seal(*_digest(raw)):
+    _check_size(path, raw, int(recorded[1]))
+    if head[:CHECKSUM_BYTES] != _checksum_block(*_digest(raw)):
         raise BadFile(path, DAMAGED)
 
 
-def _check_growing(path: Path, raw: Any, head: bytes, seal: GrowingSeal) -> None:
-    _check_size(path, raw, seal.size_bytes)
-    if not seal.holds(head, raw):
+def _check_growing(path: Path, raw: Any, head: bytes, checksum: GrowingChecksum) -> None:
+    _check_size(path, raw, checksum.size_bytes)
+    if not checksum.matches(head, raw):
         raise BadFile(path, DAMAGED)
 
 
-def _check_size(path: Path, raw: Any, sealed_bytes: int) -> None:
-    size_bytes = os.fstat(raw.fileno()).st_size - SEAL_BYTES
-    if size_bytes < sealed_bytes:
-        raise BadFile(path, f"it is truncated: {size_bytes} of {sealed_bytes} bytes are there")
-    if size_bytes > sealed_bytes:  # told before it is read: it may be huge
-        raise BadFile(path, f"{DAMAGED}: {size_bytes} are there, {sealed_bytes} were written")
+def _check_size(path: Path, raw: Any, recorded_bytes: int) -> None:
+    size_bytes = os.fstat(raw.fileno()).st_size - CHECKSUM_BYTES
+    if size_bytes < recorded_bytes:
+        raise BadFile(path, f"it is truncated: {size_bytes} of {recorded_bytes} bytes are there")
+    if size_bytes > recorded_bytes:  # said before it is read: it may be huge
+        raise BadFile(path, f"{DAMAGED}: {size_bytes} are there, {recorded_bytes} were written")
 
 
 # ---- reading ----
@@ -419,7 +433,7 @@ def _check_root(path: Path, root: Any) -> None:
         raise BadFile(path, f"its format is {version}; this version of hkd_hpc reads {FORMAT_VERSION}")
 
 
-def _verify(temporary: Path) -> None:
+def verify(temporary: Path) -> None:
     try:
         with open_tree(temporary) as file, _bad_file(temporary):
             _read_all(file._root)

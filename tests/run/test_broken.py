@@ -156,7 +156,7 @@ def test_a_folder_that_vanishes(tmp_path, data):
 
 
 def write_version_2(path):
-    """A whole file of a later format."""
+    """An intact file of a later format."""
     before = store.FORMAT_VERSION
     store.FORMAT_VERSION = 2
     try:
@@ -172,7 +172,7 @@ def flip(path):
 
 
 def flip_first(path):
-    """In the seal: wherever the rest of a file with room for more has nothing to lose."""
+    """In the checksum: wherever the rest of a file with room for more has nothing to lose."""
     content = bytearray(path.read_bytes())
     content[100] ^= 4
     path.write_bytes(content)

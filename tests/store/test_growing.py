@@ -22,8 +22,8 @@ import pytest
 
 from hkd_hpc.errors import RunError
 from hkd_hpc.store import tree
-from hkd_hpc.store.checksum import FIRST_BYTES, GrowingSeal
-from hkd_hpc.store.growing import FEWEST_ROWS, GrowingTree
+from hkd_hpc.store.checksum import FIRST_BYTES, GrowingChecksum
+from hkd_hpc.store.growing import MIN_CAPACITY, GrowingTree
 from hkd_hpc.store.tree import BadFile, Leaf, load_tree, open_tree
 
 REST = {
@@ -77,7 +77,7 @@ def test_plain_h5py_finds_all_rows_and_older_handles_keep_theirs(tmp_path):
     """Over additions, texts that become longer, and files that are made anew. (HDF5 gives a process that opens a file
     by name what it has open already; through a Python file it looks again.)"""
     file, kept = GrowingTree(tmp_path / "m.h5"), []
-    for last in range(1, 2 * FEWEST_ROWS + 3):
+    for last in range(1, 2 * MIN_CAPACITY + 3):
         save(file, last)
         kept.append(h5py.File(open(tmp_path / "m.h5", "rb"), "r"))
         with h5py.File(tmp_path / "m.h5") as root:
@@ -118,10 +118,10 @@ def test_a_table_that_comes_later_and_seldom_grows(tmp_path):
 
 def written_by(monkeypatch, action) -> int:
     """Bytes handed to files."""
-    counted, original = [], tree._PatientFile.write
+    counted, original = [], tree.DeferredErrorFile.write
     with monkeypatch.context() as patch:
         patch.setattr(
-            tree._PatientFile, "write", lambda file, data: (counted.append(len(data)), original(file, data))[1]
+            tree.DeferredErrorFile, "write", lambda file, data: (counted.append(len(data)), original(file, data))[1]
         )
         action()
     return sum(counted)
@@ -180,8 +180,8 @@ def test_no_flipped_bit_gives_wrong_rows(tmp_path):
     save(file, 2)
     save(file, 5)
     content = (tmp_path / "m.h5").read_bytes()
-    seal, dice = GrowingSeal.of(content), random.Random(0)
-    counts = range(FIRST_BYTES + seal.base_bytes), range(seal.head_at, seal.head_at + seal.head_bytes)
+    checksum, dice = GrowingChecksum.of(content), random.Random(0)
+    counts = range(FIRST_BYTES + checksum.base_bytes), range(checksum.head_at, checksum.head_at + checksum.head_bytes)
     with h5py.File(tmp_path / "m.h5") as root:
         column = root["clients/accuracy"]
         counts += (range(column.id.get_offset(), column.id.get_offset() + column.size * 8),)
@@ -321,14 +321,14 @@ def die_at_write(path: Path, place: int) -> None:
     """6 columns, the head, the first block."""
     file = GrowingTree(path)
     save(file, 3)
-    original, writes = tree._PatientFile.write, iter(range(100))
+    original, writes = tree.DeferredErrorFile.write, iter(range(100))
 
     def write(disk, data):
         if next(writes) == place:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(disk, data)
 
-    tree._PatientFile.write = write
+    tree.DeferredErrorFile.write = write
     save(file, 4)
     os._exit(0)
 
@@ -387,7 +387,7 @@ def test_a_full_disk_is_one_line_and_the_rows_before_stay(tmp_path):
             while True:
                 filler.write(bytes(4096))
         with pytest.raises(RunError) as refused:
-            for last in range(4, FEWEST_ROWS):
+            for last in range(4, MIN_CAPACITY):
                 save(file, last)
         assert str(refused.value) in (
             f"cannot write {tmp_path}/m.h5: {os.strerror(errno.ENOSPC)}; the {what} untouched"

@@ -116,7 +116,7 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     row, client_row = (
         {name: values[-1] for name, values in columns.items()} for columns in (history.rounds, history.clients)
     )
-    assert history.spoilt("global_test_accuracy").tolist() == [False, False]
+    assert history.nonfinite("global_test_accuracy").tolist() == [False, False]
     history.set_last(global_test_nonfinite=3)
     history.append(row | {"global_test_nonfinite": 0, "global_val_nonfinite": 2}, client_row | {"train_n": np.ones(3)})
     save_tree(tmp_path / "metrics.h5", history.tree())
@@ -124,7 +124,7 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     np.testing.assert_array_equal(again.column("global_test_nonfinite"), [NAN, 3, 0])
     np.testing.assert_array_equal(again.column("global_val_nonfinite"), [NAN, NAN, 2])
     np.testing.assert_array_equal(again.clients["train_n"], [[NAN] * 3, [NAN] * 3, [1] * 3])
-    assert again.spoilt("global_test_accuracy").tolist() == [False, True, False]
+    assert again.nonfinite("global_test_accuracy").tolist() == [False, True, False]
     with pytest.raises(KeyError, match="global_val_nonfinite"):
         again.append(row, client_row)
 

@@ -74,18 +74,18 @@ def test_the_lock_says_who_holds_it_and_goes_with_its_holder(tmp_path):
 
 def test_a_living_holder_is_named(tmp_path):
     with holder(tmp_path) as process:
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as rejected:
             RunLock(tmp_path).acquire(wait_s=0.3)
-        assert str(refused.value).startswith(
+        assert str(rejected.value).startswith(
             f"{tmp_path} is in use by another run: host {socket.gethostname()}, process {process.pid}, job 4711, user "
         )
-        assert str(refused.value).endswith("; wait for its end or choose another --out")
+        assert str(rejected.value).endswith("; wait for its end or choose another --out")
         assert process.communicate("\n")[0] == "released\n"
         with RunLock(tmp_path, wait_s=0):
             pass
 
 
-def test_a_lock_that_is_a_link_to_nowhere_is_told_and_not_waited_for(tmp_path):
+def test_a_lock_that_is_a_link_to_nowhere_is_reported_and_not_waited_for(tmp_path):
     (tmp_path / "run.lock").symlink_to(tmp_path / "none")
     with pytest.raises(UsageError, match="run.lock: is a link to a file that is not there; remove it"):
         RunLock(tmp_path).acquire()
@@ -156,7 +156,7 @@ def test_a_lock_that_does_not_move_is_taken_over(tmp_path, content):
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
-def test_a_beating_holder_on_another_host_keeps_its_lock(tmp_path):
+def test_a_holder_with_a_heartbeat_on_another_host_keeps_its_lock(tmp_path):
     (tmp_path / "run.lock").write_bytes(content_of(host="elsewhere"))
     stop = threading.Event()
 
@@ -174,15 +174,15 @@ def test_a_beating_holder_on_another_host_keeps_its_lock(tmp_path):
         thread.join()
 
 
-def test_the_holder_beats(tmp_path):
-    with RunLock(tmp_path, beat_s=0.05):
+def test_the_holder_has_a_heartbeat(tmp_path):
+    with RunLock(tmp_path, heartbeat_s=0.05):
         os.utime(tmp_path / "run.lock", (0, 0))
         toy.wait_until(lambda: (tmp_path / "run.lock").stat().st_mtime > 0)
 
 
 def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
     lost = []
-    with RunLock(tmp_path, beat_s=0.05, on_lost=lost.append):
+    with RunLock(tmp_path, heartbeat_s=0.05, on_lost=lost.append):
         (tmp_path / "new").write_bytes(content_of(host="elsewhere", pid=7))
         (tmp_path / "new").replace(tmp_path / "run.lock")  # at once: an empty lock would be another's too
         toy.wait_until(lambda: lost)
@@ -193,7 +193,7 @@ def test_a_lost_lock_is_reported_once_and_left_to_its_new_holder(tmp_path):
 
 
 def test_a_lock_file_removed_by_hand_comes_back(tmp_path):
-    with RunLock(tmp_path, beat_s=0.05):
+    with RunLock(tmp_path, heartbeat_s=0.05):
         (tmp_path / "run.lock").unlink()
         toy.wait_until(lambda: (tmp_path / "run.lock").exists())
         with pytest.raises(UsageError):
@@ -266,8 +266,8 @@ sys.stdin.readline()
 try:
     RunLock(sys.argv[1], 4.0, stale_s=1.0, progress=lambda text: None, on_lost=lambda text: print("lost")).acquire()
     print("mine", flush=True)
-except UsageError as refused:
-    print("refused" if "host elsewhere" not in str(refused) else str(refused), flush=True)
+except UsageError as rejected:
+    print("rejected" if "host elsewhere" not in str(rejected) else str(rejected), flush=True)
 sys.stdin.readline()
 """
 
@@ -281,7 +281,7 @@ def test_of_several_takers_of_a_dead_lock_one_wins(tmp_path):
         taker.stdin.flush()
     said = [taker.stdout.readline() for taker in takers]
     holder_pid = json.loads((tmp_path / "run.lock").read_text())["pid"]
-    assert sorted(said) == ["mine\n"] + ["refused\n"] * 4
+    assert sorted(said) == ["mine\n"] + ["rejected\n"] * 4
     assert holder_pid == takers[said.index("mine\n")].pid
     assert [taker.communicate("\n", timeout=300)[0] for taker in takers] == [""] * 5
 

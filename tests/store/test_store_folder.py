@@ -227,8 +227,8 @@ def test_a_run_that_is_not_complete_keeps_everything(folder, warnings):
 @pytest.mark.parametrize(
     "step",
     [
-        "hkd_hpc.store.tree._write_seal",
-        "hkd_hpc.store.tree._verify",
+        "hkd_hpc.store.tree._write_checksum",
+        "hkd_hpc.store.tree.verify",
         "hkd_hpc.store.atomic.os.replace",
         "hkd_hpc.store.folder.RunFolder._remove",
     ],

@@ -24,7 +24,7 @@ from types import ModuleType
 
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import LOCK_NAME, process_mark
-from hkd_hpc.store.tree import is_whole
+from hkd_hpc.store.tree import is_intact
 
 START_PHASES = ("import of torch", "set-up", "start")  # of no round
 SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "final evaluation")
@@ -219,7 +219,7 @@ def on_write(pattern: str, fault: Fault, strike: Callable[[], object]) -> None:
         return
     writes = iter(range(1, sys.maxsize))
     before(
-        tree._PatientFile,
+        tree.DeferredErrorFile,
         "write",
         lambda file, data: due(Path(file.name).name) and next(writes) >= fault.write and strike(),
     )
@@ -275,7 +275,7 @@ def wait_for(notes: Notes, name: str) -> None:
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint, if an older one is good: with none a resume is rejected."""
     checkpoints = [path for _, path in RunFolder(folder).checkpoints()]
-    return checkpoints[0] if any(map(is_whole, checkpoints[1:])) else None
+    return checkpoints[0] if any(map(is_intact, checkpoints[1:])) else None
 
 
 def metrics(folder: Path) -> Path | None:

@@ -110,7 +110,7 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, spoilt: str) ->
     """What metrics.h5 keeps as /summary."""
     history = server.history
     readings = {
-        name: messages.three_readings(history.column(name), history.spoilt(name)) for name in messages.READ_THRICE
+        name: messages.three_readings(history.column(name), history.nonfinite(name)) for name in messages.READ_THRICE
     }
     warnings = (
         messages.warnings_text(history.rounds["warning"]),

@@ -20,6 +20,7 @@ from hkd_hpc import schemes
 from hkd_hpc.aggregate import CHUNK
 from hkd_hpc.client import Client
 from hkd_hpc.comm.control.base import NullControl
+from hkd_hpc.comm.transports.base import RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
@@ -61,7 +62,7 @@ class Round:
         self.flat, self.trainer, self.images = flat, LocalTrainer(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
         self.clients: dict[int, Client] = {}
-        self.comm = LocalComm(NullControl(), 0, ["here"], (0, 1), torch.device("cpu"), "one process")
+        self.comm = LocalComm(NullControl(), RankInfo(0, ["here"], 0, 1, torch.device("cpu"), "one process"))
         self.server = SchemeServer(flat.net, seed=0, round=ROUND)
 
     def run(self, clients: list[int], epochs: int) -> float:

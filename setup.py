@@ -49,7 +49,7 @@ setup(
             "hypothesis>=6.100",  # 10,000 generated inputs that are broken on purpose
             "setuptools>=70.1",
         ],
-        "dev": ["ruff>=0.15", "mypy>=1.15", "import-linter>=2.17", "pre-commit>=4", "pytest-cov>=6"],
+        "dev": ["ruff>=0.15", "mypy>=1.15", "import-linter>=2.17", "pre-commit>=4", "pytest-cov>=6", "coverage>=7.10"],
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     },
 )

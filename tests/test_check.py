@@ -185,7 +185,9 @@ def test_what_is_intact_but_wrong(checked, run, kind):
     name, edit, text = EDITS[kind]
     change(run / name, edit)
     code, lines, said = checked()
-    assert code == 1 and "WRONG" in lines[name] and text in lines[name], said
+    assert code == 1, said
+    assert "WRONG" in lines[name], said
+    assert text in lines[name], said
 
 
 def test_a_checkpoint_of_another_run(checked, run, tmp_path):

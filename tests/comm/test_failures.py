@@ -234,7 +234,8 @@ def _stopped_coordinator(rank):
 def test_of_all_ranks_that_miss_rank_0_one_says_so():
     results = run_ranks(4, _stopped_coordinator, watch=end_when_last(0))
     assert [result.exit_code for result in results[1:]] == [1, 1, 1]
-    assert len(messages(results)) == 1 and "rank 0 (" in messages(results)[0], results
+    assert len(messages(results)) == 1, results
+    assert "rank 0 (" in messages(results)[0], results
     assert "sent no heartbeat for 1 s" in messages(results)[0]
     assert "it is stopped (SIGSTOP, or a debugger). What to do:" in messages(results)[0]
 

@@ -128,5 +128,6 @@ def test_a_signal_to_mpirun_alone_is_told_in_one_line(number):
     finally:
         job.kill()
     lines = [line for line in err.splitlines() if line.startswith("hkd_hpc:")]
-    assert job.returncode != 0 and len(lines) == 1, err
+    assert job.returncode != 0, err
+    assert len(lines) == 1, err
     assert "phase start-up was ended by signal 15 (SIGTERM). The whole job ends here" in lines[0]

@@ -231,9 +231,8 @@ def test_images_are_upright_as_a_viewer_shows_them(images, ending, options):
     for orientation in range(1, 9):
         oriented(images / f"{orientation}.{ending}", upright, orientation, **options)
         image, changes = folder.read_image(images / f"{orientation}.{ending}", None)
-        assert image.shape == (3, 40, 36) and abs(image.transpose(1, 2, 0).astype(int) - upright).max() < 40, (
-            orientation
-        )
+        assert image.shape == (3, 40, 36), orientation
+        assert abs(image.transpose(1, 2, 0).astype(int) - upright).max() < 40, orientation
         assert changes == ["turned upright as EXIF says"] * (orientation > 1)
 
 

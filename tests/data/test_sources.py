@@ -347,7 +347,8 @@ def test_images_that_are_right_are_not_copied():
 def test_bad_own_files(tmp_path, changes, words, ending):
     path = save(tmp_path / f"mine{ending}", own(**changes))
     message = refusal(sources.load, "file", "", path)
-    assert path in message and all(word in message for word in words), message
+    assert path in message, message
+    assert all(word in message for word in words), message
 
 
 GREY = np.concatenate([np.arange(0, 256), np.arange(0, 256, 2)])[: 6 * 8 * 8].astype(np.uint8).reshape(6, 8, 8)

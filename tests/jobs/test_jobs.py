@@ -286,7 +286,9 @@ def test_what_slurm_rejects_is_told_with_the_option_that_mends_it(slurm, data, t
         (Options(gpus_per_node=9), "--gpus-per-node"),
     ):
         [line] = check(trials, "slurm", tmp_path, options)
-        assert line.startswith("SLURM rejects a job of ") and "; mended by " in line and mend in line, line
+        assert line.startswith("SLURM rejects a job of "), line
+        assert "; mended by " in line, line
+        assert mend in line, line
 
 
 # ---- SLURM's programs, played by scripts: limits and rejections

@@ -202,7 +202,8 @@ def test_where_requeue_is_rejected_a_second_job_goes_on_in_the_same_folder(clust
     )
     first = cluster.wait_for(number)
     follower = re.search(r"requeue rejected .*: job (\d+) resumes\n", read(log))
-    assert follower and (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0"), read(log)
+    assert follower, read(log)
+    assert (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0"), read(log)
     second = cluster.wait_for(follower[1])
     assert second["JobState"] == "COMPLETED", read(log)
     same = ("NumNodes", "NumTasks", "CPUs/Task", "TimeLimit", "Partition", "JobName", "TresPerNode")
@@ -245,7 +246,8 @@ def test_wrong_setting_ends_the_batch_job_with_one_line(cluster, site):
     number, log = sbatch(cluster, site, "-N2", "--ntasks=3", settings=["fed.rounds=none"])
     assert cluster.wait_for(number)["ExitCode"] == "2:0"
     lines = toy.our_lines([read(log)])
-    assert len(lines) == 1 and "fed.rounds" in lines[0], read(log)
+    assert len(lines) == 1, read(log)
+    assert "fed.rounds" in lines[0], read(log)
     assert not (site / f"runs/fedhkd-cifar10-{number}").exists()
 
 
@@ -297,7 +299,8 @@ def test_staged_environment_knows_its_place(packed, tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700
     inside = folder / "bin/python"
     inode = inside.lstat().st_ino
-    assert use_staged(packed, tmp_path / "my tmp", "true").returncode == 0 and inside.lstat().st_ino == inode, "again"
+    assert use_staged(packed, tmp_path / "my tmp", "true").returncode == 0, "again"
+    assert inside.lstat().st_ino == inode, "again"
     assert sorted(path.name for path in (tmp_path / "my tmp").iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
@@ -338,7 +341,8 @@ def test_environment_is_staged_on_all_nodes_of_a_job(cluster, packed, site):
     )
     state, text = cluster.wait_for(job.stdout.strip())["JobState"], read(site / "staged.log")
     [folder] = tmp.glob("hkd-env-*[0-9]")
-    assert state == "COMPLETED" and text.splitlines()[1:] == [f"tool {folder}"] * 4 + [f"2 {folder}/bin/python"], text
+    assert state == "COMPLETED", text
+    assert text.splitlines()[1:] == [f"tool {folder}"] * 4 + [f"2 {folder}/bin/python"], text
 
 
 def test_batch_script_takes_a_staged_environment(cluster, site, packed, expected):
@@ -375,7 +379,9 @@ def test_srun_with_pmi2_never_runs_worlds_of_one_rank_each(cluster):
     if step.returncode == 0:
         assert step.stdout == "4 ranks of several jobs\n", step
     else:
-        assert step.returncode == 2 and len(lines) == 1 and step.stdout == "", step
+        assert step.returncode == 2, step
+        assert len(lines) == 1, step
+        assert step.stdout == "", step
         assert "started 4 ranks" in lines[0]
         assert "world of 1" in lines[0]
 
@@ -398,7 +404,9 @@ def test_mpirun_in_a_batch_job_over_two_nodes(cluster, site):
 def test_a_killed_rank_ends_the_step(cluster):
     step = cluster.run("srun", "--mpi=none", "-N2", "-n4", sys.executable, SCRIPT, "fail", "kill", "2")
     lines = toy.our_lines([step.stderr])
-    assert step.returncode and len(lines) == 1 and "rank 2 " in lines[0], step
+    assert step.returncode, step
+    assert len(lines) == 1, step
+    assert "rank 2 " in lines[0], step
 
 
 def rank(tmp_path, *command, **env):

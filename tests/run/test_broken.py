@@ -67,7 +67,8 @@ def failed(results, code=1):
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [code] * len(results), output
     lines = toy.our_lines([output])
-    assert len(lines) == 1 and "Traceback" not in output, output
+    assert len(lines) == 1, output
+    assert "Traceback" not in output, output
     return lines[0]
 
 
@@ -259,7 +260,8 @@ def test_without_its_rows_a_checkpoint_is_not_good(run, capsys):
         flip_first(run / name)
     assert check.main([str(run)]) == 1
     told = capsys.readouterr().out
-    assert told.count("WRONG") == 4 and told.count("the rows before its own are in no file") == 2, told
+    assert told.count("WRONG") == 4, told
+    assert told.count("the rows before its own are in no file") == 2, told
     results = toy.train(1, "--resume", "--out", run)
     assert "no checkpoint is good" in failed(results, code=2)
     assert results[0].output.count("the rows before its own are in no file") == 2

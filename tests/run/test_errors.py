@@ -46,7 +46,8 @@ def shadow(tmp_path):
 
 def check(folder, code, out, err, words):
     assert code == 2, (code, out, err)
-    assert "Traceback" not in out + err and "torch was imported" not in err, err
+    assert "Traceback" not in out + err, err
+    assert "torch was imported" not in err, err
     lines = [line for line in err.splitlines() if line.startswith("hkd_hpc:")]
     assert len(lines) == 1, err
     assert all(word in lines[0] for word in words), lines[0]
@@ -111,7 +112,8 @@ def test_a_mistake_inside_the_data_file(tmp_path, name, size):
     assert [result.exit_code for result in results] == [2] * size, results
     output = "".join(result.output for result in results)
     lines = toy.our_lines([output])
-    assert len(lines) == 1 and all(word in lines[0] for word in words), output
+    assert len(lines) == 1, output
+    assert all(word in lines[0] for word in words), output
     assert "Traceback" not in output
     assert not (tmp_path / "run").exists(), "no folder is left of a run that never began"
 
@@ -129,7 +131,8 @@ def test_a_damaged_stored_config_is_one_line(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text('{"data": ')
     results = toy.train(1, "--resume", "--out", tmp_path / "run")
-    assert results[0].exit_code in (1, 2) and "Traceback" not in results[0].output, results[0].output
+    assert results[0].exit_code in (1, 2), results[0].output
+    assert "Traceback" not in results[0].output, results[0].output
     assert len(toy.our_lines([results[0].output])) == 1
     assert "config.json" in results[0].output
 

@@ -126,7 +126,10 @@ def lines(place):
 
 def one_line(error: UsageError) -> None:
     text = str(error)
-    assert text and "\n" not in text and text.isprintable() and "Traceback" not in text, text
+    assert text, text
+    assert "\n" not in text, text
+    assert text.isprintable(), text
+    assert "Traceback" not in text, text
 
 
 def check_start(arguments: list[str], lines) -> None:
@@ -148,7 +151,8 @@ def check_start(arguments: list[str], lines) -> None:
         assert ended.value.code == 2
 
     told = lines(run)
-    assert len(told) == 1 and told[0].startswith("hkd_hpc: "), told
+    assert len(told) == 1, told
+    assert told[0].startswith("hkd_hpc: "), told
 
 
 words = st.one_of(st.sampled_from(ODD), st.text(max_size=20), st.integers().map(str), st.floats().map(str))

@@ -298,7 +298,8 @@ def test_on_three_ranks(tmp_path, name):
     output = "".join(result.output for result in results)
     assert [result.exit_code for result in results] == [2, 2, 2], output
     lines = toy.our_lines([output])
-    assert all(words in line for line in lines) and "Traceback" not in output, output
+    assert all(words in line for line in lines), output
+    assert "Traceback" not in output, output
     assert len(lines) == 1 or (env and len(lines) <= 3)  # ranks that cannot meet may each say it
     assert not (tmp_path / "run").exists()
 
@@ -515,8 +516,11 @@ def test_a_mistake_in_ones_own_scheme_is_one_line(tmp_path, monkeypatch, name):
     code, words = MISTAKES[name]
     result = toy.train(1, *toy.settings(data, f"scheme.name=own_schemes:{name}"), "--out", tmp_path / "run")[0]
     lines = toy.our_lines([result.output])
-    assert result.exit_code == code and len(lines) == 1 and "Traceback" not in result.output, result.output
-    assert words in lines[0] and (f"own_schemes:{name}" in lines[0] or code == 2), lines[0]
+    assert result.exit_code == code, result.output
+    assert len(lines) == 1, result.output
+    assert "Traceback" not in result.output, result.output
+    assert words in lines[0], lines[0]
+    assert f"own_schemes:{name}" in lines[0] or code == 2, lines[0]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ def test_the_last_test_has_a_phase_of_its_own(tmp_path, data):
     lines = toy.our_lines(
         result.output for result in toy.train(2, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
     )
-    assert len(lines) == 1 and "phase evaluation" in lines[0], lines
+    assert len(lines) == 1, lines
+    assert "phase evaluation" in lines[0], lines
 
 
 def test_a_failed_job_resumes(tmp_path, data):
@@ -190,7 +191,10 @@ def test_a_stopped_rank_is_named_after_the_time_out(tmp_path, data):
         3, *toy.settings(data, "comm.timeout_s=2"), "--out", tmp_path / "run", patch=patch, watch=end_when_last(2)
     )
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "rank 2 " in lines[0] and "did not reach" in lines[0] and "2 s" in lines[0], lines
+    assert len(lines) == 1, lines
+    assert "rank 2 " in lines[0], lines
+    assert "did not reach" in lines[0], lines
+    assert "2 s" in lines[0], lines
     assert results[0].exit_code == 1
     assert results[1].exit_code == 1
 
@@ -227,7 +231,8 @@ def test_a_client_rank_fails_under_mpirun(tmp_path, data, action, words):
     code, out, err = toy.mpirun(3, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", env=env)
     assert code != 0
     lines = toy.our_lines([out, err])
-    assert len(lines) == 1 and all(word in lines[0] for word in words), err
+    assert len(lines) == 1, err
+    assert all(word in lines[0] for word in words), err
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 
@@ -244,7 +249,8 @@ def test_no_rank_outlives_mpirun_and_resume_follows_at_once(tmp_path, data):
     finally:
         os.kill(job.pid, signal.SIGKILL)
     (result,) = toy.train(1, "--resume", "--out", folder, patch=stop_after_start)
-    assert "resuming after round" in result.output and result.exit_code == 3, result
+    assert "resuming after round" in result.output, result
+    assert result.exit_code == 3, result
     toy.wait_until(lambda: not any(toy.is_running(pid) for pid in pids.values()))
 
 
@@ -351,7 +357,8 @@ def test_all_clients_too_small(tmp_path, size):
     )
     assert all(result.exit_code in (1, 2) for result in results), results
     lines = toy.our_lines(result.output for result in results)
-    assert len(lines) == 1 and "no client" in lines[0], results
+    assert len(lines) == 1, results
+    assert "no client" in lines[0], results
 
 
 def make_nan(clients, round):
@@ -379,7 +386,9 @@ def test_a_client_with_nan_counts_nothing(tmp_path, data, scheme):
     for size in (1, 3):
         outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=make_nan({1}, 2))
         warnings = [line for line in outputs[0].splitlines() if "warning" in line]
-        assert len(warnings) == 1 and "round 2" in warnings[0] and "client 1" in warnings[0], outputs[0]
+        assert len(warnings) == 1, outputs[0]
+        assert "round 2" in warnings[0], outputs[0]
+        assert "client 1" in warnings[0], outputs[0]
     assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
     assert found["clients/status"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]

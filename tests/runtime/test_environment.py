@@ -113,7 +113,8 @@ def test_a_run_imports_no_compiler(tmp_path):
         text=True,
         cwd=toy.PROJECT,
     )
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]
 
 
 OWN = """

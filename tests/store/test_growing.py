@@ -288,7 +288,8 @@ def killed_and_read(folder: Path, kills: int, seed: int = 0) -> int:
     finally:
         done.set()
         reader.join()
-    assert ran.returncode == 0 and ran.stdout.startswith("rows "), ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("rows "), ran.stderr
     assert not problems, problems
     assert seen == sorted(seen)
     with h5py.File(path) as root:

@@ -100,10 +100,12 @@ def test_every_type_survives(tmp_path):
         "numpy_text": "a",
         "empty_group": {},
     }.items():
-        assert loaded[key] == plain and type(loaded[key]) is type(plain), key
+        assert loaded[key] == plain, key
+        assert type(loaded[key]) is type(plain), key
     assert loaded["nan"] != loaded["nan"]
     for key in ("no_rows", "text", "mask", "special", "half", "big_endian", "strided", "client_indices"):
-        assert loaded[key].dtype == values[key].dtype and loaded[key].shape == values[key].shape, key
+        assert loaded[key].dtype == values[key].dtype, key
+        assert loaded[key].shape == values[key].shape, key
         assert loaded[key].tobytes() == values[key].tobytes(), key
     assert loaded["no_text"].shape == (0,)
     assert loaded["no_text"].dtype.kind == "U"
@@ -342,7 +344,8 @@ print("left", len(left))
 
 def test_a_killed_writer_leaves_an_intact_file(tmp_path):
     done = run_python(KILLED_WRITER, tmp_path / "t.h5")
-    assert done.returncode == 0 and done.stdout.startswith("left "), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("left "), done.stderr
 
 
 def test_a_reader_that_keeps_the_file_open_disturbs_nothing(tmp_path):

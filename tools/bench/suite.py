@@ -1,4 +1,4 @@
-"""Speed and memory against their figures: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
+"""Speed and memory against their targets: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
 `--schemes all` instead: every scheme's round against the reference's, in half an hour.
 
 Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the

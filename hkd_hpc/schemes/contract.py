@@ -33,29 +33,40 @@ def check_declarations(scheme: Scheme, kept: tuple[str, ...]) -> None:
         raise RunError(
             f"scheme {name}: terms must be the names of the loss terms, such as ('cross_entropy',), not {terms!r}"
         )
-    for old in filter(lambda old: hasattr(scheme, old), REPLACED):
-        raise RunError(f"scheme {name}: {old} is not read any more; write {REPLACED[old]} (hkd_hpc.schemes.base)")
-    if not isinstance(scheme.about, About):
-        raise RunError(f"scheme {name}: about must be an About(...), not {scheme.about!r}")
-    check_text(scheme, "about.remark", scheme.about.remark)
+    _check_about(scheme)
     for method in DECLARATIONS:
-        shapes = getattr(scheme, method)()
-        if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
-            raise RunError(
-                f"scheme {name}: {method}() must return a dict from names to shapes, such as "
-                f"{{'count_C': (10,)}}, not {str(shapes)[:200]}"
-            )
-        needed_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
-        if needed_bytes > memory_bytes():
-            raise RunError(
-                f"scheme {name}: {method}() declares {str(shapes)[:200]}, {needed_bytes / 1e9:,.0f} GB; this "
-                f"machine has {memory_bytes() / 1e9:,.0f} GB of memory"
-            )
+        _check_shapes(scheme, method)
     taken = [key for key in kept if key in scheme.client_state_shapes()]
     if taken:
         raise RunError(
             f"scheme {name}: client_state_shapes() declares {taken[0]!r}, which the program itself keeps; take "
             "another name"
+        )
+
+
+def _check_about(scheme: Scheme) -> None:
+    """RunError for names of older versions, which nothing reads, and a remark that no file can hold."""
+    name = scheme.settings.name
+    for old in filter(lambda old: hasattr(scheme, old), REPLACED):
+        raise RunError(f"scheme {name}: {old} is not read any more; write {REPLACED[old]} (hkd_hpc.schemes.base)")
+    if not isinstance(scheme.about, About):
+        raise RunError(f"scheme {name}: about must be an About(...), not {scheme.about!r}")
+    check_text(scheme, "about.remark", scheme.about.remark)
+
+
+def _check_shapes(scheme: Scheme, method: str) -> None:
+    """RunError unless a method declares shapes by name that fit into memory."""
+    name, shapes = scheme.settings.name, getattr(scheme, method)()
+    if not isinstance(shapes, dict) or not all(is_name(n) and _is_shape(s) for n, s in shapes.items()):
+        raise RunError(
+            f"scheme {name}: {method}() must return a dict from names to shapes, such as "
+            f"{{'count_C': (10,)}}, not {str(shapes)[:200]}"
+        )
+    needed_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
+    if needed_bytes > memory_bytes():
+        raise RunError(
+            f"scheme {name}: {method}() declares {str(shapes)[:200]}, {needed_bytes / 1e9:,.0f} GB; this "
+            f"machine has {memory_bytes() / 1e9:,.0f} GB of memory"
         )
 
 

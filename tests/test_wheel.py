@@ -15,7 +15,7 @@ import toy
 
 from hkd_hpc.runtime.revision import package_sha256
 
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "*.egg-info", "__pycache__", ".bench_peers")
+LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
 LINKS = ("hkd_hpc/slurm/", "hkd_hpc/jobs/specs/", "hkd_hpc/specs/", "hkd_hpc/tools/")
 
 

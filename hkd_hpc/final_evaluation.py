@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hkd_hpc.analysis.metrics import READ_THRICE, three_readings
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
@@ -110,7 +111,8 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, spoilt: str) ->
     """What metrics.h5 keeps as /summary."""
     history = server.history
     readings = {
-        name: messages.three_readings(history.column(name), history.nonfinite(name)) for name in messages.READ_THRICE
+        metric.name: three_readings(history.column(metric.name), history.nonfinite(metric.name))
+        for metric in READ_THRICE
     }
     warnings = (
         messages.warnings_text(history.rounds["warning"]),

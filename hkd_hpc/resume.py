@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkd_hpc import __version__
 from hkd_hpc import config as config_module
+from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.config import Config, identity
 from hkd_hpc.config.command_line import Request, ResumeOptions
 from hkd_hpc.console import messages
@@ -207,7 +208,7 @@ def stored_evaluation(folder: RunFolder, history: History) -> dict[str, Any] | N
         return None
     if "global_test_nonfinite" not in stored:  # an older version took NaN for a prediction
         return None
-    return {name: stored[name][row] for name in stored if name.startswith(("global_test_", "global_val_"))}
+    return {metric.name: stored[metric.name][row] for metric in SINGLE if metric.of_test and metric.name in stored}
 
 
 def check_can_go_on(round: int, tree: Tree) -> None:

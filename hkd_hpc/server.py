@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import checkpoint, payload
+from hkd_hpc.analysis import metrics
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.console import messages
@@ -27,7 +28,7 @@ from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
-from hkd_hpc.store.history import NAN, WIRE_KINDS, History, client_column
+from hkd_hpc.store.history import WIRE_KINDS, History, client_column
 from hkd_hpc.store.tree import save_tree
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import counter_size
@@ -41,18 +42,6 @@ class Images:
 
     x_NCHW: torch.Tensor
     y_N: torch.Tensor
-
-
-def accuracy_of(reports: np.ndarray, kind: str) -> np.ndarray:
-    """Each client's accuracy on its own "test" or "val" images, NaN where it has none."""
-    n, correct = reports[f"{kind}_n"], reports[f"{kind}_correct"]
-    return np.where(n > 0, correct / np.maximum(n, 1), NAN)
-
-
-def spread_of(accuracy_M: np.ndarray) -> tuple[float, float]:
-    """(mean over the worst tenth of the clients, one at least; standard deviation over all) of those with a test."""
-    tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
-    return (float(tested[: -(-len(tested) // 10)].mean()), float(tested.std())) if len(tested) else (NAN, NAN)
 
 
 def message_type(scheme, counters: int) -> np.dtype:
@@ -111,8 +100,8 @@ class Server:
         self.pending: RoundState | None = None  # recorded, and not yet tested
         self.warning = ""
         self.wire_before: dict[str, int] = {}
-        self.metrics = GrowingTree(folder.metrics_path)
-        self.rows = GrowingTree(folder.rows_path, sync_every_s=0)  # what a checkpoint needs outlasts all
+        self.metrics_file = GrowingTree(folder.metrics_path)
+        self.rows_file = GrowingTree(folder.rows_path, sync_every_s=0)  # what a checkpoint needs outlasts all
         self.write_s = 0.0  # of the last row
         self.clock = messages.Clock(config.fed.rounds)
 
@@ -145,79 +134,46 @@ class Server:
 
     def record_round(self, result: RoundResult) -> None:
         """Append the row of this round; `save` and `run_pending_evaluation` follow."""
-        wire = {kind: result.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS}
+        numbers = self._numbers_of(result)
         self.wire_before = result.wire_bytes
-        row = {
-            "round": result.state.round,
-            "wall_s": result.wall_s,
-            "weights_sha256": "",
-            "warning": self.warning,
-            "global_test_accuracy": NAN,
-            "global_test_loss": NAN,
-            "global_test_n": 0,
-            "global_test_nonfinite": 0,
-            "global_val_accuracy": NAN,
-            "global_val_nonfinite": 0,
+        client_row = {
+            name: client_column(self.config.fed.clients, result.reports["client"], values)
+            for name, values in metrics.clients_of(numbers).items()
         }
-        payload_bytes = self._payload_bytes(result.reports, result.state.message)
-        row |= self._local_numbers(result.reports) | {name: int(count.sum()) for name, count in payload_bytes.items()}
-        row |= {f"wire_bytes/{kind}": count for kind, count in wire.items()}
-        row |= {f"seconds/{phase}": seconds for phase, seconds in result.seconds.items()}
-        row["seconds/save"] = self.write_s
-        self.history.append(row, self._client_row(result.reports, payload_bytes))
+        self.history.append(metrics.row_of(numbers), client_row)
         self.pending = result.state
 
-    def _local_numbers(self, gathered: np.ndarray) -> dict:
-        good = gathered[gathered["status"] == OK]
-        images, tests = good["weight"].sum(), good["test_n"].sum()
-        worst_tenth, spread = (NAN, NAN) if self.trainer.scheme.pools_data else spread_of(accuracy_of(good, "test"))
-        row = {
-            "local_test_accuracy": good["test_correct"].sum() / tests if tests else NAN,
-            "local_test_n": int(tests),
-            "local_test_accuracy_worst_tenth": worst_tenth,
-            "local_test_accuracy_std": spread,
-            "local_val_accuracy": good["val_correct"].sum() / good["val_n"].sum() if good["val_n"].any() else NAN,
-            "train_n": int(images),
-            "clients_sampled": len(gathered),
-            "clients_refused": int(np.isin(gathered["status"], INVALID).sum()),
-            "clients_failed": int(np.isin(gathered["status"], (DROPPED_OUT, STRAGGLER)).sum()),
-        }
-        for j, term in enumerate(self.trainer.scheme.terms):
-            row[f"loss/{term}"] = float((good["loss"][:, j] * good["weight"]).sum() / images) if images else NAN
-        return row
+    def _numbers_of(self, result: RoundResult) -> metrics.RoundNumbers:
+        """What the columns are computed from."""
+        status = result.reports["status"]
+        return metrics.RoundNumbers(
+            round=result.state.round,
+            wall_s=result.wall_s,
+            warning=self.warning,
+            reports=result.reports,
+            is_accepted=status == OK,
+            invalid=int(np.isin(status, INVALID).sum()),
+            failed=int(np.isin(status, (DROPPED_OUT, STRAGGLER)).sum()),
+            terms=self.trainer.scheme.terms,
+            pools_data=self.trainer.scheme.pools_data,
+            payload_bytes=self._payload_bytes(result.reports, result.state.message),
+            wire_bytes={kind: result.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS},
+            seconds={**result.seconds, "save": self.write_s},
+        )
 
-    def _payload_bytes(self, gathered: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
+    def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
-        scheme = self.trainer.scheme
-        weights, delivered = self.trainer.payload_floats, gathered["status"] == OK
+        scheme, weights, delivered = self.trainer.scheme, self.trainer.payload_floats, reports["status"] == OK
         up = [
-            scheme.traffic(payload.tensors_of(report), "up") if good else 0 for report, good in zip(gathered, delivered)
+            scheme.traffic(payload.tensors_of(report), "up") if good else 0 for report, good in zip(reports, delivered)
         ]
-        down = np.full(len(gathered), scheme.traffic(payload.tensors_of(message[0]), "down"))
         floats = {
             "weights_up": delivered * weights,
             "knowledge_up": np.array(up, np.int64),
-            "weights_down": np.full(len(gathered), weights),
-            "knowledge_down": down,
+            "weights_down": np.full(len(reports), weights),
+            "knowledge_down": np.full(len(reports), scheme.traffic(payload.tensors_of(message[0]), "down")),
         }
-        return {f"payload_bytes/{kind}": count * FLOAT_BYTES for kind, count in floats.items()}
-
-    def _client_row(self, gathered: np.ndarray, payload_bytes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        column = lambda values, who=gathered: client_column(self.config.fed.clients, who["client"], values)
-        good = gathered[gathered["status"] == OK]
-        row = {
-            "local_test_accuracy": column(accuracy_of(good, "test"), good),
-            "local_test_n": column(gathered["test_n"]),
-            "local_val_accuracy": column(accuracy_of(good, "val"), good),
-            "local_val_n": column(gathered["val_n"]),
-            "train_n": column(gathered["weight"]),
-            "train_s": column(gathered["train_s"]),
-            "report_s": column(gathered["report_s"]),
-            "status": column(gathered["status"]),
-        }
-        for j, term in enumerate(self.trainer.scheme.terms):
-            row[f"loss/{term}"] = column(good["loss"][:, j], good)
-        return row | {name: column(count) for name, count in payload_bytes.items()}
+        return {kind: count * FLOAT_BYTES for kind, count in floats.items()}
 
     def report_rejected(self, round: int, gathered: np.ndarray, names: list[str]) -> None:
         """Say and record which clients do not count in this round, and why; `names` of what may be bad
@@ -280,7 +236,7 @@ class Server:
             rows = history.tree()
         else:
             self.folder.make_checkpoint_folder()
-            self.rows.save(self.static, lambda since: history.tree(since, history.settled))
+            self.rows_file.save(self.static, lambda since: history.tree(since, history.settled))
             rows = history.tree(history.settled)
             rows["before"] = {
                 **history.settled,
@@ -309,14 +265,7 @@ class Server:
         test, val = (
             self.test(state.weights_V, state.counters, images) for images in (self.test_images, self.val_images)
         )
-        self.history.set_last(
-            global_test_accuracy=test.accuracy,
-            global_test_loss=test.loss / test.n if test.n else NAN,
-            global_test_n=test.n,
-            global_test_nonfinite=test.nonfinite,
-            global_val_accuracy=val.accuracy,
-            global_val_nonfinite=val.nonfinite,
-        )
+        self.history.set_last(**metrics.of_test(test, val))
         spoilt = messages.nonfinite_text({"the test split": test, "the validation images": val})
         if spoilt:
             messages.warn(f"round {state.round}: the global model has {spoilt}: no accuracy")
@@ -354,7 +303,7 @@ class Server:
     def write_metrics(self) -> None:
         """Bring metrics.h5 up to date with all rows that are settled, and all events."""
         with self.uninterrupted():
-            self.metrics.save(self.static, self.history.tree)
+            self.metrics_file.save(self.static, self.history.tree)
 
     def write_complete_metrics(self, summary: dict[str, Any]) -> None:
         """metrics.h5 of a complete run, in one piece; then no checkpoint needs the rows elsewhere."""

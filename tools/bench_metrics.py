@@ -19,40 +19,21 @@ from statistics import median
 
 import numpy as np
 
+from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
-from hkd_hpc.store.history import ATTRIBUTES, PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
+from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
 from hkd_hpc.store.tree import save_tree
 
 from .bench.table import Line, table
 
 PAYLOADS = tuple(f"payload_bytes/{kind}" for kind in PAYLOAD_KINDS)
-OF_CLIENTS = (
-    "local_test_accuracy",
-    "local_test_n",
-    "local_val_accuracy",
-    "local_val_n",
-    "train_n",
-    "train_s",
-    "report_s",
-    "status",
-    *PAYLOADS,
-)
-GROUPS = (
-    "seconds",
-    "loss",
-    "payload_bytes",
-    "wire_bytes",
-    "status",
-    "report_s",
-    "train_s",
-    "seconds/evaluate_and_save",
-)
+OF_CLIENTS = (*(metric.name for metric in SINGLE if metric.of_clients), *PAYLOADS)
 OF_ROUNDS = (
-    *(name for name in ATTRIBUTES if name not in GROUPS),
-    *(f"seconds/{phase}" for phase in PHASES),
+    *(metric.name for metric in SINGLE if metric.of_round),
+    *(f"seconds/{phase}" for phase in (*PHASES, "save")),
     *PAYLOADS,
     *(f"wire_bytes/{kind}" for kind in WIRE_KINDS),
 )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from hkd_hpc.analysis.metrics import FINAL, READ_THRICE
 from hkd_hpc.analysis.statistics import interval
 
-# column: its name in the summary of a run
-COLUMNS = {
-    "local": "local_test_accuracy_last",
-    "worst tenth": "local_test_accuracy_worst_tenth_last",
-    "global": "global_test_accuracy_last",
-    "global, BN re-estimated": "global_test_accuracy_batchnorm_reestimated",
-    "fine-tuned": "finetuned_on_local_test_accuracy",
+# column: the name in a run's summary of what stands there
+COLUMNS = {metric.column: f"{metric.name}_last" for metric in READ_THRICE if metric.column} | {
+    metric.column: metric.name for metric in FINAL if metric.column
 }
 
 

@@ -7,11 +7,15 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 import numpy as np
 
+from hkd_hpc.analysis.metrics import FINAL, READ_THRICE, READINGS, TestResult
 from hkd_hpc.runtime import provenance
-from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
 
 
 def say(text: str) -> None:
@@ -24,7 +28,7 @@ def warn(text: str) -> None:
     _write(sys.stderr, f"hkd_hpc: warning: {text}")
 
 
-def _write(stream, text: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not
     printed.
     """
@@ -35,7 +39,7 @@ def _write(stream, text: str) -> None:
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def printable(text: str, stream) -> str:
+def printable(text: str, stream: TextIO) -> str:
     """What the stream's encoding lacks (a name of a file that is not UTF-8) becomes an escape."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
@@ -82,9 +86,9 @@ def number_text(value: float) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def progress_line(history, clock: Clock, terms) -> str:
+def progress_line(history: History, clock: Clock, terms: Iterable[str]) -> str:
     """round  3/10  loss cross_entropy 1.234 soft 0.012 | local .812 global .455 | 12.3 s, 1 min 02 s left"""
-    row = {name: values[-1] for name, values in history.rounds.items()}
+    row = history.last()
     width = len(str(clock.rounds))
     losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
     local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
@@ -93,27 +97,6 @@ def progress_line(history, clock: Clock, terms) -> str:
         f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left"
     )
 
-
-def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dict[str, float]:
-    """Last round (primary), mean of the last five tested rounds, and the best one: an oracle, chosen on the test set.
-
-    spoilt: (rounds,) bool, tested without finite predictions. A mean over such a round is NaN; it is never the best.
-    """
-    finite = values[~np.isnan(values)]
-    if not len(finite):
-        return {"last": math.nan, "mean_last_5": math.nan, "oracle": math.nan}
-    tested = values[~np.isnan(values) | spoilt]
-    return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(finite.max())}
-
-
-READ_THRICE = (
-    "local_test_accuracy",
-    "local_test_accuracy_worst_tenth",
-    "local_test_accuracy_std",
-    "global_test_accuracy",
-    "local_val_accuracy",
-    "global_val_accuracy",
-)
 
 GLOBAL_STATISTICS = {"average": "averaged", "local": "averaged", "reestimate": "re-estimated"}
 
@@ -124,7 +107,7 @@ def warnings_text(warnings: list[str]) -> str:
     return f"in {len(said)} of {len(warnings)} rounds: {said[-1]}" if said else ""
 
 
-def spoilt_text(history) -> str:
+def spoilt_text(history: History) -> str:
     """In how many rounds the global model had no accuracy; empty where it always had one."""
     spoilt = int((history.nonfinite("global_test_accuracy") | history.nonfinite("global_val_accuracy")).sum())
     return (
@@ -135,7 +118,7 @@ def spoilt_text(history) -> str:
     )
 
 
-def nonfinite_text(tested: dict) -> str:
+def nonfinite_text(tested: Mapping[str, TestResult]) -> str:
     """logits that are not finite on 3 of 100 images of the test split; empty where all are finite. `tested`:
     evaluate.Tested by the name of the images."""
     parts = [f"{test.nonfinite} of {test.n} images of {name}" for name, test in tested.items() if test.nonfinite]
@@ -151,40 +134,12 @@ def changes_text(changes_json: str) -> str:
     )
 
 
-def summary_table(history, summary: dict, baselines: dict, folder) -> str:
+def summary_table(
+    history: History, summary: Mapping[str, Any], baselines: Mapping[str, float], folder: RunFolder
+) -> str:
     """The small table at the end."""
-    lines = ["", f"{'accuracy':44s}{'last round':>12s}{'mean last 5':>13s}{'oracle':>9s}"]
-    for name, title in (
-        ("local_test_accuracy", "local (own model, own test)"),
-        ("local_test_accuracy_worst_tenth", "  worst tenth of the clients"),
-        ("local_test_accuracy_std", "  spread over the clients (std)"),
-        ("local_val_accuracy", "local, on validation images"),
-        ("global_test_accuracy", f"global ({GLOBAL_STATISTICS[summary['batchnorm']]} BatchNorm)"),
-        ("global_val_accuracy", "global, on validation images"),
-    ):
-        if math.isnan(summary[f"{name}_mean_last_5"]) and "_val_" in name and not history.nonfinite(name).any():
-            continue
-        lines.append(
-            f"  {title:42s}"
-            + "".join(
-                f"{number_text(summary[f'{name}_{kind}']):>{width}s}"
-                for kind, width in (("last", 12), ("mean_last_5", 13), ("oracle", 9))
-            )
-        )
-    for name, title in (
-        ("global_test_accuracy_batchnorm_reestimated", "global, BatchNorm re-estimated by clients"),
-        ("global_on_local_test_accuracy", "global model on the clients' own tests"),
-        ("finetuned_on_local_test_accuracy", "global model fine-tuned by each client"),
-    ):
-        if name not in summary:
-            continue
-        lines.append(f"  {title:44s}{number_text(summary[name]):>10s}")
-    lines.append(
-        f"  {'baseline: majority class, local / global':44s}"
-        f"{number_text(baselines['local_majority']) + ' / ' + number_text(baselines['global_majority']):>10s}"
-    )
-    lines.append(f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}")
-    lines += ["  oracle = the best round, chosen on the test set: not a result", ""]
+    lines = ["", *readings_lines(history, summary), *final_lines(summary, baselines)]
+    lines += ["  best = the best round, selected on the test set: not a result", ""]
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
     lines += [summary["reproducible"]] if summary["reproducible"] else []
@@ -193,7 +148,39 @@ def summary_table(history, summary: dict, baselines: dict, folder) -> str:
     return "\n".join(lines)
 
 
-def bytes_lines(history) -> list[str]:
+READING_WIDTHS = {"last": 12, "mean_last_5": 13, "oracle": 9}
+
+
+def readings_lines(history: History, summary: Mapping[str, Any]) -> list[str]:
+    """The accuracies of the rounds, each read in three ways; validation images only where there are any."""
+    heads = "".join(f"{READINGS[kind]:>{width}s}" for kind, width in READING_WIDTHS.items())
+    lines = [f"{'accuracy':44s}{heads}"]
+    for metric in READ_THRICE:
+        is_measured = not math.isnan(summary[f"{metric.name}_mean_last_5"]) or history.nonfinite(metric.name).any()
+        if is_measured or "_val_" not in metric.name:
+            title = metric.title.format(batchnorm=GLOBAL_STATISTICS[summary["batchnorm"]])
+            values = {kind: number_text(summary[f"{metric.name}_{kind}"]) for kind in READING_WIDTHS}
+            lines.append(
+                f"  {title:42s}" + "".join(f"{values[kind]:>{width}s}" for kind, width in READING_WIDTHS.items())
+            )
+    return lines
+
+
+def final_lines(summary: Mapping[str, Any], baselines: Mapping[str, float]) -> list[str]:
+    """What was measured once, and what one gets without learning."""
+    majority = " / ".join(number_text(baselines[kind]) for kind in ("local_majority", "global_majority"))
+    return [
+        *(
+            f"  {metric.title:44s}{number_text(summary[metric.name]):>10s}"
+            for metric in FINAL
+            if metric.name in summary
+        ),
+        f"  {'baseline: majority class, local / global':44s}{majority:>10s}",
+        f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}",
+    ]
+
+
+def bytes_lines(history: History) -> list[str]:
     """Bytes a round by kind: what the paper counts, and what the communicator moved."""
     lines = []
     for group, kinds, title in (
@@ -206,13 +193,13 @@ def bytes_lines(history) -> list[str]:
     return lines
 
 
-def seconds_lines(history) -> list[str]:
+def seconds_lines(history: History) -> list[str]:
     parts = [f"{phase} {history.column(f'seconds/{phase}').sum():.1f}" for phase in PHASES]
     parts += [f"writing files {np.nansum(history.column('seconds/save')):.1f}"]
     return [f"seconds by phase (rank 0, {len(history)} rounds): {', '.join(parts)}"]
 
 
-def files_lines(folder) -> list[str]:
+def files_lines(folder: RunFolder) -> list[str]:
     newest = folder.checkpoints()[0][1] if folder.checkpoints() else "none"
     return [
         f"metrics     {folder.metrics_path}",

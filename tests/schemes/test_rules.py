@@ -15,9 +15,9 @@ from plain import assert_same_model, double, images, train
 
 from hkd_hpc import schemes
 from hkd_hpc.aggregate import FixedPointSum
+from hkd_hpc.analysis.metrics import spread, worst_tenth
 from hkd_hpc.client import OWN_STATISTICS
 from hkd_hpc.quarantine import OK
-from hkd_hpc.server import spread_of
 from hkd_hpc.training import batch_bounds
 
 pytestmark = pytest.mark.slow
@@ -189,11 +189,13 @@ def test_dropped_images_do_not_count_in_the_loss(data):
 )
 def test_worst_tenth_and_spread(accuracy, worst, std):
     """One client at least, two of twelve; clients without a test do not count."""
-    assert spread_of(np.array(accuracy)) == pytest.approx((worst, std), abs=1e-8)
+    assert worst_tenth(np.array(accuracy)) == pytest.approx(worst, abs=1e-8)
+    assert spread(np.array(accuracy)) == pytest.approx(std, abs=1e-8)
 
 
 def test_nobody_tested_has_no_spread():
-    assert np.isnan(spread_of(np.array([float("nan")]))).all()
+    assert np.isnan(worst_tenth(np.array([float("nan")])))
+    assert np.isnan(spread(np.array([float("nan")])))
 
 
 # ---- fine-tuning

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hkd_hpc import config
+from hkd_hpc.analysis import metrics
 from hkd_hpc.assemble import NOWHERE
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.console import messages
@@ -248,7 +249,7 @@ def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "values, last, mean_last_5, oracle",
+    "values, last, mean_last_5, best",
     [
         ([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6], 0.6, 0.4, 0.9),
         ([0.5], 0.5, 0.5, 0.5),
@@ -258,13 +259,13 @@ def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
         ([], NAN, NAN, NAN),
     ],
 )
-def test_three_readings(values, last, mean_last_5, oracle):
-    readings = messages.three_readings(np.array(values, dtype=float))
-    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
+def test_three_readings(values, last, mean_last_5, best):
+    readings = metrics.three_readings(np.array(values, dtype=float))
+    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
 
 
 @pytest.mark.parametrize(
-    "values, spoilt, last, mean_last_5, oracle",
+    "values, spoilt, last, mean_last_5, best",
     [
         ([0.2, NAN, 0.4], [0, 1, 0], 0.4, NAN, 0.4),  # a round of the last five has no accuracy
         (
@@ -278,9 +279,9 @@ def test_three_readings(values, last, mean_last_5, oracle):
         ([NAN], [1], NAN, NAN, NAN),
     ],
 )
-def test_readings_of_rounds_without_finite_predictions(values, spoilt, last, mean_last_5, oracle):
-    readings = messages.three_readings(np.array(values), np.array(spoilt, bool))
-    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": oracle}, nan_ok=True)
+def test_readings_of_rounds_without_finite_predictions(values, spoilt, last, mean_last_5, best):
+    readings = metrics.three_readings(np.array(values), np.array(spoilt, bool))
+    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_summary_table_is_plain_text():
     history = two_rounds()
     readings = {
         f"{name}_{kind}": NAN if "_val_" in name else 0.5
-        for name in messages.READ_THRICE
+        for name in (metric.name for metric in metrics.READ_THRICE)
         for kind in ("last", "mean_last_5", "oracle")
     }
     summary = readings | {
@@ -333,7 +334,7 @@ def test_summary_table_is_plain_text():
     for word in (
         "last round",
         "mean last 5",
-        "oracle",
+        "best",
         "0.625",
         "0.400 / 0.100",
         "chance",

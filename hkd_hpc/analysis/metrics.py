@@ -1,0 +1,408 @@
+"""The metrics of a run, each in one place: computed, described in metrics.h5, printed at the end, tabulated over runs.
+
+A new column is one more Metric in METRICS. Names say model, data and moment; attributes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+NAN = float("nan")
+Value = float | int | str
+Attributes = dict[str, str]
+
+
+@dataclass(frozen=True)
+class RoundNumbers:
+    """What the columns of a round are computed from.
+
+    Attributes:
+        round: completed rounds.
+        wall_s: from the start of the round to the end of its exchange, on rank 0.
+        warning: what the scheme says about the message of this round.
+        reports: one record for each sampled client, in client order (worker.report_type).
+        is_accepted: (reports,) bool, those that entered the average.
+        invalid: how many of the sampled clients were rejected.
+        failed: how many dropped out or were stragglers.
+        terms: of the loss.
+        pools_data: whether one client has the images of all.
+        payload_bytes: what the paper counts, by kind, of each sampled client.
+        wire_bytes: what the communicator moved in this round, by kind.
+        seconds: of the round, by phase, on rank 0; "save" too.
+    """
+
+    round: int
+    wall_s: float
+    warning: str
+    reports: np.ndarray
+    is_accepted: np.ndarray
+    invalid: int
+    failed: int
+    terms: Sequence[str]
+    pools_data: bool
+    payload_bytes: Mapping[str, np.ndarray]
+    wire_bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """The reports that entered the average."""
+        return self.reports[self.is_accepted]
+
+
+class TestResult(Protocol):
+    """The global model on n images (evaluate.Tested)."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def nonfinite(self) -> int: ...
+
+    @property
+    def accuracy(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of /rounds, /clients or both.
+
+    Attributes:
+        name: of the column.
+        attributes: what metrics.h5 says of it.
+        of_round: its number in /rounds; of a metric of a test: what stands there without one.
+        of_clients: its numbers in /clients, one for each report, NaN where it has none.
+        of_test: from the tests on the official split and on the validation images, after the round.
+        title: of its line in the table at the end, with {batchnorm} for how the statistics came about; empty: none.
+        column: of its last value in tables over runs; empty: none.
+    """
+
+    name: str
+    attributes: Attributes
+    of_round: Callable[[RoundNumbers], Value] | None = None
+    of_clients: Callable[[RoundNumbers], np.ndarray] | None = None
+    of_test: Callable[[TestResult, TestResult], Value] | None = None
+    title: str = ""
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class MetricGroup:
+    """Columns name/part; `of_round` and `of_clients` give a number, or the clients' numbers, of each part.
+
+    Attributes:
+        name: of the group.
+        attributes: what metrics.h5 says of its columns.
+        of_round: numbers in /rounds by part.
+        of_clients: numbers in /clients by part.
+        parts: attributes of parts that have their own.
+    """
+
+    name: str
+    attributes: Attributes
+    of_round: Callable[[RoundNumbers], Mapping[str, Value]]
+    of_clients: Callable[[RoundNumbers], Mapping[str, np.ndarray]] | None = None
+    parts: Mapping[str, Attributes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FinalMetric:
+    """A number measured once, after the last round: its name in the summary, its line and its column as of Metric."""
+
+    name: str
+    title: str
+    column: str = ""
+
+
+def ratio(part: float, whole: float) -> float:
+    """NaN of nothing."""
+    return part / whole if whole else NAN
+
+
+def accuracies(numbers: RoundNumbers, kind: str) -> np.ndarray:
+    """(reports,) each accepted client's accuracy on its own "test" or "val" images, NaN where it has none."""
+    n, correct = numbers.reports[f"{kind}_n"], numbers.reports[f"{kind}_correct"]
+    return np.where(numbers.is_accepted & (n > 0), correct / np.maximum(n, 1), NAN)
+
+
+def accuracy_over_images(numbers: RoundNumbers, kind: str) -> float:
+    """Of the accepted clients together."""
+    return ratio(numbers.accepted[f"{kind}_correct"].sum(), numbers.accepted[f"{kind}_n"].sum())
+
+
+def worst_tenth(accuracy_M: np.ndarray) -> float:
+    """Mean over the tenth of the clients (one at least) with the lowest accuracy; NaN: no test."""
+    tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
+    return float(tested[: -(-len(tested) // 10)].mean()) if len(tested) else NAN
+
+
+def spread(accuracy_M: np.ndarray) -> float:
+    """Standard deviation over the clients that have a test."""
+    tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
+    return float(tested.std()) if len(tested) else NAN
+
+
+def losses(numbers: RoundNumbers) -> dict[str, Value]:
+    """Of each term the mean over the images that entered the average."""
+    loss, images = numbers.accepted["loss"], numbers.accepted["weight"]
+    return {
+        term: float(ratio((loss[:, place] * images).sum(), images.sum())) for place, term in enumerate(numbers.terms)
+    }
+
+
+def client_losses(numbers: RoundNumbers) -> dict[str, np.ndarray]:
+    """Of each term the accepted clients' means."""
+    loss = np.where(numbers.is_accepted[:, None], numbers.reports["loss"], NAN)
+    return {term: loss[:, place] for place, term in enumerate(numbers.terms)}
+
+
+_GLOBAL = {"model": "global", "data": "official test split", "moment": "after aggregation", "clients": "none"}
+_LOCAL = {
+    "model": "personalised (the client's own)",
+    "data": "clients' local test sets",
+    "moment": "after local training, before aggregation",
+    "clients": "sampled",
+}
+_VAL = "validation images held out of the clients' training images (data.val_fraction)"
+_LOSS = "a term of the loss, its weight included; mean over the images of the last local epoch"
+
+METRICS: tuple[Metric | MetricGroup, ...] = (
+    Metric("round", {"unit": "1", "meaning": "rounds completed"}, lambda r: r.round),
+    Metric(
+        "wall_s",
+        {"unit": "s", "meaning": "from the start of the round to the end of its exchange, on rank 0"},
+        lambda r: r.wall_s,
+    ),
+    Metric(
+        "weights_sha256",
+        {
+            "meaning": "SHA-256 over the global state dict after the round, in its own order: for each tensor "
+            "f'{name} {numpy dtype.str} {shape}\\n' in UTF-8, then its bytes (little-endian, C order)"
+        },
+        lambda r: "",  # the server hashes beside the next round
+    ),
+    Metric(
+        "warning",
+        {"meaning": "what the scheme said about the message of this round; empty when all was well"},
+        lambda r: r.warning,
+    ),
+    Metric(
+        "local_test_accuracy",
+        {"unit": "1", "weighting": "by images", **_LOCAL},
+        lambda r: accuracy_over_images(r, "test"),
+        lambda r: accuracies(r, "test"),
+        title="local (own model, own test)",
+        column="local",
+    ),
+    Metric(
+        "local_test_accuracy_worst_tenth",
+        {
+            "unit": "1",
+            "weighting": "mean over the tenth of the clients (one at least) that have the lowest accuracy",
+            **_LOCAL,
+        },
+        lambda r: NAN if r.pools_data else worst_tenth(accuracies(r, "test")),
+        title="  worst tenth of the clients",
+        column="worst tenth",
+    ),
+    Metric(
+        "local_test_accuracy_std",
+        {"unit": "1", "weighting": "standard deviation over the clients", **_LOCAL},
+        lambda r: NAN if r.pools_data else spread(accuracies(r, "test")),
+        title="  spread over the clients (std)",
+    ),
+    Metric(
+        "local_test_n",
+        {"unit": "images", **_LOCAL},
+        lambda r: int(r.accepted["test_n"].sum()),
+        lambda r: r.reports["test_n"],
+    ),
+    Metric(
+        "local_val_accuracy",
+        {"unit": "1", "weighting": "by images", **_LOCAL, "data": _VAL},
+        lambda r: accuracy_over_images(r, "val"),
+        lambda r: accuracies(r, "val"),
+        title="local, on validation images",
+    ),
+    Metric("local_val_n", {"unit": "images", **_LOCAL, "data": _VAL}, of_clients=lambda r: r.reports["val_n"]),
+    Metric(
+        "global_test_accuracy",
+        {"unit": "1", **_GLOBAL},
+        lambda r: NAN,
+        of_test=lambda test, val: test.accuracy,
+        title="global ({batchnorm} BatchNorm)",
+        column="global",
+    ),
+    Metric(
+        "global_test_loss",
+        {"unit": "nat", **_GLOBAL},
+        lambda r: NAN,
+        of_test=lambda test, val: ratio(test.loss, test.n),
+    ),
+    Metric(
+        "global_test_n",
+        {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
+        lambda r: 0,
+        of_test=lambda test, val: test.n,
+    ),
+    Metric(
+        "global_test_nonfinite",
+        {"unit": "images", "meaning": "without finite logits; where there are any there is no accuracy", **_GLOBAL},
+        lambda r: 0,
+        of_test=lambda test, val: test.nonfinite,
+    ),
+    Metric(
+        "global_val_accuracy",
+        {"unit": "1", **_GLOBAL, "data": f"{_VAL}, all together"},
+        lambda r: NAN,
+        of_test=lambda test, val: val.accuracy,
+        title="global, on validation images",
+    ),
+    Metric(
+        "global_val_nonfinite",
+        {"unit": "images", "meaning": "the same of the validation images", **_GLOBAL, "data": _VAL},
+        lambda r: 0,
+        of_test=lambda test, val: val.nonfinite,
+    ),
+    Metric(
+        "train_n",
+        {"unit": "images", "meaning": "training images that entered the average"},
+        lambda r: int(r.accepted["weight"].sum()),
+        lambda r: r.reports["weight"],
+    ),
+    Metric("train_s", {"unit": "s", "meaning": "local training"}, of_clients=lambda r: r.reports["train_s"]),
+    Metric("report_s", {"unit": "s", "meaning": "local test and report"}, of_clients=lambda r: r.reports["report_s"]),
+    Metric("clients_sampled", {"unit": "clients"}, lambda r: len(r.reports)),
+    Metric(
+        "clients_refused",
+        {
+            "unit": "clients",
+            "meaning": "sampled, but weights, report or loss were not finite or too "
+            "large, or logits on its own test not finite",
+        },
+        lambda r: r.invalid,
+    ),
+    Metric(
+        "clients_failed",
+        {
+            "unit": "clients",
+            "meaning": "sampled, but did not answer or came too late (fed.drop_rate, fed.straggler_rate)",
+        },
+        lambda r: r.failed,
+    ),
+    Metric(
+        "status",
+        {
+            "unit": "1",
+            "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused, 4 loss "
+            "refused, 5 did not answer, 6 came too late, 7 predictions refused; NaN not sampled",
+        },
+        of_clients=lambda r: r.reports["status"],
+    ),
+    MetricGroup(
+        "loss",
+        {"unit": "1", "meaning": _LOSS},
+        losses,
+        client_losses,
+        {"cross_entropy": {"unit": "nat", "meaning": _LOSS}},
+    ),
+    MetricGroup(
+        "seconds",
+        {"unit": "s", "meaning": "on rank 0; train: training or waiting for it"},
+        lambda r: r.seconds,
+        parts={
+            "evaluate_and_save": {"unit": "s", "meaning": "on rank 0, beside the training of the next round"},
+            "save": {
+                "unit": "s",
+                "meaning": "on rank 0; writing the checkpoint of this round (part of evaluate_and_save too) and "
+                "the row of the round before (which is not)",
+            },
+        },
+    ),
+    MetricGroup(
+        "payload_bytes",
+        {"unit": "B", "meaning": "what the paper counts as traffic; /rounds: summed over the sampled clients"},
+        lambda r: {kind: int(count.sum()) for kind, count in r.payload_bytes.items()},
+        lambda r: r.payload_bytes,
+    ),
+    MetricGroup(
+        "wire_bytes",
+        {"unit": "B", "meaning": "buffers handed to the communicator, summed over the ranks; 0 in one process"},
+        lambda r: r.wire_bytes,
+    ),
+)
+FINAL = (
+    FinalMetric(
+        "global_test_accuracy_batchnorm_reestimated",
+        "global, BatchNorm re-estimated by clients",
+        "global, BN re-estimated",
+    ),
+    FinalMetric("global_on_local_test_accuracy", "global model on the clients' own tests"),
+    FinalMetric("finetuned_on_local_test_accuracy", "global model fine-tuned by each client", "fine-tuned"),
+)
+SINGLE = tuple(metric for metric in METRICS if isinstance(metric, Metric))
+READ_THRICE = tuple(metric for metric in SINGLE if metric.title)  # what the summary has at `three_readings`
+READINGS = {"last": "last round", "mean_last_5": "mean last 5", "oracle": "best"}  # the names in stored summaries
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def row_of(numbers: RoundNumbers) -> dict[str, Value]:
+    """The row of a round in /rounds, by column."""
+    row: dict[str, Value] = {}
+    for metric in METRICS:
+        if isinstance(metric, MetricGroup):
+            row |= {f"{metric.name}/{part}": value for part, value in metric.of_round(numbers).items()}
+        elif metric.of_round:
+            row[metric.name] = metric.of_round(numbers)
+    return row
+
+
+def clients_of(numbers: RoundNumbers) -> dict[str, np.ndarray]:
+    """The clients' numbers in /clients, by column, one for each report."""
+    columns: dict[str, np.ndarray] = {}
+    for metric in METRICS:
+        if metric.of_clients is None:
+            continue
+        found = metric.of_clients(numbers)
+        if isinstance(found, Mapping):
+            columns |= {f"{metric.name}/{part}": values for part, values in found.items()}
+        else:
+            columns[metric.name] = found
+    return columns
+
+
+def of_test(test: TestResult, val: TestResult) -> dict[str, Value]:
+    """What a test of the global model puts into the row of its round."""
+    return {metric.name: metric.of_test(test, val) for metric in SINGLE if metric.of_test}
+
+
+def attributes_of(column: str) -> Attributes:
+    """What metrics.h5 says of a column; KeyError where no metric has this name."""
+    group, _, part = column.partition("/")
+    metric = BY_NAME[group]
+    return metric.parts.get(part, metric.attributes) if isinstance(metric, MetricGroup) else metric.attributes
+
+
+def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dict[str, float]:
+    """The values of a column over the rounds, read in three ways.
+
+    Args:
+        values: (rounds,), NaN where nothing was tested.
+        spoilt: (rounds,) bool, tested without finite predictions.
+
+    Returns:
+        "last", the last round (primary); "mean_last_5", over the last five tested rounds, NaN where one is spoilt;
+        "oracle", the best round: selected on the test set, therefore no result.
+    """
+    finite = values[~np.isnan(values)]
+    if not len(finite):
+        return dict.fromkeys(READINGS, NAN)
+    tested = values[~np.isnan(values) | spoilt]
+    return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(finite.max())}

@@ -208,7 +208,7 @@ def stop_for_good():
 FAULTY = """
 import os, sys, signal
 if os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and "hkd_hpc.train" in " ".join(sys.orig_argv):
-    import hkd_hpc.comm.base as base
+    import hkd_hpc.comm.transports.base as base
     original = base.Comm.at
     def at(self, round, phase, client=None):
         original(self, round, phase, client)

@@ -80,7 +80,7 @@ def accepted(server: Server, rows: np.ndarray) -> np.ndarray:
     bad, round = rows[rows[:, 3] > 0], int(server.history.rounds["round"][-1])
     for client, _, _, nonfinite in bad.tolist():
         messages.warn(
-            f"{server.client_text(client)}, fine-tuned, refused: local test has {nonfinite} {NONFINITE}; it does not "
+            f"{server.client_text(client)}, fine-tuned, rejected: local test has {nonfinite} {NONFINITE}; it does not "
             "count"
         )
         server.history.add_event(

@@ -73,7 +73,7 @@ def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
     newest = folder.newest_good_path()
     if newest is None:
         raise UsageError(
-            f"--resume {folder.path}: config.json is missing and no checkpoint is good; nothing can be gone on with"
+            f"--resume {folder.path}: config.json is missing and no checkpoint is good; there is nothing to resume from"
         )
     with open_tree(newest[1]) as file:
         text = file.load("config_json")

@@ -186,7 +186,7 @@ class Server:
             client, value = int(record["client"]), float(record["invalid_value"])
             tensor = names[record["invalid_tensor"]]
             messages.warn(
-                f"round {round}: {self.client_text(client)} refused: {words(tensor, value)}; it counts with weight 0"
+                f"round {round}: {self.client_text(client)} rejected: {words(tensor, value)}; it counts with weight 0"
             )
             self.history.add_event(
                 round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value
@@ -202,7 +202,7 @@ class Server:
         if bad > most * trained:
             self.write_metrics()  # with the events
             raise RunError(
-                f"{where}: {bad} of {trained} clients were refused, more than fed.max_bad_fraction={most:g} "
+                f"{where}: {bad} of {trained} clients were rejected, more than fed.max_bad_fraction={most:g} "
                 "allows; the warnings above say why. The checkpoint of the last saved round is good"
             )
 

@@ -126,7 +126,7 @@ def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, stat
     for size in (1, 3):
         outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=make_invalid(1, 2, where))
         [warning] = [line for line in outputs[0].splitlines() if "warning" in line]
-        assert f"round 2: client 1 refused: {tensor} has" in warning
+        assert f"round 2: client 1 rejected: {tensor} has" in warning
         assert "counts with weight 0" in warning
     assert toy.rows(tmp_path / "1") == toy.rows(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
@@ -144,7 +144,7 @@ def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_
     results = toy.train(3, *arguments, "--out", tmp_path / "run", patch=make_invalid(1, 2, "loss"))
     assert [result.exit_code for result in results] == [1, 1, 1]
     [line] = toy.our_lines(result.output for result in results)
-    assert "round 2: 1 of 3 clients were refused, more than fed.max_bad_fraction=0.3 allows" in line
+    assert "round 2: 1 of 3 clients were rejected, more than fed.max_bad_fraction=0.3 allows" in line
     found = toy.metrics(tmp_path / "run")
     assert found["rounds/round"].tolist() == [1]
     assert found["events/round"].tolist() == [2]
@@ -309,8 +309,10 @@ def test_a_model_that_predicts_nan_in_eval_mode_has_no_accuracy(tmp_path, data, 
     results = toy.train(size, *model("Invalid", data), "--out", tmp_path / "run")
     assert [result.exit_code for result in results] == [1] * size
     [line] = toy.our_lines(result.output for result in results)
-    assert "round 1: 3 of 3 clients were refused, more than fed.max_bad_fraction=0.5 allows" in line
-    warning = "round 1: client 2 refused: local test has 25 images whose logits are not finite; it counts with weight 0"
+    assert "round 1: 3 of 3 clients were rejected, more than fed.max_bad_fraction=0.5 allows" in line
+    warning = (
+        "round 1: client 2 rejected: local test has 25 images whose logits are not finite; it counts with weight 0"
+    )
     assert results[0].output.count("warning: ") == 3
     assert warning in results[0].output
     assert "global 0" not in results[0].output

@@ -404,10 +404,10 @@ def test_all_clients_with_nan(tmp_path, data):
     lines = toy.our_lines(result.output for result in results)
     assert len(lines) == 1
     assert "round 2" in lines[0]
-    assert "3 of 3 clients were refused, more than fed.max_bad_fraction=0.5" in lines[0]
+    assert "3 of 3 clients were rejected, more than fed.max_bad_fraction=0.5" in lines[0]
     reasons = [line for line in results[0].output.splitlines() if "warning: round 2: client" in line]
     assert len(reasons) == 3
-    assert all("refused: extractor" in line and "has nan" in line for line in reasons)
+    assert all("rejected: extractor" in line and "has nan" in line for line in reasons)
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
 
 

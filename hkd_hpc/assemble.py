@@ -45,7 +45,7 @@ class Federation:
         asked: the settings as they were given.
         config: the same, but one client where the scheme pools all data.
         dataset: both splits of the data.
-        dealt: which images each client has, of `asked`.
+        assigned: which images each client has, of `asked`.
         partition: the same of `config`.
         rank_of: the rank of each client.
         names: of natural clients; empty where these are their numbers.
@@ -54,7 +54,7 @@ class Federation:
     asked: Config
     config: Config
     dataset: sources.DataSet
-    dealt: Partition
+    assigned: Partition
     partition: Partition
     rank_of: list[int]
     names: list[str]
@@ -108,13 +108,13 @@ def federation_of(config: Config, comm: Comm) -> Federation:
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
-    asked, dealt = config, partition_of(config, dataset, scheme_class.needs_public)
-    partition = dealt
+    asked, assigned = config, partition_of(config, dataset, scheme_class.needs_public)
+    partition = assigned
     if scheme_class.pools_data:
-        partition = pooled(dealt)
+        partition = pooled(assigned)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
     rank_of = assign_clients([len(index) for index in partition.train], comm.size)
-    return Federation(asked, config, dataset, dealt, partition, rank_of, client_names(config, dataset))
+    return Federation(asked, config, dataset, assigned, partition, rank_of, client_names(config, dataset))
 
 
 def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
@@ -350,7 +350,7 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
         "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
         "parameters": {"model": parameters, "held": trainer.scheme.about.parameters_held(parameters)},
-        "baselines": baselines(dataset, federation.dealt),
+        "baselines": baselines(dataset, federation.assigned),
         "world": {"ranks": comm.size, "plan": comm.plan_line},
     }
 

@@ -80,7 +80,7 @@ def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """The whole file or none, as `replace_file` makes it. UsageError for another suffix, RunError where it is
-    refused.
+    rejected.
     """
     import torch
 

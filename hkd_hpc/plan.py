@@ -112,7 +112,7 @@ def data_line(partition: Mapping[str, Any]) -> str:
     return (
         f"images: {train:,} in the training split, {test:,} in the test split, {partition['train_count'].shape[1]} "
         "classes; "
-        "dealt: " + ", ".join(f"{size:,} {what}" for what, size in sizes.items() if size)
+        "assigned: " + ", ".join(f"{size:,} {what}" for what, size in sizes.items() if size)
     )
 
 

@@ -1,4 +1,4 @@
-"""What to do with the folder of an old run: which settings go on, from which state, and what has changed since.
+"""What to do with the folder of an old run: which settings hold, from which state, and what has changed since.
 
 Rank 0 only. Two moments: `settings`, before torch is imported, and `starting_state`, once the server is there. Imports
 no torch.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 Tree = dict[str, Any]  # what a checkpoint or metrics.h5 holds, by name
 Changes = dict[str, list[Any]]  # {"section.key", "code.module" ...: [before, now]}
-NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to go on
+NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to resume
 
 
 # --- the settings
 
 
 def settings(request: Request, folder: RunFolder) -> Config | None:
-    """The settings with which the run in a folder goes on, or a new one begins there.
+    """The settings with which the run in a folder is resumed, or a new one begins there.
 
     Args:
         request: the command line, with `resume`.
@@ -84,7 +84,7 @@ def stored_text(folder: RunFolder, dry_run: bool) -> str | None:
 
 
 def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
-    """The settings to go on with: those of the run, at the place that was asked for; with --allow-change others too.
+    """The settings to resume with: those of the run, at the place that was asked for; with --allow-change others too.
 
     UsageError when others were asked for without it, or when those of the run cannot be read.
     """
@@ -99,7 +99,7 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
     different = config_module.difference(stored, request.asked, request.soft)
     if different:
         raise UsageError(
-            f"--resume {folder.path}: goes on with the stored settings; {different} (--allow-change goes on "
+            f"--resume {folder.path}: resumes with the stored settings; {different} (--allow-change resumes "
             "with the others)"
         )
     return config_module.moved(stored, request.asked)
@@ -130,7 +130,7 @@ def starting_state(server: Server, options: ResumeOptions) -> RoundState | None:
         What the next round starts from.
 
     Raises:
-        UsageError: The run cannot go on from what is stored, or not with what has changed since.
+        UsageError: The run cannot be resumed from what is stored, or not with what has changed since.
     """
     checkpoint = server.folder.newest_good_checkpoint() if options.resume else None
     if checkpoint:
@@ -177,7 +177,7 @@ def check_rows_can_be_made_again(server: Server, rows: int, options: ResumeOptio
 
 def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> RoundState:
     """The state after `round`, taken over by the server with the record of what has changed since."""
-    check_can_go_on(round, tree)
+    check_can_resume(round, tree)
     static = server.static
     static["changes_json"] = tree.get("changes_json", "[]")
     settings = changed_settings(round, tree, static, options.allow_change)
@@ -211,18 +211,18 @@ def stored_evaluation(folder: RunFolder, history: History) -> dict[str, Any] | N
     return {metric.name: stored[metric.name][row] for metric in SINGLE if metric.of_test and metric.name in stored}
 
 
-def check_can_go_on(round: int, tree: Tree) -> None:
+def check_can_resume(round: int, tree: Tree) -> None:
     """UsageError for a checkpoint that has not all that a round starts from."""
     if "message" not in tree:
         raise UsageError(
             f"--resume: the checkpoint of round {round} holds the final weights of a complete run and nothing to "
-            "go on with: a study keeps no more without --keep-state. Remove the folder to have it computed anew"
+            "resume from: a study keeps no more without --keep-state. Remove the folder to have it computed anew"
         )
     absent = [name for name in NEEDED if name not in tree]
     if absent:
         raise UsageError(
             f"--resume: the checkpoint of round {round} has no {', '.join(absent)}: the weights can be exported, but "
-            "the run cannot go on from it"
+            "the run cannot be resumed from it"
         )
 
 
@@ -237,7 +237,7 @@ def changed_settings(round: int, tree: Tree, static: Tree, allow_change: bool) -
             + (
                 "put back config.json: config_json in the checkpoint is the text"
                 if fixed
-                else "--allow-change goes on with these"
+                else "--allow-change resumes with these"
             )
         )
     return changes
@@ -253,7 +253,7 @@ def changed_origin(before: Mapping[str, Any], static: Tree, options: ResumeOptio
     text = provenance.text_of(changes)
     if provenance.CONTENT in changes and not allow_data:
         data = config_module.from_json(static["config_json"]).data
-        advice = "" if options.allow_change else ", or --allow-change goes on with these"
+        advice = "" if options.allow_change else ", or --allow-change resumes with these"
         raise UsageError(
             f"--resume: {sources.place_of(data.name, data.dir, data.path)}: the content of the data is not what the "
             f"run was trained on ({text}); put the data back{advice}"
@@ -277,7 +277,7 @@ def require_same_code(had: provenance.Provenance, now: provenance.Provenance, un
     """UsageError (--strict-code) unless all rounds before are known to have had the code that there is now."""
     if unknown:
         raise UsageError(
-            "--strict-code: the rounds before were saved by a version that stored no hash of its code; go on without "
+            "--strict-code: the rounds before were saved by a version that stored no hash of its code; leave out "
             "--strict-code"
         )
     if provenance.has_other_code(had, now):
@@ -288,6 +288,6 @@ def require_same_code(had: provenance.Provenance, now: provenance.Provenance, un
             f"{key} {' -> '.join(map(provenance.short, values))}" for key, values in codes.items() if values[1:]
         )
         raise UsageError(
-            f"--strict-code: the code is not that of the rounds before ({text}); put it back, or go on without "
+            f"--strict-code: the code is not that of the rounds before ({text}); put it back, or leave out "
             "--strict-code"
         )

@@ -24,7 +24,7 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
         config: the settings, the same on every rank.
         comm: the collectives.
         folder: the run's, on rank 0; None elsewhere.
-        options: whether a stored run goes on, and what may differ from it.
+        options: whether a stored run is resumed, and what may differ from it.
         stop: set by a signal.
 
     Returns:
@@ -43,7 +43,7 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
     elif run.server:
         messages.say(
             f"stopped by {name_of(run.stopping)} after round {run.done} of {config.fed.rounds}, which is saved; "
-            f"go on with --resume --out {run.server.folder.path}"
+            f"resume it with --resume --out {run.server.folder.path}"
         )
     return complete
 

@@ -232,15 +232,15 @@ class Server:
         """The state after a round, and in another file the rows before it: a checkpoint with all rows would cost more
         in each round. That of the last round has them all, and stands for itself."""
         history = self.history
-        if state.round == self.config.fed.rounds or not history.settled["rounds"]:
+        if state.round == self.config.fed.rounds or not history.finalized["rounds"]:
             rows = history.tree()
         else:
             self.folder.make_checkpoint_folder()
-            self.rows_file.save(self.static, lambda since: history.tree(since, history.settled))
-            rows = history.tree(history.settled)
+            self.rows_file.save(self.static, lambda since: history.tree(since, history.finalized))
+            rows = history.tree(history.finalized)
             rows["before"] = {
-                **history.settled,
-                "weights_sha256": history.rounds["weights_sha256"][history.settled["rounds"] - 1],
+                **history.finalized,
+                "weights_sha256": history.rounds["weights_sha256"][history.finalized["rounds"] - 1],
             }
         tree = {**self.static, **rows, **checkpoint.pack(state, arrays, self.scheme_server.state)}
         self.folder.save_checkpoint(state.round, tree)
@@ -254,7 +254,7 @@ class Server:
         if self.config.due(state.round, self.config.run.evaluate_every):
             self._test_round(state)
         self._book(start_s)
-        self.history.settle()
+        self.history.finalize()
         start_s = time.perf_counter()
         self.write_metrics()
         self.write_s = time.perf_counter() - start_s
@@ -297,11 +297,11 @@ class Server:
             self.pending = state
         else:
             history.set_last(**evaluation)
-            history.settle()
+            history.finalize()
         return state
 
     def write_metrics(self) -> None:
-        """Bring metrics.h5 up to date with all rows that are settled, and all events."""
+        """Bring metrics.h5 up to date with all rows that are finalized, and all events."""
         with self.uninterrupted():
             self.metrics_file.save(self.static, self.history.tree)
 

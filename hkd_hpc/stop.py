@@ -2,8 +2,8 @@
 
 A batch system sends such a signal some time before the limit (`#SBATCH --signal=USR2@120`; some libraries take USR1).
 All ranks agree at the end of the round, the checkpoint is written whether it was due or not, and the exit code is
-STOPPED, so that whoever started the job can tell "go on with --resume" from success and failure. SIGTERM still ends the
-job at once.
+STOPPED, so that whoever started the job can tell "resume it with --resume" from success and failure. SIGTERM still ends
+the job at once.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def likely(folder: Path) -> str:
 
 def require_no_run(folder: RunFolder) -> None:
     if folder.holds_run():
-        raise UsageError(f"--out {folder.path}: holds a run already; --resume goes on with it, or name another folder")
+        raise UsageError(f"--out {folder.path}: holds a run already; --resume resumes it, or name another folder")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def seconds_of(rounds: int, clients: int, write: Callable[[History], None]) -> t
         write(history)
         took_s.append(time.thread_time() - start_cpu_s)
         wall_s += time.perf_counter() - start_s
-        history.settle()
+        history.finalize()
     return wall_s, took_s
 
 
@@ -84,16 +84,16 @@ def write_anew(path: Path) -> Callable[[History], None]:
 
 
 def save_checkpoint(path: Path) -> Callable[[History], None]:
-    """The rows that are settled to one file, the last one with the weights to another, as the server does."""
+    """The rows that are final to one file, the last one with the weights to another, as the server does."""
     folder = RunFolder(path)
     folder.create()
     file = GrowingTree(folder.rows_path, sync_every_s=0)
 
     def write(history: History) -> None:
-        if history.settled["rounds"]:
-            file.save(STATIC, lambda since: history.tree(since, history.settled))
+        if history.finalized["rounds"]:
+            file.save(STATIC, lambda since: history.tree(since, history.finalized))
         folder.save_checkpoint(
-            len(history), {**STATIC, **history.tree(history.settled), "round": len(history), "global": WEIGHTS}
+            len(history), {**STATIC, **history.tree(history.finalized), "round": len(history), "global": WEIGHTS}
         )
 
     return write

@@ -18,7 +18,7 @@ from hkd_hpc.runtime.paths import expanded
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
-    """Whether a stored run goes on, and what may differ from it."""
+    """Whether a stored run is resumed, and what may differ from it."""
 
     resume: bool = False
     may_begin: bool = False  # --resume=auto: a new run where there is none
@@ -76,7 +76,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--out",), {"metavar": "DIR", "help": "the run's folder (default: runs/<time>-<scheme>-<data>-s<seed>)"}),
     (
         ("--resume",),
-        {"action": "store_const", "const": "run", "help": "go on from the newest good checkpoint in --out"},
+        {"action": "store_const", "const": "run", "help": "resume from the newest good checkpoint in --out"},
     ),
     (
         ("--resume=auto",),
@@ -91,7 +91,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--allow-change",),
         {
             "action": "store_true",
-            "help": "with --resume: go on with other settings from here; recorded in the run",
+            "help": "with --resume: continue with other settings from here; recorded in the run",
         },
     ),
     (

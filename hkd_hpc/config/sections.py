@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from hkd_hpc.comm.devices import BACKENDS
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.settings import setting
@@ -54,7 +55,7 @@ class FedSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Local training, the same rule for every scheme (client.py)."""
+    """Local training, the same rule for every scheme (training.py)."""
 
     epochs: int = setting(5, "local epochs a round", low=1, high=100_000)
     batch_size: int = setting(64, "images a step", low=2, high=1_000_000)
@@ -122,7 +123,7 @@ class RunSettings:
 class CommSettings:
     """Collectives (comm/)."""
 
-    backend: str = setting("auto", "for the weights; auto: see README, ranks", choices=("auto", "nccl", "gloo", "mpi"))
+    backend: str = setting("auto", "for the weights; auto: docs/architecture.md, Ranks", choices=BACKENDS)
     timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
     start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
 

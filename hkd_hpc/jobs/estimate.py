@@ -60,7 +60,7 @@ class Forecast:
 
     @property
     def wall_s(self) -> float:
-        """Of all trials: no shorter than the longest, nor than all of them dealt evenly."""
+        """Of all trials: no shorter than the longest, nor than all of them divided evenly."""
         walls_s = [estimate.wall_s for estimate in self.estimates]
         return max([sum(walls_s) / max(self.at_a_time, 1), *walls_s], default=0.0)
 

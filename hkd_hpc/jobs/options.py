@@ -21,7 +21,7 @@ class Options:
             is fastest there.
         nodes: Of a job.
         cpus_per_task: Cores of a rank; None: where a job has GPUs or whole nodes and cores_per_node is known, the cores
-            of a node, less cores_free, dealt to its ranks; else 1.
+            of a node, less cores_free, divided among its ranks; else 1.
         gpus_per_node: Of a job.
         gres: The same as SLURM's text (gpu:a100:4), where gpus_per_node is not understood.
         time_min: Time limit of a job, minutes.

@@ -45,16 +45,16 @@ class Work:
 
     @property
     def images(self) -> int:
-        dealt = self._dealt
+        dealt = self._assigned
         kept = dealt - floor(0.25 * dealt)
         return max(1, (kept - floor(self.config.data.val_fraction * kept)) * self._times)
 
     @property
     def tests(self) -> int:
-        return floor(0.25 * self._dealt) * self._times
+        return floor(0.25 * self._assigned) * self._times
 
     @property
-    def _dealt(self) -> int:
+    def _assigned(self) -> int:
         return floor(self.config.data.fraction * self.facts.train / self.config.fed.clients)
 
     @property

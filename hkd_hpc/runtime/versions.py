@@ -37,7 +37,9 @@ def check(model_name: str, needs_torchvision: bool) -> None:
     """
     torch = installed("torch")
     if torch is None:
-        raise UsageError("torch is not installed; pip install '.[torch]', or use your site's (README, Installing)")
+        raise UsageError(
+            "torch is not installed; pip install '.[torch]', or use your site's (docs/getting_started.md, Installing)"
+        )
     if numbers(torch)[:2] < OLDEST_TORCH:
         raise UsageError(f"torch {torch} is too old; the oldest that fits is {'.'.join(map(str, OLDEST_TORCH))}")
     if needs_torchvision:

@@ -171,7 +171,7 @@ class RunFolder:
                 tree = self.with_all_rows(load_tree(path))
                 if tree:
                     return round, tree
-                self.warn(f"checkpoint passed over: {path}: {NO_ROWS}")
+                self.warn(f"checkpoint skipped: {path}: {NO_ROWS}")
         return None
 
     def with_all_rows(self, tree: dict[str, Any]) -> dict[str, Any] | None:
@@ -279,7 +279,7 @@ class RunFolder:
                     raise BadFile(path, f"it is of round {found}, not of {round}")
                 return True
         except BadFile as bad:
-            self.warn(f"checkpoint passed over: {bad}")
+            self.warn(f"checkpoint skipped: {bad}")
             return False
 
 

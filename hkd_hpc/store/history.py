@@ -23,7 +23,7 @@ class History:
         self.rounds: dict[str, list] = {}
         self.clients: dict[str, list[np.ndarray]] = {}
         self.events: dict[str, list] = {}
-        self.settled = self.counts()
+        self.finalized = self.counts()
 
     def __len__(self) -> int:
         return len(self.rounds.get("round", []))
@@ -56,9 +56,9 @@ class History:
         """The rows of each table."""
         return {"rounds": len(self), "clients": len(self), "events": len(self.events.get("round", []))}
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """From now on the rows that are there stay what they are."""
-        self.settled = self.counts()
+        self.finalized = self.counts()
 
     def column(self, name: str) -> np.ndarray:
         return np.array(self.rounds.get(name, []), dtype=float)

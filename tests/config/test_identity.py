@@ -183,7 +183,7 @@ def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
     assert line == (
         f"hkd_hpc: --resume: data.path={other}: the content of the data is not what the run was trained on "
         "(data.content "
-        f"{before[:8]} -> {now[:8]}); put the data back, or --allow-change goes on with these"
+        f"{before[:8]} -> {now[:8]}); put the data back, or --allow-change resumes with these"
     )
     assert toy.file_hashes(folder / "checkpoints") == toy.file_hashes(killed[0] / "checkpoints")
     assert toy.file_hashes(folder)["metrics.h5"] == toy.file_hashes(killed[0])["metrics.h5"]

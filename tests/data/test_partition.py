@@ -27,7 +27,7 @@ def balanced(images: int, classes: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(np.arange(images) % classes)
 
 
-def deal(labels, **changes) -> Partition:
+def split(labels, **changes) -> Partition:
     settings = dict(clients=10, kind="dirichlet", beta=0.5, fraction=1.0, public_fraction=0.0, seed=1) | changes
     return make_partition(labels, int(labels.max()) + 1, **settings)
 
@@ -39,7 +39,7 @@ def shares(partition: Partition) -> list[np.ndarray]:
 
 def refusal(labels, **changes) -> str:
     with pytest.raises(UsageError) as caught:
-        deal(labels, **changes)
+        split(labels, **changes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -69,7 +69,7 @@ def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fractio
     labels = balanced(6000, 10)
     size = int(fraction * 6000 / clients + 1e-9)
     for seed in range(4):
-        partition = deal(
+        partition = split(
             labels, kind=kind, clients=clients, beta=beta, fraction=fraction, public_fraction=public_fraction, seed=seed
         )
         assert [len(own) for own in shares(partition)] == [size] * clients
@@ -86,7 +86,7 @@ def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fractio
 
 def test_a_whole_imbalanced_split_is_dealt_to_the_last_image():
     labels = np.repeat(np.arange(4), [1, 10, 100, 889])
-    partition = deal(labels, beta=0.05)
+    partition = split(labels, beta=0.05)
     counts = partition.train_count_MC(labels) + partition.test_count_MC(labels)
     assert counts.sum(0).tolist() == [1, 10, 100, 889]
     assert counts.sum(1).tolist() == [100] * 10
@@ -94,15 +94,15 @@ def test_a_whole_imbalanced_split_is_dealt_to_the_last_image():
 
 def test_one_client_gets_everything():
     labels = balanced(40, 2)
-    partition = deal(labels, clients=1)
+    partition = split(labels, clients=1)
     assert sorted(np.concatenate(shares(partition))) == list(range(40))
     assert partition.test_count_MC(labels).tolist() == [[5, 5]]
     assert partition.train_count_MC(labels).tolist() == [[15, 15]]
 
 
 def test_sizes_round_down_but_not_through_float_error():
-    assert len(deal(balanced(100, 2), kind="iid", clients=1, fraction=0.29).train[0]) == 29 - 29 // 4
-    assert [len(own) for own in shares(deal(balanced(103, 2), clients=10))] == [10] * 10
+    assert len(split(balanced(100, 2), kind="iid", clients=1, fraction=0.29).train[0]) == 29 - 29 // 4
+    assert [len(own) for own in shares(split(balanced(103, 2), clients=10))] == [10] * 10
 
 
 # ---- the class mix
@@ -112,7 +112,7 @@ def test_beta_sets_how_uneven_the_clients_are():
     labels = balanced(60_000, 10)
 
     def largest_share(beta: float) -> float:
-        counts = count_MC(shares(deal(labels, beta=beta, fraction=0.1)), labels, 10)
+        counts = count_MC(shares(split(labels, beta=beta, fraction=0.1)), labels, 10)
         return float((counts.max(1) / counts.sum(1)).mean())
 
     assert largest_share(1e-3) > 0.95 > largest_share(0.5) > largest_share(5) > 0.105 > largest_share(1e6)
@@ -120,21 +120,21 @@ def test_beta_sets_how_uneven_the_clients_are():
 
 def test_a_large_beta_gives_the_class_frequencies_within_one_image():
     labels = np.repeat(np.arange(3), [5000, 3000, 2000])
-    counts = count_MC(shares(deal(labels, beta=1e12, fraction=0.5)), labels, 3)
+    counts = count_MC(shares(split(labels, beta=1e12, fraction=0.5)), labels, 3)
     assert (abs(counts - [250, 150, 100]) <= 1).all()
 
 
 def test_a_tiny_beta_gives_one_class_as_long_as_there_is_room():
     labels = balanced(10_000, 10)
-    counts = count_MC(shares(deal(labels, clients=5, beta=1e-6, fraction=0.01)), labels, 10)
+    counts = count_MC(shares(split(labels, clients=5, beta=1e-6, fraction=0.01)), labels, 10)
     assert (counts.max(1) == 20).all()
 
 
 def test_dirichlet_moments():
     """q ~ Dir(beta * C * prior): mean prior, variance prior (1 - prior) / (beta C + 1), here 1/4 and (3/16) / 3."""
     labels = balanced(80_000, 4)
-    deals = [deal(labels, clients=40, beta=0.5, fraction=0.2, seed=seed) for seed in range(25)]
-    mixes = np.concatenate([count_MC(shares(partition), labels, 4) / 400 for partition in deals])
+    splits = [split(labels, clients=40, beta=0.5, fraction=0.2, seed=seed) for seed in range(25)]
+    mixes = np.concatenate([count_MC(shares(partition), labels, 4) / 400 for partition in splits])
     assert mixes.shape == (1000, 4)
     assert np.allclose(mixes.mean(0), 0.25, atol=0.03)
     assert np.allclose(mixes.var(0), 0.0625, atol=0.008)
@@ -145,7 +145,7 @@ def test_no_client_is_favoured_by_its_number(kind, beta):
     """All is dealt, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
     labels = np.repeat(np.arange(3), [20, 40, 60])
     counts_SMC = np.array(
-        [count_MC(shares(deal(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3) for seed in range(800)]
+        [count_MC(shares(split(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3) for seed in range(800)]
     )
     for statistic in (counts_SMC, (counts_SMC == 0).astype(float), counts_SMC.astype(float) ** 2):
         error_MC = statistic.std(0) / np.sqrt(len(statistic)) + 1e-9
@@ -156,7 +156,7 @@ def test_every_image_is_equally_likely_to_go_to_a_client():
     labels = np.repeat(np.arange(2), [10, 30])
     owner_count = np.zeros((4, 40))
     for seed in range(1000):
-        for client, own in enumerate(shares(deal(labels, clients=4, beta=0.3, seed=seed))):
+        for client, own in enumerate(shares(split(labels, clients=4, beta=0.3, seed=seed))):
             owner_count[client, own] += 1
     assert (abs(owner_count - 250) / np.sqrt(1000 * 0.25 * 0.75)).max() < 4.5
 
@@ -166,11 +166,11 @@ def test_every_image_is_equally_likely_to_go_to_a_client():
 
 def test_a_partition_is_a_function_of_its_inputs():
     labels = balanced(5000, 10)
-    first = deal(labels)
-    assert first.sha256 == deal(labels.copy()).sha256
-    assert all(np.array_equal(a, b) for a, b in zip(first.train, deal(labels).train))
+    first = split(labels)
+    assert first.sha256 == split(labels.copy()).sha256
+    assert all(np.array_equal(a, b) for a, b in zip(first.train, split(labels).train))
     others = {
-        deal(labels, **change).sha256
+        split(labels, **change).sha256
         for change in (
             dict(seed=2),
             dict(beta=0.4),
@@ -185,13 +185,13 @@ def test_a_partition_is_a_function_of_its_inputs():
 
 
 def test_the_hash_of_known_settings_never_changes():
-    assert deal(balanced(5000, 10), fraction=0.9).sha256[:16] == "8c9e592f269a161c"
-    assert deal(balanced(5000, 10), kind="iid").sha256[:16] == "c78d031abdc2ca55"
+    assert split(balanced(5000, 10), fraction=0.9).sha256[:16] == "8c9e592f269a161c"
+    assert split(balanced(5000, 10), kind="iid").sha256[:16] == "c78d031abdc2ca55"
 
 
 def test_the_global_generator_is_neither_used_nor_moved():
     np.random.seed(7)
-    deal(balanced(500, 10))
+    split(balanced(500, 10))
     assert np.random.random() == 0.07630828937395717
 
 
@@ -200,25 +200,25 @@ def test_the_global_generator_is_neither_used_nor_moved():
 
 def test_the_public_set_depends_on_the_seed_and_its_size_alone():
     labels = balanced(5000, 10)
-    public = deal(labels, fraction=0.5, public_fraction=0.2).public
+    public = split(labels, fraction=0.5, public_fraction=0.2).public
     assert len(public) == 1000
     for change in (dict(clients=3), dict(beta=9.0), dict(kind="iid"), dict(fraction=0.8), dict(test_share=0.5)):
-        assert np.array_equal(deal(labels, **(dict(fraction=0.5, public_fraction=0.2) | change)).public, public)
-    assert not np.array_equal(deal(labels, fraction=0.5, public_fraction=0.2, seed=2).public, public)
-    smaller = deal(labels, fraction=0.5, public_fraction=0.1).public
+        assert np.array_equal(split(labels, **(dict(fraction=0.5, public_fraction=0.2) | change)).public, public)
+    assert not np.array_equal(split(labels, fraction=0.5, public_fraction=0.2, seed=2).public, public)
+    smaller = split(labels, fraction=0.5, public_fraction=0.1).public
     assert np.isin(smaller, public).all()
     assert len(smaller) == 500
 
 
 def test_no_public_set_by_default():
-    assert deal(balanced(100, 2)).public.tolist() == []
+    assert split(balanced(100, 2)).public.tolist() == []
 
 
 def test_the_largest_public_fraction_is_named():
     labels = balanced(1000, 10)
     assert "the largest that fits is 0.1" in refusal(labels, fraction=0.9, public_fraction=0.2)
     assert "the largest that fits is 0" in refusal(labels, public_fraction=0.01)
-    assert len(deal(labels, fraction=0.9, public_fraction=0.1).public) == 100
+    assert len(split(labels, fraction=0.9, public_fraction=0.1).public) == 100
 
 
 def public_of(images: int, *overrides: str, needs_public: bool = False, **more) -> Partition:
@@ -332,14 +332,14 @@ def test_ties_do_not_favour_a_class():
 
 @pytest.mark.parametrize("size, test_size", [(1, 0), (2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (375, 93)])
 def test_test_share_of_small_clients(size, test_size):
-    partition = deal(balanced(size * 3, 2), clients=3, kind="iid")
+    partition = split(balanced(size * 3, 2), clients=3, kind="iid")
     assert [len(own) for own in partition.test] == [test_size] * 3
     assert [len(own) for own in partition.train] == [size - test_size] * 3
 
 
 def test_local_classes_are_tested_and_trained_alike():
     labels = balanced(5000, 10)
-    partition = deal(labels, beta=0.2)
+    partition = split(labels, beta=0.2)
     train, test = partition.train_count_MC(labels), partition.test_count_MC(labels)
     assert (abs(test - (train + test) * 0.25) < 1.01).all()
     assert (train[(train + test) > 0] > 0).mean() > 0.97
@@ -354,7 +354,7 @@ def test_validation_images_are_held_out_from_training_alone():
     """40 images a client, 20 of each class: 10 tested, 30 left, floor(.2 * 30) = 6 held out, 3 of each class."""
     labels = balanced(400, 2)
     settings = dict(clients=5, kind="dirichlet", beta=1e9, fraction=0.5, public_fraction=0.1)
-    before, after = deal(labels, **settings), deal(labels, **settings, val_fraction=0.2)
+    before, after = split(labels, **settings), split(labels, **settings, val_fraction=0.2)
     assert [len(own) for own in before.val] == [0] * 5
     assert [len(own) for own in after.val] == [6] * 5
     assert [len(own) for own in after.train] == [24] * 5
@@ -371,9 +371,9 @@ def test_validation_images_are_held_out_from_training_alone():
 
 def test_validation_images_change_the_hash_and_come_from_the_seed():
     labels = balanced(400, 2)
-    none, some = deal(labels), deal(labels, val_fraction=0.2)
-    assert deal(labels, val_fraction=0.0).sha256 == none.sha256 != some.sha256
-    assert deal(labels, val_fraction=0.2).sha256 == some.sha256 != deal(labels, val_fraction=0.3).sha256
+    none, some = split(labels), split(labels, val_fraction=0.2)
+    assert split(labels, val_fraction=0.0).sha256 == none.sha256 != some.sha256
+    assert split(labels, val_fraction=0.2).sha256 == some.sha256 != split(labels, val_fraction=0.3).sha256
     # as a stranger would compute it: per part its name and sizes, then its indices, little-endian
     digest = hashlib.sha256()
     for name, parts in (("train", some.train), ("test", some.test), ("public", [some.public]), ("val", some.val)):
@@ -384,13 +384,13 @@ def test_validation_images_change_the_hash_and_come_from_the_seed():
 
 def test_validation_images_of_small_clients():
     """6 images, 1 tested, 5 left: floor(.5 * 5) = 2 held out; of 1 image none is, whatever the share."""
-    partition = deal(balanced(12, 2), clients=2, kind="iid", val_fraction=0.5)
+    partition = split(balanced(12, 2), clients=2, kind="iid", val_fraction=0.5)
     assert [len(own) for own in partition.val] == [2, 2]
     assert [len(own) for own in partition.train] == [3, 3]
-    alone = deal(balanced(4, 2), clients=4, kind="iid", val_fraction=0.9)
+    alone = split(balanced(4, 2), clients=4, kind="iid", val_fraction=0.9)
     assert [len(own) for own in alone.train] == [1] * 4
     assert [len(own) for own in alone.val] == [0] * 4
-    assert alone.sha256 == deal(balanced(4, 2), clients=4, kind="iid").sha256
+    assert alone.sha256 == split(balanced(4, 2), clients=4, kind="iid").sha256
 
 
 # ---- natural clients
@@ -401,7 +401,7 @@ IDS = np.repeat([30, 7, 12], [8, 12, 4])
 
 
 def natural(**changes) -> Partition:
-    return deal(LABELS, **(dict(kind="natural", clients=3, beta=None, client_train=IDS) | changes))
+    return split(LABELS, **(dict(kind="natural", clients=3, beta=None, client_train=IDS) | changes))
 
 
 def test_natural_clients_come_in_the_order_of_their_ids():
@@ -430,7 +430,7 @@ def test_natural_clients_with_validation_images():
 
 
 def test_natural_clients_of_one_image_and_a_fraction():
-    partition = deal(
+    partition = split(
         np.array([0, 1, 0, 1, 0]), kind="natural", clients=2, client_train=np.array([4, 1, 1, 1, 1]), fraction=0.5
     )
     assert [len(own) for own in shares(partition)] == [2, 1]
@@ -456,7 +456,7 @@ def test_shards_by_hand():
     """6 + 6 images, 3 clients of 2 shards: 6 shards of 2 images, 3 of each class; 1 of a client's 4 is tested."""
     labels = np.array([0, 1] * 6)
     for seed in range(20):
-        partition = deal(labels, kind="shards", clients=3, beta=None, seed=seed)
+        partition = split(labels, kind="shards", clients=3, beta=None, seed=seed)
         counts = count_MC(shares(partition), labels, 2)
         assert counts.sum(1).tolist() == [4, 4, 4]
         assert counts.sum(0).tolist() == [6, 6]
@@ -468,14 +468,14 @@ def test_shards_by_hand():
 def test_a_shard_across_the_border_of_two_classes():
     """4 + 8 images in 4 shards of 3: 000 011 111 111."""
     labels = np.repeat([0, 1], [4, 8])
-    counts = count_MC(shares(deal(labels, kind="shards", clients=4, classes_per_client=1)), labels, 2)
+    counts = count_MC(shares(split(labels, kind="shards", clients=4, classes_per_client=1)), labels, 2)
     assert sorted(counts.tolist()) == [[0, 3], [0, 3], [1, 2], [3, 0]]
 
 
 def test_shards_of_a_part_of_the_data():
     """.4 of 1000 images in 20 shards of 20: 40 of each class, so that no shard has two."""
     labels = balanced(1000, 10)
-    partition = deal(labels, kind="shards", fraction=0.4)
+    partition = split(labels, kind="shards", fraction=0.4)
     counts = count_MC(shares(partition), labels, 10)
     assert counts.sum(1).tolist() == [40] * 10
     assert counts.sum(0).tolist() == [40] * 10
@@ -487,7 +487,7 @@ def test_shards_of_a_part_of_the_data():
 def test_shards_beside_a_public_set_and_of_a_size_that_does_not_divide():
     """floor(.5 * 103 / 6) = 8 images in each of 6 shards."""
     labels = balanced(103, 3)
-    partition = deal(labels, kind="shards", clients=2, classes_per_client=3, fraction=0.5, public_fraction=0.5)
+    partition = split(labels, kind="shards", clients=2, classes_per_client=3, fraction=0.5, public_fraction=0.5)
     everything = np.concatenate([*shares(partition), partition.public])
     assert [len(own) for own in shares(partition)] == [24, 24]
     assert len(np.unique(everything)) == len(everything) == 99
@@ -499,7 +499,7 @@ def test_shards_are_dealt_at_random():
     owner_count = np.zeros((4, 40))
     one_class = 0
     for seed in range(1000):
-        own = shares(deal(labels, kind="shards", clients=4, fraction=0.8, seed=seed))
+        own = shares(split(labels, kind="shards", clients=4, fraction=0.8, seed=seed))
         one_class += (count_MC(own, labels, 4).max(1) == 8).sum()
         for client, index in enumerate(own):
             owner_count[client, index] += 1
@@ -512,7 +512,7 @@ def test_shards_are_dealt_at_random():
 
 
 def heuristic(labels, test_labels, **changes) -> Partition:
-    return deal(labels, **(dict(kind="heuristic", clients=5, test_labels=test_labels) | changes))
+    return split(labels, **(dict(kind="heuristic", clients=5, test_labels=test_labels) | changes))
 
 
 def test_capped_counts_by_hand():
@@ -578,7 +578,7 @@ def test_the_heuristic_cuts_train_and_test_alike_and_the_test_in_its_order():
 def test_the_heuristic_leaves_the_public_images_alone():
     labels = balanced(5000, 10)
     partition = heuristic(labels, balanced(1000, 10), fraction=0.5, public_fraction=0.2)
-    assert np.array_equal(partition.public, deal(labels, fraction=0.5, public_fraction=0.2).public)
+    assert np.array_equal(partition.public, split(labels, fraction=0.5, public_fraction=0.2).public)
     assert not np.isin(np.concatenate(partition.train), partition.public).any()
 
 

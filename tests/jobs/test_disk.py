@@ -60,7 +60,7 @@ def test_a_finished_trial_keeps_its_final_weights_unless_asked(data, tmp_path):
     after.metrics_path.unlink()
     [result] = toy.train(1, "--resume", "--out", after.path, *trial.arguments())
     assert result.exit_code == 2
-    assert "holds the final weights of a complete run and nothing to go on with" in result.output
+    assert "holds the final weights of a complete run and nothing to resume from" in result.output
 
 
 def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_launch(data, tmp_path):
@@ -78,7 +78,7 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
     "keep_state, after, error",
     [
         (True, "complete", ""),
-        (False, "failed", "nothing to go on with: a study keeps no more without --keep-state. Remove the folder"),
+        (False, "failed", "nothing to resume from: a study keeps no more without --keep-state. Remove the folder"),
     ],
 )
 def test_a_finished_trial_whose_file_is_spoilt_is_named_and_not_counted(

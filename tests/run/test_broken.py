@@ -199,7 +199,7 @@ def test_a_bad_checkpoint_is_named_and_the_older_one_used(run, whole, kind):
     damage, words = BAD[kind]
     damage(run / "checkpoints/round_0003.h5")
     output = toy.train_ok(1, "--resume", "--out", run)[0]
-    warning = next(line for line in output.splitlines() if "warning: checkpoint passed over" in line)
+    warning = next(line for line in output.splitlines() if "warning: checkpoint skipped" in line)
     assert f"{run}/checkpoints/round_0003.h5: " in warning
     assert words in warning
     assert "resuming after round 2" in output

@@ -62,7 +62,7 @@ def test_a_dry_run_shows_names_and_counts(named):
     (output,) = toy.train_ok(1, *arguments(named), "--dry-run")
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert (
-        "images: 55 in the training split, 30 in the test split, 10 classes; dealt: 55 training, 30 local tests"
+        "images: 55 in the training split, 30 in the test split, 10 classes; assigned: 55 training, 30 local tests"
         in lines
     )
     assert "classes: 0 a, 1 b, 2 c, 3 d, 4 e, 5 f, 6 g, 7 h, 8 i, 9 j" in lines

@@ -45,9 +45,8 @@ def send_in_round_three(number: signal.Signals, victim: int):
 def test_the_round_is_finished_saved_and_gone_on_with(arguments, straight, tmp_path, number, ranks, victim):
     results = toy.train(ranks, *arguments, "--out", tmp_path / "run", patch=send_in_round_three(number, victim))
     assert [result.exit_code for result in results] == [STOPPED] * ranks == [75] * ranks, results
-    line = (
-        f"stopped by {number.name} after round 3 of 6, which is saved; go on with --resume --out {tmp_path / 'run'}\n"
-    )
+    line = f"stopped by {number.name} after round 3 of 6, which is saved; "
+    line += f"resume it with --resume --out {tmp_path / 'run'}\n"
     assert results[0].output.endswith(line)
     assert toy.rounds_done(tmp_path / "run") == 3
     assert (tmp_path / "run/checkpoints/round_0003.h5").exists()

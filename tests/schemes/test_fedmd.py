@@ -163,7 +163,7 @@ def test_public_images_are_the_same_for_all_and_nobodys(data):
 
 
 @pytest.mark.parametrize("more", ["data.beta=5", "data.partition=iid", "scheme.temperature=2", "train.epochs=2"])
-def test_public_images_do_not_depend_on_how_the_others_are_dealt(data, more):
+def test_public_images_do_not_depend_on_how_the_others_are_assigned(data, more):
     runs = Federation(data, "fedmd"), Federation(data, "fedmd", more)
     np.testing.assert_array_equal(*(run.part.server.static["partition"]["public_index"] for run in runs))
 

@@ -83,9 +83,9 @@ def test_plain_h5py_sees_rows_and_units(tmp_path):
 def test_parts_of_the_tables():
     """A table without rows up to there is left out; one with no new rows keeps its columns."""
     history = two_rounds()
-    history.settle()
+    history.finalize()
     history.add_event(round=3, client=1, what="weights refused", tensor="a", value=NAN)
-    assert history.tree(until=history.settled).keys() == {"rounds", "clients"}
+    assert history.tree(until=history.finalized).keys() == {"rounds", "clients"}
     new = history.tree(since={"rounds": 1, "clients": 1, "events": 1})
     assert new["rounds"]["round"].value.tolist() == [2]
     assert new["clients"]["loss"]["soft"].value.shape == (1, 3)
@@ -96,13 +96,13 @@ def test_parts_of_the_tables():
 def test_the_first_refused_client_of_a_run_can_be_saved(tmp_path):
     """Its event is in the checkpoint's round, and not yet among the rows before."""
     history, rows = two_rounds(), GrowingTree(tmp_path / "rows.hdf5")
-    history.settle()
+    history.finalize()
     for count in (0, 1, 1, 2):
-        if count > history.settled["events"]:
+        if count > history.finalized["events"]:
             history.add_event(round=3, client=1, what="weights refused", tensor="a" * count, value=NAN)
-            rows.save({}, lambda since: history.tree(since, history.settled))  # not yet settled
-        history.settle()
-        rows.save({}, lambda since: history.tree(since, history.settled))
+            rows.save({}, lambda since: history.tree(since, history.finalized))  # not yet final
+        history.finalize()
+        rows.save({}, lambda since: history.tree(since, history.finalized))
         assert len(load_tree(tmp_path / "rows.hdf5").get("events", {"round": []})["round"]) == count
 
 

@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder, warnings):
     damage(folder.checkpoint_path(2))
     assert folder.newest_good_checkpoint() == (1, {"round": 1})
     assert warnings == [
-        f"checkpoint passed over: {folder.checkpoint_path(2)}: it is damaged: its bytes do not match its checksum"
+        f"checkpoint skipped: {folder.checkpoint_path(2)}: it is damaged: its bytes do not match its checksum"
     ]
     damage(folder.checkpoint_path(1))
     assert folder.newest_good_checkpoint() is None

@@ -66,7 +66,7 @@ class Round:
         self.server = SchemeServer(flat.net, seed=0, round=ROUND)
 
     def run(self, clients: list[int], epochs: int) -> float:
-        """Seconds of CPU of a round of these clients. RuntimeError when one of them was refused."""
+        """Seconds of CPU of a round of these clients. RuntimeError when one of them was rejected."""
         hosted = [self.clients.setdefault(client, make_client(client, self.images)) for client in clients]
         self.trainer.config = replace(self.trainer.config, train=replace(self.trainer.config.train, epochs=epochs))
         worker = Worker(self.comm, self.trainer, hosted, len(hosted), [self.images] * CLIENTS)
@@ -76,7 +76,7 @@ class Round:
         worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
         cpu_s = time.process_time() - start_s
         if reports["status"].any():
-            raise RuntimeError(f"a client was refused: status {reports['status'].tolist()}")
+            raise RuntimeError(f"a client was rejected: status {reports['status'].tolist()}")
         return cpu_s
 
     def combine(self, clients: int) -> float:

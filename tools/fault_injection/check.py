@@ -211,7 +211,7 @@ def judge_report(struck: Fault, attempt: Attempt) -> list[Verdict]:
         return [] if told else [Verdict(UNREPORTED, f"exit code {attempt.results[0].exit_code} after {USR1}\n{output}")]
     lines = [line for line in output.splitlines() if line.startswith("hkd_hpc: ")]
     lines = [line for line in lines if not line.startswith("hkd_hpc: warning:")]
-    silent = struck.kind == KILL_ALL or (len(attempt.results) == 1 and not kind.told_alone)
+    silent = struck.kind == KILL_ALL or (len(attempt.results) == 1 and not kind.reported_alone)
     if len(lines) != 1 and not silent:
         return [Verdict(UNREPORTED, f"{len(lines)} lines of ours\n{output}")]
     allowed = 1 if struck.kind.startswith("exception") else 0

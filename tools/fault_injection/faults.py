@@ -39,7 +39,7 @@ class UserError(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault of a run. `told`: the survivors, or the victim itself, can say what happened."""
+    """One kind of fault of a run. `reported_alone`: the survivors, or the victim itself, can say what happened."""
 
     name: str
     server: bool = False  # strikes rank 0
@@ -48,7 +48,7 @@ class Kind:
     writing: str = ""  # strikes while such a file is written
     delayed: bool = False  # a signal, at a random moment after its place
     phases: tuple[str, ...] = ()  # else all that the victim comes to
-    told_alone: bool = True  # a single process can still say it
+    reported_alone: bool = True  # a single process can still say it
     ends: bool = True  # the job ends, non-zero
     weight: float = 1.0
 
@@ -59,13 +59,13 @@ REMOVED, NAN = "checkpoint folder removed", "NaN in a client's weights"
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("SIGKILL, one rank", delayed=True, told_alone=False, weight=2),
-        Kind(KILL_ALL, delayed=True, told_alone=False, weight=2),
-        Kind("SIGKILL in the start-up", starting=True, delayed=True, told_alone=False),
-        Kind("SIGKILL in an evaluation", server=True, phases=("evaluation",), told_alone=False),
-        Kind("SIGKILL in a checkpoint's write", server=True, writing=r"round_(\d+)", told_alone=False, weight=2),
-        Kind("SIGKILL before a checkpoint's rename", server=True, writing=r"rename round_(\d+)", told_alone=False),
-        Kind("SIGKILL in metrics.h5's write", server=True, writing=r"metrics", told_alone=False),
+        Kind("SIGKILL, one rank", delayed=True, reported_alone=False, weight=2),
+        Kind(KILL_ALL, delayed=True, reported_alone=False, weight=2),
+        Kind("SIGKILL in the start-up", starting=True, delayed=True, reported_alone=False),
+        Kind("SIGKILL in an evaluation", server=True, phases=("evaluation",), reported_alone=False),
+        Kind("SIGKILL in a checkpoint's write", server=True, writing=r"round_(\d+)", reported_alone=False, weight=2),
+        Kind("SIGKILL before a checkpoint's rename", server=True, writing=r"rename round_(\d+)", reported_alone=False),
+        Kind("SIGKILL in metrics.h5's write", server=True, writing=r"metrics", reported_alone=False),
         Kind(STOP, fewest_ranks=2),
         Kind("SIGTERM", delayed=True),
         Kind("SIGINT", delayed=True),
@@ -73,7 +73,7 @@ KINDS = {
         Kind("exception in a client", phases=("training",), weight=1.5),
         Kind("exception in the start-up", starting=True),
         Kind("sys.exit(0)"),
-        Kind(EXIT_0, told_alone=False),
+        Kind(EXIT_0, reported_alone=False),
         Kind(SLEEP, fewest_ranks=2, phases=("training", "evaluation")),
         Kind(FULL, server=True, phases=("training", "reports", "message", "saving", "evaluation")),
         Kind("quota", server=True, phases=("training", "reports", "message", "saving", "evaluation")),

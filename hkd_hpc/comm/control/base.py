@@ -39,7 +39,7 @@ CONTINUED_S = 2.0
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
 END = ["the end of the job"]  # key of the last barrier
-RESUME_ADVICE = "The whole job ends here; finished checkpoints are kept, --resume goes on from the last one."
+RESUME_ADVICE = "The whole job ends here; finished checkpoints are kept, --resume continues from the last one."
 
 
 Links = dict[int, socket.socket]  # by rank

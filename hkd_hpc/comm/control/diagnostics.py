@@ -19,11 +19,11 @@ STATES = {
 ADVICE_HANG = (
     "What to do: a rank that only needs longer wants a larger comm.timeout_s; a stopped one wants kill -CONT, or "
     "another "
-    "node; for a stack in user code see there. The job ends here; --resume goes on from the last checkpoint."
+    "node; for a stack in user code see there. The job ends here; --resume continues from the last checkpoint."
 )
 ADVICE_DEAD = (
     "What to do: if nobody ended it, look for 'Out of memory' in dmesg or the batch system's log, and for a failed "
-    "node. The job ends here; --resume goes on from the last checkpoint."
+    "node. The job ends here; --resume continues from the last checkpoint."
 )
 
 

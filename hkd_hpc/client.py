@@ -86,7 +86,14 @@ class Client:
         return self.received_V[: len(self.flat.parameters_P)]
 
     def predict(self, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(feature_ND, logits_NC) of the present model for any images, eval mode."""
+        """The present model's outputs for any images, in eval mode, without gradients.
+
+        Args:
+            x_uint8: N x channels x height x width, on the model's device.
+
+        Returns:
+            (feature_ND, logits_NC).
+        """
         return evaluate.predict(self.net, x_uint8)
 
     def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""`python -m tools.check`, the name of before: `python -m hkd_hpc.check`."""
+"""`python -m tools.check` in a clone: `python -m hkd_hpc.check`, or `hkd check`."""
 
 import sys
 

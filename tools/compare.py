@@ -1,4 +1,4 @@
-"""`python -m tools.compare`, the name of before: `python -m hkd_hpc.compare`."""
+"""`python -m tools.compare` in a clone: `python -m hkd_hpc.compare`, or `hkd compare`."""
 
 import sys
 

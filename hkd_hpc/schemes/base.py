@@ -154,21 +154,37 @@ class Scheme:
     # --- what travels and what stays, beside the weights
 
     def report_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors that a client reports after training, float32, by name."""
+        """What a client reports after training.
+
+        Returns:
+            {name: shape} of float32 tensors, for example {"count_C": (classes,)}; an absent class is a row of zeros.
+        """
         return {}
 
     def message_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors that the server sends to all clients, float32, by name; all zero in round 1."""
+        """What the server sends to all clients.
+
+        Returns:
+            {name: shape} of float32 tensors; in round 1 all of them are zero.
+        """
         return {}
 
     def client_state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors in `client.state` that a client keeps from one round to the next."""
+        """What a client keeps in `client.state` from one round to the next, in checkpoints too.
+
+        Returns:
+            {name: shape} of float32 tensors; the state is empty in a client's first round.
+        """
         return {}
 
     # --- on the clients
 
     def begin(self, client: Client) -> None:
-        """Before the first batch of a round: what is computed once goes into `client.cache`."""
+        """Before the first batch of a round: what is computed once goes into `client.cache`.
+
+        Args:
+            client: with the received weights in `net`, the message of the last round and an empty cache.
+        """
 
     def loss(self, client: Client, batch: Batch) -> Tensors:
         """The loss of one batch, whose gradient the optimizer steps along.
@@ -186,10 +202,21 @@ class Scheme:
         return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
 
     def adjust_gradient(self, client: Client) -> None:
-        """After the backward pass: may change `client.flat.grad_P` in place."""
+        """After the backward pass of a batch, before clipping and the optimizer's step.
+
+        Args:
+            client: `client.flat.grad_P`, P floats, may be changed in place.
+        """
 
     def report(self, client: Client) -> Tensors:
-        """The tensors of `report_shapes`, from the trained client."""
+        """What a client reports of a round.
+
+        Args:
+            client: trained; `predict_train` gives features and logits of its N images.
+
+        Returns:
+            The tensors of `report_shapes`.
+        """
         return {}
 
     # --- on the server
@@ -207,7 +234,14 @@ class Scheme:
         return {}
 
     def warning(self, message: Tensors) -> str:
-        """What people must know about the message of a round, in a few words; empty when all is well."""
+        """What people must know about the message of a round.
+
+        Args:
+            message: what `combine` returned.
+
+        Returns:
+            A few words, printed and stored; empty when all is well.
+        """
         return ""
 
     def traffic(self, tensors: Tensors, direction: str) -> int:
@@ -216,5 +250,8 @@ class Scheme:
         Args:
             tensors: one client's report, or the message to one client.
             direction: "up" for a report, "down" for a message.
+
+        Returns:
+            A number of floats, 4 bytes each; by default all there are.
         """
         return sum(tensor.numel() for tensor in tensors.values())

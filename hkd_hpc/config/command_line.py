@@ -110,7 +110,7 @@ def make_parser() -> Parser:
         prog="python -m hkd_hpc.train",
         add_help=False,
         allow_abbrev=False,
-        description="Federated training; one MPI rank is one client, rank 0 the server.",
+        description="Federated training; rank 0 is the server, the other MPI ranks host the clients.",
     )
     for names, how in OPTIONS:
         parser.add_argument(*names, **how)

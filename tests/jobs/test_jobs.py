@@ -103,6 +103,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def slurm(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    monkeypatch.setenv("TMPDIR", cluster.env["TMPDIR"])
     return cluster
 
 

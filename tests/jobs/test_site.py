@@ -218,6 +218,7 @@ def site_of(cluster, folder):
 
 def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    monkeypatch.setenv("TMPDIR", cluster.env["TMPDIR"])
     site, root = site_of(cluster, tmp_path), tmp_path / "root"
     data = toy.save_data(tmp_path / "data.npz")
     settings = dict(text.split("=", 1) for text in toy.settings(data, "model.name=small"))
@@ -245,6 +246,7 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
 
 def test_a_job_that_cannot_have_its_environment_ends_before_it_begins(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    monkeypatch.setenv("TMPDIR", cluster.env["TMPDIR"])
     line = f"source '{toy.PROJECT}/slurm/stage_env.sh' use /none/env.tar"
     site = write(tmp_path, f'python = "python"\nsetup = ["{line}"]\n')
     study = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", site=site)

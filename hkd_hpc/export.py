@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.results.models import read_model
 from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file
@@ -36,46 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers")
     return 0
-
-
-def read_model(run: Path, client: int | None) -> dict[str, np.ndarray]:
-    """The state dict of the global model, or of one client. UsageError when the run does not hold it."""
-    from hkd_hpc.store.folder import RunFolder
-    from hkd_hpc.store.tree import load_tree
-
-    newest = RunFolder(run).newest_good_path()  # its weights need no rows
-    if newest is None:
-        raise UsageError(f"{run}: holds no good checkpoint; is it a run's folder, and has a round been completed?")
-    round, tree = newest[0], load_tree(newest[1])
-    return (
-        client_model(run, round, tree, client)
-        if client is not None
-        else {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
-    )
-
-
-def client_model(run: Path, round: int, tree: dict, client: int) -> dict[str, np.ndarray]:
-    """A client's flat vector laid out like the global state dict; its integer buffers are the global ones."""
-    import torch
-
-    from hkd_hpc import config as config_module
-    from hkd_hpc.client import OWN_MODEL
-    from hkd_hpc.models import networks
-    from hkd_hpc.models.flat import FlatModel
-
-    held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
-    if client not in held:
-        raise UsageError(
-            f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
-            "after the last round of a run with run.client_models=true, for the clients that count in it; in a study "
-            "only with --keep-state"
-        )
-    config = config_module.from_json(tree["config_json"])
-    classes = tree["partition"]["train_count"].shape[1]
-    flat = FlatModel(networks.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed))
-    return flat.arrays(
-        torch.from_numpy(held[client]), flat.load_arrays(tree["global"], torch.zeros_like(flat.values_V))
-    )
 
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,9 +89,9 @@ class History:
     @classmethod
     def from_tree(cls, tree: dict, clients: int) -> History:
         history = cls(clients)
-        for name, array in _flatten(tree["rounds"]):
+        for name, array in flattened(tree["rounds"]):
             history.rounds[name] = array.tolist()
-        for name, array in _flatten(tree["clients"]):
+        for name, array in flattened(tree["clients"]):
             if array.ndim == 2:
                 history.clients[name] = list(array)
         history.events = {name: array.tolist() for name, array in tree.get("events", {}).items()}
@@ -112,9 +112,10 @@ def _put(tree: dict, name: str, value) -> None:
     tree[leaf] = value
 
 
-def _flatten(tree: dict, prefix: str = ""):
+def flattened(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of a tree, groups in its name: "loss/soft"."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}/")
+            yield from flattened(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value

@@ -166,6 +166,13 @@ class TreeFile:
         with _bad_file(self.path):
             return {name: _python_scalar(value) for name, value in self._node(key).attrs.items()}
 
+    def shapes(self, key: str = "") -> dict[str, tuple[int, ...]]:
+        """The shapes of all values below the group at `key`, by their paths from there on."""
+        with _bad_file(self.path):
+            found: dict[str, tuple[int, ...]] = {}
+            self._node(key).visititems(lambda path, node: found.update({path: node.shape} if _is_value(node) else {}))
+            return found
+
     def _node(self, key: str) -> Any:
         if key and key not in self._root:
             raise BadFile(self.path, f"it has no {key!r}")
@@ -461,6 +468,10 @@ def _load(node: Any) -> Any:
     value = node[()]
     exact = isinstance(value, np.ndarray) or value.dtype not in (np.int64, np.uint64, np.float64, np.bool_)
     return value if exact else _python_scalar(value)  # a float32 must not come back as a float64
+
+
+def _is_value(node: Any) -> bool:
+    return hasattr(node, "shape")
 
 
 def _python_scalar(value: Any) -> Any:

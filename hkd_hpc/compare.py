@@ -36,9 +36,10 @@ import numpy as np
 
 from hkd_hpc import rng, schemes
 from hkd_hpc.analysis import statistics
-from hkd_hpc.analysis.tables import COLUMNS, markdown, mean_with_interval
+from hkd_hpc.analysis.tables import COLUMNS, FORMATS, NOTHING, SUFFIXES, Cell, Difference, Table, document, estimate
 from hkd_hpc.comm.launchers import outside_of_jobs
 from hkd_hpc.config import Config, NotOfThisScheme, from_file, identity, parts_of, read_toml, resolve, split_override
+from hkd_hpc.config.command_line import Parser
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
 from hkd_hpc.jobs.sweep import as_text, flat
@@ -323,7 +324,7 @@ def summary_of(run: Run, root: Path) -> Summary | None:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def differences(found: Accuracies, goal: str) -> dict[str, str]:
+def differences(found: Accuracies, goal: str) -> dict[str, Cell | str]:
     """By scheme but the reference: mean of the paired differences, half of its 95 % interval, and a verdict; – where a
     pair is missing. Schemes are one family of the correction for many tests, controls another."""
     reference = np.array(found[schemes.REFERENCE][goal])
@@ -333,35 +334,36 @@ def differences(found: Accuracies, goal: str) -> dict[str, str]:
     for are_controls in (False, True):
         family = {name: values for name, values in told.items() if (name in schemes.CONTROLS) == are_controls}
         verdicts |= statistics.verdicts(family)
-    return {name: difference(told[name], verdicts[name]) if name in told else "–" for name in pairs}
+    return {
+        name: Difference(*statistics.interval(told[name]), verdicts[name]) if name in told else NOTHING
+        for name in pairs
+    }
 
 
-def difference(pairs_S: np.ndarray, verdict: str) -> str:
-    mean, half = statistics.interval(pairs_S)
-    return f"{mean:+.3f} ± {half:.3f}, {verdict}"
-
-
-def table(title: str, found: Accuracies) -> str:
-    """Markdown; found: accuracies by scheme and column, one a seed, in the order of the seeds."""
+def table(title: str, found: Accuracies) -> list[str | Table]:
+    """Title, table, and how it was told; found: accuracies by scheme and column, one a seed, in the order of the
+    seeds.
+    """
     reference = schemes.REFERENCE
     shown = [name for name in COLUMNS if any(value == value for row in found.values() for value in row[name])]
     against = {f"{goal} – {reference}": differences(found, goal) for goal in GOALS} if reference in found else {}
     rows = [
         [
             scheme,
-            *(mean_with_interval(row[name]) for name in shown),
+            *(estimate(row[name]) for name in shown),
             *(texts.get(scheme, "") for texts in against.values()),
         ]
         for scheme, row in found.items()
     ]
-    return f"{title}\n\n{markdown(['scheme', *shown, *against], rows)}{how_it_was_told(found) if against else ''}"
+    told = how_it_was_told(found) if against else ""
+    return [title, "", Table(["scheme", *shown, *against], rows, title), *(["", told] if told else [])]
 
 
 def how_it_was_told(found: Accuracies) -> str:
     """The test behind better and worse, and the seeds that it needs."""
     family = sum(name != schemes.REFERENCE and name not in schemes.CONTROLS for name in found)
     return (
-        "\n\nbetter, worse: exact sign-flip test of the paired differences, two-sided, corrected by Holm over the "
+        "better, worse: exact sign-flip test of the paired differences, two-sided, corrected by Holm over the "
         f"{family} "
         f"schemes of a column (controls by themselves), level {statistics.LEVEL}; that needs "
         f"{statistics.seeds_needed(family)} seeds."
@@ -384,7 +386,7 @@ def accuracies(runs: dict[str, list[Run]], root: Path) -> Accuracies:
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def compare(spec: Spec, root: Path, jobs: int, strict_code: bool = False) -> tuple[str, list[str]]:
+def compare(spec: Spec, root: Path, jobs: int, strict_code: bool = False) -> tuple[list[str | Table], list[str]]:
     """Run everything; the report, and a line for each run that failed. Raises UsageError as `check_origin`."""
     by_scheme = paper_runs(spec)
     runs = chained(by_scheme)
@@ -393,12 +395,13 @@ def compare(spec: Spec, root: Path, jobs: int, strict_code: bool = False) -> tup
         "Settings as given, where not those of a scheme's paper or its own defaults, last round, "
         f"{interval_text(spec.seeds)}"
     )
-    parts = [table(title, accuracies(by_scheme, root))]
+    parts = table(title, accuracies(by_scheme, root))
     if spec.tuning:
-        text, more, others = tuned(spec, spec.tuning, root, jobs)
-        parts, failures, runs = [*parts, text], failures + more, runs + others
-    parts += [f"Remark: {line}." for line in check_origin(runs, root, strict_code, {})]
-    return "\n\n".join([*parts, header()]), failures
+        own, more, others = tuned(spec, spec.tuning, root, jobs)
+        parts, failures, runs = [*parts, "", *own], failures + more, runs + others
+    for line in check_origin(runs, root, strict_code, {}):
+        parts += ["", f"Remark: {line}."]
+    return [*parts, "", header()], failures
 
 
 def interval_text(seeds: tuple[int, ...]) -> str:
@@ -407,7 +410,7 @@ def interval_text(seeds: tuple[int, ...]) -> str:
     return f"mean ± half of the 95 % interval over {told} (their number)"
 
 
-def tuned(spec: Spec, tuning: Tuning, root: Path, jobs: int) -> tuple[str, list[str], list[Run]]:
+def tuned(spec: Spec, tuning: Tuning, root: Path, jobs: int) -> tuple[list[str | Table], list[str], list[Run]]:
     """Trials, choice on validation images, and the chosen settings on the spec's seeds: report, failures, all runs."""
     trials = tuning_runs(spec, tuning)
     runs = list(itertools.chain.from_iterable(trials.values()))
@@ -423,7 +426,7 @@ def tuned(spec: Spec, tuning: Tuning, root: Path, jobs: int) -> tuple[str, list[
     title = f"Tuned: {tuning.trials} trials a scheme, chosen on validation images, {interval_text(spec.seeds)}"
     notes = [chosen_text(tuning, scheme, best) for scheme, best in chosen.items()]
     rows = {scheme: tuned_row(goals, root, len(spec.seeds)) for scheme, goals in final.items()}
-    return "\n".join([table(title, rows), "", "Chosen:", "", *notes]), failures, [*runs, *unique]
+    return [*table(title, rows), "", "Chosen:", "", *notes], failures, [*runs, *unique]
 
 
 def choices(trials: dict[str, list[Run]], root: Path) -> tuple[dict[str, dict[str, int]], list[str]]:
@@ -478,14 +481,15 @@ def check(spec: Spec, root: Path, jobs: int, strict_code: bool) -> None:
     check_origin(runs, root, strict_code, code_here([run for run in runs if not summary_of(run, root)]))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.compare", description=first_paragraph(__doc__))
+def make_parser() -> Parser:
+    parser = Parser(prog="python -m hkd_hpc.compare", description=first_paragraph(__doc__))
     parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; hkd specs list has some")
     parser.add_argument(
         "--root", type=Path, required=True, metavar="DIR", help="folder of all runs; give it again to resume"
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     parser.add_argument("--strict-code", action="store_true", help="reject runs of different code; else a line says so")
+    parser.add_argument("--format", choices=FORMATS, default="markdown", help="of the tables; LaTeX with booktabs")
     parser.add_argument(
         "settings", nargs="*", metavar="section.key=value", help="settings of all runs, over the spec's"
     )
@@ -494,15 +498,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 done; 1 a run failed; 2 wrong input: one line for each problem."""
-    options = make_parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
         spec, root = prepared(options)
-        text, failures = compare(spec, root, options.jobs, options.strict_code)
+        parts, failures = compare(spec, root, options.jobs, options.strict_code)
     except UsageError as error:
         return tell(error.lines if isinstance(error, Problems) else [str(error)], code=2)
-    print(f"\n{text}\n\n{root / 'table.md'}")
+    path = root / f"table.{SUFFIXES[options.format]}"
+    text = document(parts, options.format)
+    print(f"\n{text}\n\n{path}")
     try:
-        replace_text(root / "table.md", text + "\n")
+        replace_text(path, text + "\n")
     except RunError as error:
         failures.append(str(error))
     return tell(failures, code=1 if failures else 0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc import compare, schemes
+from hkd_hpc.analysis.tables import document
 from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -151,9 +152,7 @@ def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
         "moon-trial0: has no local accuracy",
         "moon-trial1: has no global accuracy",
     ]
-    assert (
-        compare.mean_with_interval([0.5, NAN, 0.7]) == "0.600 ± 1.271 (2)"
-    )  # t(.975, 1) = 12.706, times .141 / sqrt(2)
+    assert str(compare.estimate([0.5, NAN, 0.7])) == "0.600 ± 1.271 (2)"  # t(.975, 1) = 12.706, times .141 / sqrt(2)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +217,12 @@ def rows_of(**values_by_scheme) -> dict:
     return {scheme: dict.fromkeys(compare.GOALS, values) for scheme, values in values_by_scheme.items()}
 
 
+def told(found, goal) -> dict[str, str]:
+    return {scheme: str(cell) for scheme, cell in compare.differences(found, goal).items()}
+
+
 def test_paired_differences_with_their_interval_and_too_few_seeds():
-    found = compare.differences(
-        rows_of(fedavg=[0.5, 0.5, 0.5], near=[0.51, 0.52, 0.53], far=[0.4, 0.401, 0.402]), "local"
-    )
+    found = told(rows_of(fedavg=[0.5, 0.5, 0.5], near=[0.51, 0.52, 0.53], far=[0.4, 0.401, 0.402]), "local")
     assert found == {
         "near": "+0.020 ± 0.025, cannot be told with 3 seeds",  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
         "far": "-0.099 ± 0.002, cannot be told with 3 seeds",
@@ -230,7 +231,7 @@ def test_paired_differences_with_their_interval_and_too_few_seeds():
 
 def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not():
     seeds = range(7)  # two schemes need 7
-    found = compare.differences(
+    found = told(
         rows_of(
             fedavg=[0.5] * 7,
             better=[0.51 + 0.001 * i for i in seeds],
@@ -250,18 +251,17 @@ def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not
 
 
 def test_table_says_how_it_was_told():
-    text = compare.table(
+    parts = compare.table(
         "title", {name: {column: [0.5] * 3 for column in compare.COLUMNS} for name in ("fedavg", "moon", "local")}
     )
-    assert text.endswith(
+    assert document(parts).endswith(
         "corrected by Holm over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds."
     )
 
 
 def test_table_shows_what_was_measured_only():
     row = {name: [NAN, NAN] for name in compare.COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
-    text = compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})
-    lines = text.splitlines()
+    lines = document(compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
     # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
     assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"

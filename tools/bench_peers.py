@@ -32,7 +32,7 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc import schemes
-from hkd_hpc.analysis.tables import markdown
+from hkd_hpc.analysis.tables import Table
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.runtime.versions import installed
@@ -253,7 +253,9 @@ def table(found: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
         *(f"{job} / bare" for job in jobs),
         *(f"peak PSS {job}, GB" for job in jobs),
     ]
-    return markdown(head, [row(name, versions[name], of_system, found[BARE]) for name, of_system in found.items()])
+    return Table(
+        head, [row(name, versions[name], of_system, found[BARE]) for name, of_system in found.items()]
+    ).markdown()
 
 
 # --- the command

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from hkd_hpc.analysis.tables import FORMATS
 from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
@@ -53,7 +54,7 @@ RANKS_HELP = (
 COMMANDS = {
     "launch": "submit the trials of a spec that are not complete, running or queued",
     "status": "how every trial stands",
-    "table": "the results, as Markdown",
+    "table": "the results, as Markdown, LaTeX or CSV",
     "cancel": "end all jobs of the study",
     "resubmit": "launch its trials again, with the same options",
     "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts",
@@ -83,6 +84,7 @@ def add_root(parser: Parser) -> None:
 def add_table(parser: Parser) -> None:
     add_root(parser)
     parser.add_argument("--strict-code", action="store_true", help="reject runs of different code; else a line says so")
+    parser.add_argument("--format", choices=FORMATS, default="markdown", help="LaTeX is for the package booktabs")
 
 
 def add_status(parser: Parser) -> None:
@@ -153,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
         clear = "\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else ""
         watch.repeat(study.status, lambda states: messages.say(clear + text(states)), options.watch)
     elif options.command == "table":
-        messages.say(study.table(options.strict_code))
+        messages.say(study.table(options.strict_code, options.format))
         return 1 if results.read(study.root, study.trials).faults else 0
     else:
         ended = study.cancel()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc import schemes
-from hkd_hpc.analysis.tables import COLUMNS, markdown, mean_with_interval
+from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.config import identity
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.sweep import Trial
@@ -23,22 +23,25 @@ COSTS = ["parameters held (M)", "s a client and round", "public data"]
 ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
 
 
-def table(root: Path, trials: list[Trial]) -> str:
+CAPTION = "Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number)"
+
+
+def table(root: Path, trials: list[Trial], format: str = "markdown") -> str:
     """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local and once for global."""
     found = read(root, trials)
-    return "\n".join(
+    return document(
         [
-            f"Accuracy in the last round: mean ± half of the 95 % interval over the seeds (their number); "
-            f"{len(found.summaries)} of {len(trials)} runs are complete",
+            f"{CAPTION}; {len(found.summaries)} of {len(trials)} runs are complete",
             "",
             _grid(root, trials, found),
             *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
             *(f"remark: {line}" for line in remarks(found.facts)),
-        ]
+        ],
+        format,
     )
 
 
-def _grid(root: Path, trials: list[Trial], found: Found) -> str:
+def _grid(root: Path, trials: list[Trial], found: Found) -> Table:
     axes = list(dict.fromkeys(axis for trial in trials for axis in trial.labels if axis != "seed"))
     across = [axis for axis in ACROSS if axis in axes]
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
@@ -46,18 +49,21 @@ def _grid(root: Path, trials: list[Trial], found: Found) -> str:
     groups: dict[tuple, list[Trial]] = {}
     for trial in trials:
         groups.setdefault((_labels(trial, down), _labels(trial, across)), []).append(trial)
-    rows = []
+    rows: list[list[Cell | str]] = []
     for row in dict.fromkeys(row for row, _ in groups):
         own = [groups.get((row, column), []) for column in columns]
         means = [_mean(group, found, goal) for goal in GOALS for group in own]
         rows.append([*row, *means, *_costs([trial for group in own for trial in group], root, found)])
-    return markdown([*down, *_heads(across, columns), *COSTS], rows)
+    heads = [" ".join(f"{axis} {label}" for axis, label in zip(across, labels)) for labels in columns]
+    return grid(down, heads if across else [], rows, CAPTION)
 
 
-def _heads(across: list[str], columns: list[tuple[str, ...]]) -> list[str]:
-    """local clients 10, local clients 20, global clients 10 ..."""
-    named = [" ".join(f"{axis} {label}" for axis, label in zip(across, labels)) for labels in columns]
-    return [f"{goal} {name}".strip() for goal in GOALS for name in named]
+def grid(down: Sequence[str], across: Sequence[str], rows: Sequence[Sequence[Cell | str]], caption: str) -> Table:
+    """The layout of the paper's tables: what stands across once for local and once for global, then COSTS."""
+    if not across:
+        return Table([*down, *GOALS, *COSTS], rows, caption, len(down))
+    spans = [("", len(down)), *((goal, len(across)) for goal in GOALS), ("", len(COSTS))]
+    return Table([*down, *across, *across, *COSTS], rows, caption, len(down), spans)
 
 
 @dataclass(frozen=True)
@@ -160,12 +166,8 @@ def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
     return tuple(trial.labels.get(axis, "") for axis in axes)
 
 
-def _mean(trials: list[Trial], found: Found, goal: str) -> str:
-    return (
-        "different data"
-        if different_data(trials, found.facts)
-        else mean_with_interval(_values(trials, found.summaries, goal))
-    )
+def _mean(trials: list[Trial], found: Found, goal: str) -> Cell | str:
+    return "different data" if different_data(trials, found.facts) else estimate(_values(trials, found.summaries, goal))
 
 
 def _values(trials: list[Trial], summaries: dict, goal: str) -> list[float]:

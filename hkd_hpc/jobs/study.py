@@ -85,21 +85,22 @@ class Study:
             say(f"not submitted now: {rejection}")
         return self.status()
 
-    def table(self, strict_code: bool = False) -> str:
+    def table(self, strict_code: bool = False, format: str = "markdown") -> str:
         """Accuracies of the finished trials, in the layout of the paper's Table 1.
 
         Args:
             strict_code: Whether trials of different code are an error; else a line says so.
+            format: "markdown", "latex" (booktabs) or "csv".
 
         Returns:
-            Markdown.
+            The table, and lines about it; in LaTeX and CSV these are comments.
 
         Raises:
             UsageError: With strict_code, where they are of different code.
         """
         if strict_code:
             results.check_code(self.root, self.trials)
-        return results.table(self.root, self.trials)
+        return results.table(self.root, self.trials, format)
 
     def cancel(self) -> list[str]:
         """Ask SLURM to cancel the jobs of all launches, and interrupt the workers on this machine.

@@ -232,6 +232,10 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     # t(.975, 2) = 4.3027: 4.3027 * .1 / sqrt(3) = .248
     assert lines[4] == "| fedavg | 0.600 ± 0.248 (3) | 0.250 (1) | 0.125 ± 0.000 (3) | 0.125 (1) | 11.210 | 1.50 | no |"
     assert lines[5] == "| fedmd | 0.500 ± 0.000 (2) | – | 0.125 ± 0.000 (2) | – | 11.210 | 1.50 | yes |"
+    numbers = results.table(tmp_path, study, "csv").splitlines()
+    assert numbers[2].startswith("scheme,local clients 10,local clients 10 ±,local clients 10 seeds,local clients 20,")
+    assert numbers[3].startswith("fedavg,0.6,0.24841,3,0.25,,1,0.125,0,3,")
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in results.table(tmp_path, study, "latex")
 
 
 def test_table_names_complete_trials_without_an_accuracy(tmp_path):

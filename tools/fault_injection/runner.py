@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hkd_hpc import schemes
-from hkd_hpc.analysis.tables import markdown
+from hkd_hpc.analysis.tables import Table
 from hkd_hpc.runtime.machine import header
 
 from ..forked_ranks import watch_ranks
@@ -129,7 +129,9 @@ class Tally:
     def table(self) -> str:
         rows = [self.row(kind, kind) for kind in ALL_KINDS if self.verdicts.get(kind)]
         rows += [self.row(kind, kind) for kind in self.verdicts if kind not in ALL_KINDS]
-        return markdown(["fault", "struck", "survived", HUNG, LOST, WRONG, UNREPORTED], [*rows, self.row("all", None)])
+        return Table(
+            ["fault", "struck", "survived", HUNG, LOST, WRONG, UNREPORTED], [*rows, self.row("all", None)]
+        ).markdown()
 
 
 # ---- one job ----

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc import schemes
+from hkd_hpc import schemes, sessions
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
@@ -346,6 +346,7 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
         "changes_json": "[]",
         "versions_json": json.dumps(versions.found()),
         "identity_json": identity.to_json(asked, dataset.sha256),
+        "sessions_json": sessions.begun(comm),
         "partition": partition_tree(federation.partition, dataset),
         "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hkd_hpc import __version__
+from hkd_hpc import __version__, sessions
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.config import Config, identity
@@ -155,6 +155,7 @@ def begin_anew(server: Server, options: ResumeOptions) -> None:
             f"no checkpoint is left in {folder.checkpoint_folder}: the run begins anew, and its {rows} rows are made "
             "again"
         )
+        remember_sessions(server, {}, 0)
     folder.write_config(text)
 
 
@@ -187,6 +188,7 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
     if changes:
         entry = {"after_round": round, **changes}
         static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
+    remember_sessions(server, tree, round)
     if settings:
         messages.say(f"settings changed {messages.changes_text(json.dumps([{'after_round': round, **settings}]))}")
     history = History.from_tree(tree, server.config.fed.clients)
@@ -195,6 +197,12 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
         server.folder.write_config(static["config_json"])
     messages.say(f"resuming after round {round}")
     return state
+
+
+def remember_sessions(server: Server, tree: Tree, round: int) -> None:
+    """Put the processes that a checkpoint and metrics.h5 know before this one, which resumes after `round`."""
+    static, earlier = server.static, [part.get("sessions_json", "[]") for part in (tree, server.folder.record())]
+    static["sessions_json"] = sessions.resumed(static["sessions_json"], earlier, round)
 
 
 def stored_evaluation(folder: RunFolder, history: History) -> dict[str, Any] | None:

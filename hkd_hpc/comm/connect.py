@@ -58,6 +58,7 @@ def connect(
         sharers=sharers(plan.device_by_rank, topology.rank),
         cores_line=describe_cores(cores),
         rank_lines=describe_ranks(plan, cores),
+        devices=[device or "cpu" for _, device in plan.device_by_rank],
     )
     return make_comm(control, plan, info, address, mpi)
 

@@ -36,6 +36,12 @@ RANKS = (
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
 LONGEST_NUMBER = 18  # digits
 MOST_RANKS = 1_000_000
+BATCH_JOBS = {  # by scheduler: the variable that says which job this is
+    "slurm": "SLURM_JOB_ID",
+    "pbs": "PBS_JOBID",
+    "lsf": "LSB_JOBID",
+    "flux": "FLUX_JOB_ID",
+}
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -75,6 +81,12 @@ def check_world(mpi_size: int, hint: Hint) -> None:
 def guess_rank(env: Mapping[str, str]) -> int:
     """The rank for messages when the variables cannot be trusted: 0 only where no launcher says otherwise."""
     return max((int(env[name]) for name in RANK_NAMES if _is_number(env.get(name, ""))), default=0)
+
+
+def batch_job(env: Mapping[str, str]) -> dict[str, str]:
+    """{"scheduler": "slurm", "job_id": "17"} of the batch job that this process belongs to; {} outside of one."""
+    found = [{"scheduler": name, "job_id": env[variable]} for name, variable in BATCH_JOBS.items() if env.get(variable)]
+    return found[0] if found else {}
 
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:

@@ -59,6 +59,7 @@ class RankInfo:
     sharers: int = 1
     cores_line: str = ""
     rank_lines: Sequence[str] = ()
+    devices: Sequence[str] = ()
 
 
 class Comm:
@@ -69,6 +70,7 @@ class Comm:
         most_bytes: what one call of the transport moves at most; all that is longer takes several (of the class).
         rank, size: this rank, and how many there are.
         hosts: names by rank.
+        devices: of all ranks: "cpu", or what identifies a GPU on its host.
         local_rank, local_size: among the ranks of this host.
         device: torch.device of this rank.
         sharers: how many ranks compute on that device, 1 for a CPU.
@@ -85,6 +87,7 @@ class Comm:
         self.local_rank, self.local_size = info.local_rank, info.local_size
         self.device, self.sharers = info.device, info.sharers
         self.plan_line, self.cores_line, self.rank_lines = info.plan_line, info.cores_line, info.rank_lines
+        self.devices = info.devices
         self.wire_bytes: dict[str, int] = defaultdict(int)
         self.wait_s = self.transfer_s = 0.0
         self._control, self._calls = control, 0

@@ -371,6 +371,7 @@ def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict[str, 
         "sha256": partition.sha256,
         "images": np.array([len(dataset.y_train), len(dataset.y_test)], np.int64),
         "train_count": partition.train_count_MC(dataset.y_train),
+        "global_test_count": np.bincount(dataset.y_test, minlength=dataset.classes),
     } | ({"class_name": np.array(dataset.class_names)} if dataset.class_names else {})
 
 

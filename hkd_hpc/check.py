@@ -30,7 +30,7 @@ from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
-from hkd_hpc.store.history import History
+from hkd_hpc.store.history import LAYOUT, History
 from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
 from hkd_hpc.store.tree import BadFile, TreeFile, is_intact, load_tree, open_tree, save_tree
 
@@ -366,7 +366,7 @@ def repair(folder: RunFolder, out: Path) -> str:
     with open_tree(sources[0]) as file:
         tree = {name: file.load(name) for name in STATIC if name in file.names()}
     told = ", ".join(str(path.relative_to(folder.path)) for path in used)
-    save_tree(out, {**tree, **history.tree(), "repaired_from": told})
+    save_tree(out, {**tree, **history.tree(), "repaired_from": told}, LAYOUT)
     return f"{out}: {len(history)} rows saved from {told}"
 
 

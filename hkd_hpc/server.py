@@ -25,10 +25,11 @@ from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, words
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import SchemeServer
+from hkd_hpc.shared_knowledge import shared_knowledge
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
-from hkd_hpc.store.history import WIRE_KINDS, History, client_column
+from hkd_hpc.store.history import LAYOUT, WIRE_KINDS, History, client_column
 from hkd_hpc.store.tree import save_tree
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import counter_size
@@ -100,7 +101,7 @@ class Server:
         self.pending: RoundState | None = None  # recorded, and not yet tested
         self.warning = ""
         self.wire_before: dict[str, int] = {}
-        self.metrics_file = GrowingTree(folder.metrics_path)
+        self.metrics_file = GrowingTree(folder.metrics_path, attributes=LAYOUT)
         self.rows_file = GrowingTree(folder.rows_path, sync_every_s=0)  # what a checkpoint needs outlasts all
         self.write_s = 0.0  # of the last row
         self.clock = messages.Clock(config.fed.rounds)
@@ -146,19 +147,22 @@ class Server:
     def _numbers_of(self, result: RoundResult) -> metrics.RoundNumbers:
         """What the columns are computed from."""
         status = result.reports["status"]
+        is_accepted = status == OK
         return metrics.RoundNumbers(
             round=result.state.round,
             wall_s=result.wall_s,
             warning=self.warning,
             reports=result.reports,
-            is_accepted=status == OK,
+            is_accepted=is_accepted,
             invalid=int(np.isin(status, INVALID).sum()),
             failed=int(np.isin(status, (DROPPED_OUT, STRAGGLER)).sum()),
             terms=self.trainer.scheme.terms,
+            classes=self.trainer.scheme.info.classes,
             pools_data=self.trainer.scheme.pools_data,
             payload_bytes=self._payload_bytes(result.reports, result.state.message),
             wire_bytes={kind: result.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS},
             seconds={**result.seconds, "save": self.write_s},
+            knowledge=shared_knowledge(self.trainer.scheme, result.reports[is_accepted]),
         )
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
@@ -310,5 +314,5 @@ class Server:
         tree = {**self.static, **self.history.tree(), "summary": summary}
         tree["clients"] |= self.static["clients"]
         with self.uninterrupted():
-            save_tree(self.folder.metrics_path, tree)
+            save_tree(self.folder.metrics_path, tree, LAYOUT)
             self.folder.remove_rows()

@@ -16,6 +16,7 @@ from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
 from hkd_hpc.models import evaluate
 from hkd_hpc.quarantine import DROPPED_OUT, STRAGGLER, TOO_FEW_IMAGES, Finding
+from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.training import LocalTrainer, Task, Trained
 
@@ -32,6 +33,7 @@ def report_type(scheme, counters: int) -> np.dtype:
         "invalid_tensor": (),  # an index of quarantine.names
         "val_n": (),
         "val_correct": (),
+        "memory_bytes": (),
     }
     numbers = {"train_s": (), "report_s": (), "invalid_value": (), "loss": (len(scheme.terms),)}
     return payload.record_type(numbers, integers, scheme.report_shapes())
@@ -138,6 +140,7 @@ class Worker:
         report["test_n"], report["test_correct"] = trained.test.n, trained.test.correct
         report["val_n"], report["val_correct"] = trained.val.n, trained.val.correct
         report["counters"] = pack_counters(client.flat.counters)
+        report["memory_bytes"] = peak_memory_bytes()
         found = self._add(client, trained)
         if found:
             report["status"], report["invalid_tensor"], report["invalid_value"] = (

@@ -12,8 +12,23 @@ from typing import Protocol
 import numpy as np
 
 NAN = float("nan")
-Value = float | int | str
+Value = float | int | str | list[int]  # a list: by class
 Attributes = dict[str, str]
+
+
+@dataclass(frozen=True)
+class SharedKnowledge:
+    """What the accepted clients of a round shared by class (shared_knowledge.py).
+
+    Attributes:
+        classes: (accepted reports, classes) bool, whether it was shared; None where nothing is shared by class.
+        noise_std: mean standard deviation of the noise on it; None without noise.
+        signal_rms: root mean square of it without the noise, estimated.
+    """
+
+    classes: np.ndarray | None = None
+    noise_std: float | None = None
+    signal_rms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -29,10 +44,12 @@ class RoundNumbers:
         invalid: how many of the sampled clients were rejected.
         failed: how many dropped out or were stragglers.
         terms: of the loss.
+        classes: how many.
         pools_data: whether one client has the images of all.
         payload_bytes: what the paper counts, by kind, of each sampled client.
         wire_bytes: what the communicator moved in this round, by kind.
         seconds: of the round, by phase, on rank 0; "save" too.
+        knowledge: that clients shared by class.
     """
 
     round: int
@@ -43,10 +60,12 @@ class RoundNumbers:
     invalid: int
     failed: int
     terms: Sequence[str]
+    classes: int
     pools_data: bool
     payload_bytes: Mapping[str, np.ndarray]
     wire_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
+    knowledge: SharedKnowledge
 
     @property
     def accepted(self) -> np.ndarray:
@@ -69,6 +88,9 @@ class TestResult(Protocol):
     @property
     def accuracy(self) -> float: ...
 
+    @property
+    def correct_C(self) -> tuple[int, ...]: ...
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -77,20 +99,25 @@ class Metric:
     Attributes:
         name: of the column.
         attributes: what metrics.h5 says of it.
-        of_round: its number in /rounds; of a metric of a test: what stands there without one.
-        of_clients: its numbers in /clients, one for each report, NaN where it has none.
+        of_round: its number in /rounds, or numbers by class; of a metric of a test: what stands there without one.
+        of_clients: its numbers in /clients, one (or one by class) for each report, NaN where it has none. Both give
+            None for a scheme that has not this column.
         of_test: from the tests on the official split and on the validation images, after the round.
         title: of its line in the table at the end, with {batchnorm} for how the statistics came about; empty: none.
         column: of its last value in tables over runs; empty: none.
+        dtype: of its numbers in /rounds, or in /clients if they are only there; all others are float64.
+        since: the layout version of metrics.h5 (store/layout.py) from which on it is there.
     """
 
     name: str
     attributes: Attributes
-    of_round: Callable[[RoundNumbers], Value] | None = None
-    of_clients: Callable[[RoundNumbers], np.ndarray] | None = None
+    of_round: Callable[[RoundNumbers], Value | None] | None = None
+    of_clients: Callable[[RoundNumbers], np.ndarray | None] | None = None
     of_test: Callable[[TestResult, TestResult], Value] | None = None
     title: str = ""
     column: str = ""
+    dtype: str = "float64"
+    since: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +130,7 @@ class MetricGroup:
         of_round: numbers in /rounds by part.
         of_clients: numbers in /clients by part.
         parts: attributes of parts that have their own.
+        dtype: as of Metric.
     """
 
     name: str
@@ -110,6 +138,7 @@ class MetricGroup:
     of_round: Callable[[RoundNumbers], Mapping[str, Value]]
     of_clients: Callable[[RoundNumbers], Mapping[str, np.ndarray]] | None = None
     parts: Mapping[str, Attributes] = field(default_factory=dict)
+    dtype: str = "float64"
 
 
 @dataclass(frozen=True)
@@ -163,6 +192,16 @@ def client_losses(numbers: RoundNumbers) -> dict[str, np.ndarray]:
     return {term: loss[:, place] for place, term in enumerate(numbers.terms)}
 
 
+def knowledge_classes(numbers: RoundNumbers) -> np.ndarray | None:
+    """(reports, classes) float16: 1 where an accepted client shared knowledge of the class, 0 where it did not."""
+    shared = numbers.knowledge.classes
+    if shared is None:
+        return None
+    values = np.full((len(numbers.reports), shared.shape[1]), NAN, np.float16)
+    values[numbers.is_accepted] = shared
+    return values
+
+
 _GLOBAL = {"model": "global", "data": "official test split", "moment": "after aggregation", "clients": "none"}
 _LOCAL = {
     "model": "personalised (the client's own)",
@@ -172,9 +211,15 @@ _LOCAL = {
 }
 _VAL = "validation images held out of the clients' training images (data.val_fraction)"
 _LOSS = "a term of the loss, its weight included; mean over the images of the last local epoch"
+_NOISY = "NaN in a round that shared no class; no column: a scheme without noise"
 
 METRICS: tuple[Metric | MetricGroup, ...] = (
-    Metric("round", {"unit": "1", "meaning": "rounds completed"}, lambda r: r.round),
+    Metric(
+        "round",
+        {"unit": "1", "meaning": "rounds completed"},
+        lambda r: r.round,
+        dtype="int64",
+    ),
     Metric(
         "wall_s",
         {"unit": "s", "meaning": "from the start of the round to the end of its exchange, on rank 0"},
@@ -187,11 +232,13 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
             "f'{name} {numpy dtype.str} {shape}\\n' in UTF-8, then its bytes (little-endian, C order)"
         },
         lambda r: "",  # the server hashes beside the next round
+        dtype="text",
     ),
     Metric(
         "warning",
         {"meaning": "what the scheme said about the message of this round; empty when all was well"},
         lambda r: r.warning,
+        dtype="text",
     ),
     Metric(
         "local_test_accuracy",
@@ -223,6 +270,7 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         {"unit": "images", **_LOCAL},
         lambda r: int(r.accepted["test_n"].sum()),
         lambda r: r.reports["test_n"],
+        dtype="int64",
     ),
     Metric(
         "local_val_accuracy",
@@ -251,12 +299,27 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
         lambda r: 0,
         of_test=lambda test, val: test.n,
+        dtype="int64",
+    ),
+    Metric(
+        "global_test_correct_by_class",
+        {
+            "unit": "images",
+            "axes": "round, class",
+            "meaning": "predicted right, of /partition/global_test_count of the class; 0 in a round without a test",
+            **_GLOBAL,
+        },
+        lambda r: [0] * r.classes,
+        of_test=lambda test, val: list(test.correct_C),
+        dtype="int64",
+        since=2,
     ),
     Metric(
         "global_test_nonfinite",
         {"unit": "images", "meaning": "without finite logits; where there are any there is no accuracy", **_GLOBAL},
         lambda r: 0,
         of_test=lambda test, val: test.nonfinite,
+        dtype="int64",
     ),
     Metric(
         "global_val_accuracy",
@@ -270,16 +333,33 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         {"unit": "images", "meaning": "the same of the validation images", **_GLOBAL, "data": _VAL},
         lambda r: 0,
         of_test=lambda test, val: val.nonfinite,
+        dtype="int64",
     ),
     Metric(
         "train_n",
         {"unit": "images", "meaning": "training images that entered the average"},
         lambda r: int(r.accepted["weight"].sum()),
         lambda r: r.reports["weight"],
+        dtype="int64",
     ),
     Metric("train_s", {"unit": "s", "meaning": "local training"}, of_clients=lambda r: r.reports["train_s"]),
     Metric("report_s", {"unit": "s", "meaning": "local test and report"}, of_clients=lambda r: r.reports["report_s"]),
-    Metric("clients_sampled", {"unit": "clients"}, lambda r: len(r.reports)),
+    Metric(
+        "memory_bytes",
+        {
+            "unit": "B",
+            "meaning": "the most memory that the client's rank had held, in RAM, when the client reported; NaN for one "
+            "that did not train",
+        },
+        of_clients=lambda r: np.where(r.reports["memory_bytes"] > 0, r.reports["memory_bytes"], NAN),
+        since=2,
+    ),
+    Metric(
+        "clients_sampled",
+        {"unit": "clients"},
+        lambda r: len(r.reports),
+        dtype="int64",
+    ),
     Metric(
         "clients_refused",
         {
@@ -288,6 +368,7 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
             "large, or logits on its own test not finite",
         },
         lambda r: r.invalid,
+        dtype="int64",
     ),
     Metric(
         "clients_failed",
@@ -296,6 +377,7 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
             "meaning": "sampled, but did not answer or came too late (fed.drop_rate, fed.straggler_rate)",
         },
         lambda r: r.failed,
+        dtype="int64",
     ),
     Metric(
         "status",
@@ -305,6 +387,38 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
             "refused, 5 did not answer, 6 came too late, 7 predictions refused; NaN not sampled",
         },
         of_clients=lambda r: r.reports["status"],
+    ),
+    Metric(
+        "knowledge_classes",
+        {
+            "unit": "1",
+            "axes": "round, client, class",
+            "meaning": "1 where the client shared knowledge of the class in this round, 0 where not; NaN for a client "
+            "that was not sampled or did not enter the average; no column: a scheme that shares nothing by class",
+        },
+        of_clients=knowledge_classes,
+        dtype="float16",
+        since=2,
+    ),
+    Metric(
+        "noise_std",
+        {
+            "unit": "1",
+            "meaning": "standard deviation of the noise on shared class means, by the scheme's formula; mean over the "
+            f"shared classes of all accepted clients; {_NOISY}",
+        },
+        lambda r: r.knowledge.noise_std,
+        since=2,
+    ),
+    Metric(
+        "signal_rms",
+        {
+            "unit": "1",
+            "meaning": "root mean square of the same class means without that noise, estimated from what was sent: "
+            f"sqrt(mean(sent^2 - std^2)), 0 where that is negative; {_NOISY}",
+        },
+        lambda r: r.knowledge.signal_rms,
+        since=2,
     ),
     MetricGroup(
         "loss",
@@ -331,11 +445,13 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         {"unit": "B", "meaning": "what the paper counts as traffic; /rounds: summed over the sampled clients"},
         lambda r: {kind: int(count.sum()) for kind, count in r.payload_bytes.items()},
         lambda r: r.payload_bytes,
+        dtype="int64",
     ),
     MetricGroup(
         "wire_bytes",
         {"unit": "B", "meaning": "buffers handed to the communicator, summed over the ranks; 0 in one process"},
         lambda r: r.wire_bytes,
+        dtype="int64",
     ),
 )
 FINAL = (
@@ -359,8 +475,8 @@ def row_of(numbers: RoundNumbers) -> dict[str, Value]:
     for metric in METRICS:
         if isinstance(metric, MetricGroup):
             row |= {f"{metric.name}/{part}": value for part, value in metric.of_round(numbers).items()}
-        elif metric.of_round:
-            row[metric.name] = metric.of_round(numbers)
+        elif metric.of_round and (value := metric.of_round(numbers)) is not None:
+            row[metric.name] = value
     return row
 
 
@@ -371,6 +487,8 @@ def clients_of(numbers: RoundNumbers) -> dict[str, np.ndarray]:
         if metric.of_clients is None:
             continue
         found = metric.of_clients(numbers)
+        if found is None:
+            continue
         if isinstance(found, Mapping):
             columns |= {f"{metric.name}/{part}": values for part, values in found.items()}
         else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 import time
 from dataclasses import replace
@@ -23,6 +22,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.probe import Answer, Kind, Request, SchemeSizes, Times
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import RunInfo, SchemeSettings
 from hkd_hpc.server import message_type
 from hkd_hpc.training import LocalTrainer
@@ -55,7 +55,7 @@ def answer(request: Request) -> Answer:
         "models": times,
         "start_s": start_s,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "rss_bytes": peak_memory_bytes(),
     }
 
 

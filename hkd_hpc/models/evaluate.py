@@ -17,13 +17,14 @@ class Tested:
     """A test of n images: correct predictions, the sum of cross-entropies in nat, and images whose logits are not all
     finite.
 
-    Those are never correct: the argmax of NaN is a class too.
+    Those are never correct: the argmax of NaN is a class too. `correct_C`: the correct predictions of each class.
     """
 
     n: int = 0
     correct: int = 0
     loss: float = 0.0
     nonfinite: int = 0
+    correct_C: tuple[int, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -47,8 +48,12 @@ def test(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> Test
     _, logits_NC = predict(net, x_uint8)
     finite_N = logits_NC.isfinite().all(1)
     correct_N = (logits_NC.argmax(1) == y_N) & finite_N
-    correct, finite = torch.stack([correct_N, finite_N]).sum(1).tolist()  # one wait for the device
-    return Tested(len(y_N), correct, float(F.cross_entropy(logits_NC, y_N, reduction="sum")), len(y_N) - finite)
+    correct_C = torch.zeros(logits_NC.shape[1], dtype=torch.int64, device=y_N.device).index_add(
+        0, y_N, correct_N.long()
+    )
+    *correct, finite = torch.cat([correct_C, finite_N.sum()[None]]).tolist()  # one wait for the device
+    loss = float(F.cross_entropy(logits_NC, y_N, reduction="sum"))
+    return Tested(len(y_N), sum(correct), loss, len(y_N) - finite, tuple(correct))
 
 
 def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:

@@ -1,10 +1,11 @@
-"""This machine: its memory, and what no measurement is worth without (machine, packages, date and commit)."""
+"""This machine: memory, and what no measurement is worth without (machine, packages, date and commit)."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import resource
 from pathlib import Path
 
 from hkd_hpc.runtime.revision import revision
@@ -32,3 +33,8 @@ def memory_bytes() -> int:
         return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # no such file, or "max"
         return machine
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held so far, in RAM."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

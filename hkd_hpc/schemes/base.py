@@ -255,3 +255,28 @@ class Scheme:
             A number of floats, 4 bytes each; by default all there are.
         """
         return sum(tensor.numel() for tensor in tensors.values())
+
+    # --- for the record: no result depends on it
+
+    def shared_classes(self, reports: Tensors) -> torch.Tensor | None:
+        """Of which classes each client shared knowledge.
+
+        Args:
+            reports: as `combine` has them.
+
+        Returns:
+            (M, C) bool; None, the default, where nothing is shared by class.
+        """
+        return None
+
+    def noise_std(self, reports: Tensors) -> Tensors:
+        """Of the noise that clients put on what they share by class.
+
+        Args:
+            reports: as `combine` has them.
+
+        Returns:
+            By name of a reported tensor (M, C, size) the standard deviation (M, C), which counts where
+            `shared_classes` says so; empty, the default, without noise.
+        """
+        return {}

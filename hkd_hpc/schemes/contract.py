@@ -126,6 +126,33 @@ def check_tensors(scheme: Scheme, method: str, tensors: Any, shapes: Mapping[str
             raise RunError(f"{owed}, dense and of real numbers, but {name} is {_kind(tensor)}")
 
 
+def check_shared_classes(scheme: Scheme, shared: Any, reports: int) -> None:
+    """RunError unless a scheme that has shared_classes() says it of each report and class, in every round."""
+    shape = (reports, scheme.info.classes)
+    is_good = _is_of(shared, shape) and shared.dtype == torch.bool
+    if type(scheme).shared_classes is not Scheme.shared_classes and not is_good:
+        raise RunError(
+            f"scheme {scheme.settings.name}: shared_classes() must return a torch.bool tensor of shape {shape}, not "
+            f"{_kind(shared)}"
+        )
+
+
+def check_noise_std(scheme: Scheme, std_by_name: Any, reports: int) -> None:
+    """RunError unless noise_std() says it of tensors of the report by class, for each report and class."""
+    classes, shapes = scheme.info.classes, scheme.report_shapes()
+    by_class = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == classes]
+    is_good = isinstance(std_by_name, dict) and std_by_name.keys() <= set(by_class)
+    if not is_good or not all(_is_of(std, (reports, classes)) for std in std_by_name.values()):
+        raise RunError(
+            f"scheme {scheme.settings.name}: noise_std() must return a dict from names of what is reported as "
+            f"({classes}, size), {by_class}, to tensors of shape {(reports, classes)}"
+        )
+
+
+def _is_of(value: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == shape
+
+
 def check_client_state(scheme: Scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:
     """RunError unless a client keeps nothing but declared tensors of their shapes, and the program's own `kept`.
 

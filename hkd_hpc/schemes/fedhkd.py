@@ -162,8 +162,15 @@ class FedHKD(Scheme):
 
     def traffic(self, tensors, direction):
         """Of n shared classes: up n (D + C + 1), with their counts; down n (D + C)."""
-        shared = int((tensors["count_C"] > 0).sum())
+        shared = int(self.shared_classes(tensors).sum())
         return shared * (self.info.latent + self.info.classes + (direction == "up"))
+
+    def shared_classes(self, reports):
+        return reports["count_C"] > 0
+
+    def noise_std(self, reports):
+        s = self.settings
+        return {"feature_CD": knowledge.noise_std(s.noise, reports["count_C"], s.zeta, s.sigma)}
 
 
 class FedHKDStar(FedHKD):

@@ -83,4 +83,7 @@ class FedProto(Scheme):
         return combine_by_class(self.settings.aggregation, reports, server.state)
 
     def traffic(self, tensors, direction):
-        return int((tensors["count_C"] > 0).sum()) * self.info.latent
+        return int(self.shared_classes(tensors).sum()) * self.info.latent
+
+    def shared_classes(self, reports):
+        return reports["count_C"] > 0

@@ -50,16 +50,20 @@ def shared_classes(count_C: torch.Tensor, nu: float, rule: str = "absolute", min
 def feature_noise(
     kind: str, count_C: torch.Tensor, latent: int, zeta: float, sigma: float, random: np.random.Generator
 ) -> torch.Tensor:
-    """(C, D): paper: independent, std 2 zeta sigma / N_j; off: zeros; code: ONE draw of std 2 for all classes."""
+    """(C, D): independent for all classes; code: ONE draw for all of them."""
+    std_C = noise_std(kind, count_C, zeta, sigma)
     if kind == "code":
-        return gaussian_noise(torch.full_like(count_C[:1], CODE_STD), latent, random).expand(len(count_C), latent)
-    std_C = noise_std(count_C, zeta, sigma) if kind == "paper" else torch.zeros_like(count_C)
+        return gaussian_noise(std_C[:1], latent, random).expand(len(count_C), latent)
     return gaussian_noise(std_C, latent, random)
 
 
-def noise_std(count_C: torch.Tensor, zeta: float, sigma: float) -> torch.Tensor:
-    """Standard deviation per class: sigma times the sensitivity 2 zeta / N_j of one coordinate (paper, 3.4)."""
-    return 2.0 * zeta * sigma / count_C.clamp(min=1.0)
+def noise_std(kind: str, count_C: torch.Tensor, zeta: float, sigma: float) -> torch.Tensor:
+    """Standard deviation per class; paper (3.4): sigma times the sensitivity 2 zeta / N_j of one coordinate; off: 0;
+    code: 2.
+    """
+    if kind == "paper":
+        return 2.0 * zeta * sigma / count_C.clamp(min=1.0)
+    return torch.full_like(count_C, CODE_STD if kind == "code" else 0.0)
 
 
 def gaussian_noise(std_C: torch.Tensor, latent: int, random: np.random.Generator) -> torch.Tensor:

@@ -22,7 +22,7 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,11 @@ class GrowingTree:
         path: of the file, which need not be there.
         sync_every_s: additions are flushed to the disk, so that they outlast a power cut too, at most so often; a
             writer that is killed needs no flush.
+        attributes: of the root, beside `format_version` and `complete`.
     """
 
-    def __init__(self, path: Path, sync_every_s: float = 1.0):
-        self.path, self._sync_every_s, self._synced_s = path, sync_every_s, 0.0
+    def __init__(self, path: Path, sync_every_s: float = 1.0, attributes: Mapping[str, int] = {}):
+        self.path, self._sync_every_s, self._synced_s, self._attributes = path, sync_every_s, 0.0, attributes
         self._state: State | None = None
 
     def save(self, rest: dict[str, Any], rows_from: Callable[[dict[str, int]], dict[str, Any]]) -> None:
@@ -166,14 +167,15 @@ class GrowingTree:
         """Write the whole file, with room for as many rows again."""
         made: list[State] = []
         self._state = None
-        replace_file(self.path, lambda temporary: made.append(write_new(temporary, rest, tables)), verify)
+        write = lambda temporary: made.append(write_new(temporary, rest, tables, self._attributes))
+        replace_file(self.path, write, verify)
         self._state, self._synced_s = made[0], time.monotonic()
 
 
 # ---- a new file
 
 
-def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State:
+def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any], attributes: Mapping[str, int]) -> State:
     """Write the tree to `path`, its tables with room to grow."""
     new = columns_of(tables)
     columns = {
@@ -192,7 +194,7 @@ def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any]) -> State
         write_hdf5(disk, skeleton, {}, UNCHECKED_VERSIONS)
         state.inode = os.fstat(disk.fileno()).st_ino
         members = lay_out(disk, state)
-        state.head = make_head(members, columns, {"format_version": FORMAT_VERSION, "complete": 1})
+        state.head = make_head(members, columns, {**attributes, "format_version": FORMAT_VERSION, "complete": 1})
         write_rows_and_head(disk, state, new)
     return state
 

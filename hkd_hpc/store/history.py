@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc.analysis.metrics import NAN, attributes_of
 from hkd_hpc.store.tree import Leaf
 
+LAYOUT = {"layout_version": 2}  # attribute of metrics.h5's root: what may be in it (store/layout.py); without it, 1
 PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0
 PAYLOAD_KINDS = ("weights_up", "weights_down", "knowledge_up", "knowledge_down")
 WIRE_KINDS = ("weights", "knowledge_up", "knowledge_down", "state", "control")
@@ -35,9 +36,9 @@ class History:
             raise KeyError(f"a row must hold {sorted(set(self.rounds) | set(self.clients))}")
         before = len(self)
         for name, value in row.items():
-            self.rounds.setdefault(name, [NAN] * before).append(value)
+            self.rounds.setdefault(name, [missing(value)] * before).append(value)
         for name, value in client_row.items():
-            self.clients.setdefault(name, [np.full(self.clients_count, NAN)] * before).append(value)
+            self.clients.setdefault(name, [np.full_like(value, NAN)] * before).append(value)
 
     def add_event(self, **columns) -> None:
         """A client that was rejected: round, client, what of it, tensor, and the number found there."""
@@ -46,7 +47,7 @@ class History:
 
     def set_last(self, **values) -> None:
         for name, value in values.items():
-            self.rounds.setdefault(name, [NAN] * len(self))[-1] = value
+            self.rounds.setdefault(name, [missing(value)] * len(self))[-1] = value
 
     def last(self) -> dict[str, Any]:
         """The last row."""
@@ -92,15 +93,20 @@ class History:
         for name, array in flattened(tree["rounds"]):
             history.rounds[name] = array.tolist()
         for name, array in flattened(tree["clients"]):
-            if array.ndim == 2:
+            if array.ndim > 1:  # not the rank and the name of each client
                 history.clients[name] = list(array)
         history.events = {name: array.tolist() for name, array in tree.get("events", {}).items()}
         return history
 
 
+def missing(like: Any) -> Any:
+    """What stands in a row of /rounds without this number, or these numbers by class."""
+    return [NAN] * len(like) if isinstance(like, list) else NAN
+
+
 def client_column(clients: int, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(clients,) float64 with NaN for those that did not take part."""
-    column = np.full(clients, NAN)
+    """(clients, ...) floats, NaN for those that did not take part; `values`: of the clients `ids`, first axis those."""
+    column = np.full((clients, *values.shape[1:]), NAN, np.result_type(values, np.float16))
     column[ids] = values
     return column
 

@@ -102,6 +102,7 @@ def test_number_correct_and_summed_cross_entropy_by_hand():
     f = 1 / math.sqrt(1 + 1e-5)
     right, wrong = math.log(1 + math.exp(-2 * f)), math.log(1 + math.exp(2 * f))
     assert (tested.n, tested.correct, tested.nonfinite, tested.accuracy) == (3, 2, 0, 2 / 3)
+    assert tested.correct_C == (1, 1)
     assert tested.loss == pytest.approx(2 * right + wrong, rel=1e-6)
 
 
@@ -123,6 +124,7 @@ def test_a_prediction_that_is_not_finite_is_never_correct(bad):
     images, labels = grey([0] * 299 + [1]), torch.zeros(300, dtype=torch.int64)
     tested = evaluate.test(Given([[1.0, 0.0], bad]), images, labels)
     assert (tested.n, tested.correct, tested.nonfinite) == (300, 299, 1)
+    assert tested.correct_C == (299, 0)
     assert math.isnan(tested.accuracy)
 
 

@@ -57,8 +57,8 @@ def usual(data):
 
 
 def same(own: list[Round], reference: list[Round]) -> bool:
-    """Bit for bit: the model, and what clients reported but for the seconds."""
-    names = [name for name in own[0].reports.dtype.names if not name.endswith("_s")]
+    """Bit for bit: the model, and what clients reported but for seconds and memory."""
+    names = [name for name in own[0].reports.dtype.names if not name.endswith(("_s", "memory_bytes"))]
     return len(own) == len(reference) and all(
         same_model(a, b) and all(np.array_equal(a.reports[name], b.reports[name]) for name in names)
         for a, b in zip(own, reference)

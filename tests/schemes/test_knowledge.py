@@ -69,7 +69,7 @@ def test_at_a_quarter_nobody_shares_of_a_hundred_balanced_classes():
 
 def test_standard_deviation_is_twice_zeta_sigma_over_count():
     """zeta 3, sigma 7: 42 / N. Twice the images: half of it. An absent class divides by 1, not by 0."""
-    assert noise_std(torch.tensor([256.0, 512.0, 125.0, 1.0, 0.0]), 3.0, 7.0).tolist() == pytest.approx(
+    assert noise_std("paper", torch.tensor([256.0, 512.0, 125.0, 1.0, 0.0]), 3.0, 7.0).tolist() == pytest.approx(
         [0.1640625, 0.08203125, 0.336, 42.0, 42.0], rel=1e-7
     )
 

@@ -108,6 +108,9 @@ def test_the_first_refused_client_of_a_run_can_be_saved(tmp_path):
 
 def test_clients_that_did_not_take_part_are_nan():
     np.testing.assert_array_equal(client_column(5, np.array([3, 0]), np.array([0.5, 7])), [7, NAN, NAN, 0.5, NAN])
+    by_class = client_column(3, np.array([2]), np.array([[True, False]]))
+    np.testing.assert_array_equal(by_class, [[NAN, NAN], [NAN, NAN], [1, 0]])
+    assert by_class.dtype == np.float16
 
 
 def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
@@ -119,12 +122,16 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     )
     assert history.nonfinite("global_test_accuracy").tolist() == [False, False]
     history.set_last(global_test_nonfinite=3)
-    history.append(row | {"global_test_nonfinite": 0, "global_val_nonfinite": 2}, client_row | {"train_n": np.ones(3)})
+    new = {"global_test_nonfinite": 0, "global_val_nonfinite": 2, "global_test_correct_by_class": [5, 7]}
+    shared = np.ones((3, 2), np.float16)
+    history.append(row | new, client_row | {"train_n": np.ones(3), "knowledge_classes": shared})
     save_tree(tmp_path / "metrics.h5", history.tree())
     again = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
     np.testing.assert_array_equal(again.column("global_test_nonfinite"), [NAN, 3, 0])
     np.testing.assert_array_equal(again.column("global_val_nonfinite"), [NAN, NAN, 2])
     np.testing.assert_array_equal(again.clients["train_n"], [[NAN] * 3, [NAN] * 3, [1] * 3])
+    np.testing.assert_array_equal(again.clients["knowledge_classes"], [shared * NAN, shared * NAN, shared])
+    np.testing.assert_array_equal(again.column("global_test_correct_by_class"), [[NAN, NAN], [NAN, NAN], [5, 7]])
     assert again.nonfinite("global_test_accuracy").tolist() == [False, True, False]
     with pytest.raises(KeyError, match="global_val_nonfinite"):
         again.append(row, client_row)
@@ -182,6 +189,8 @@ def test_numbers_of_a_row(toy_net, toy_trainer):
     np.testing.assert_array_equal(history.clients["loss/cross_entropy"][0], [1.0, NAN, NAN, NAN])
     np.testing.assert_array_equal(history.clients["status"][0], [OK, NAN, INVALID_WEIGHTS, TOO_FEW_IMAGES])
     np.testing.assert_array_equal(history.clients["train_n"][0], [30, NAN, 0, 0])
+    np.testing.assert_array_equal(history.clients["knowledge_classes"][0], [[1, 0, 1], *[[NAN] * 3] * 3])
+    assert row["noise_std"] == pytest.approx((42 / 20 + 42 / 10) / 2, rel=1e-6)
 
 
 def test_bytes_on_the_wire_are_those_of_the_round(toy_net, toy_trainer):

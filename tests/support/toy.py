@@ -21,7 +21,7 @@ from comm_launch import session_folder
 from tools.forked_ranks import Result, run_ranks
 
 SMALL = ("fed.clients=3", "fed.rounds=2", "train.epochs=1", "train.batch_size=16", "model.latent=8", "data.fraction=1")
-TIMES = ("seconds/", "wire_bytes/")  # columns that depend on the layout or the hour
+TIMES = ("seconds/", "wire_bytes/", "memory_bytes")  # columns that depend on the layout or the hour
 MPI_ENV = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

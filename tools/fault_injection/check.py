@@ -19,7 +19,7 @@ from .faults import EXIT_0, KILL_ALL, KINDS, REMOVED, USR1, Fault, Notes
 from .jobs import Job
 
 HUNG, LOST, WRONG, UNREPORTED = "hung", "lost", "wrong", "unreported"
-TIMES = ("seconds/", "wire_bytes/")  # columns that depend on the layout or the hour
+TIMES = ("seconds/", "wire_bytes/", "memory_bytes")  # columns that depend on the layout or the hour
 REJECTED = 1  # the status of a client whose weights are bad, in clients/status
 TRACE = "Traceback (most recent call last)"
 STOPPED = 75

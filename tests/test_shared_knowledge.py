@@ -1,0 +1,109 @@
+"""What the record says of shared knowledge, by hand: classes, and noise against signal."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hkd_hpc import payload
+from hkd_hpc.errors import RunError
+from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeSettings
+from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings
+from hkd_hpc.shared_knowledge import shared_knowledge
+
+INFO = RunInfo(classes=3, latent=2, clients=2, parameters=0, values=0, public=0)
+
+
+def reports(scheme: Scheme, count_MC, feature_MCD) -> np.ndarray:
+    records = np.zeros(len(count_MC), payload.record_type({}, {}, scheme.report_shapes()))
+    records["tensors"]["count_C"], records["tensors"]["feature_CD"] = count_MC, feature_MCD
+    return records
+
+
+def of_fedhkd(count_MC, feature_MCD, **settings):
+    scheme = FedHKD(FedHKDSettings(**settings), INFO)
+    return shared_knowledge(scheme, reports(scheme, count_MC, feature_MCD))
+
+
+FEATURES = [[[3.0, 1.0], [0.0, 0.0], [9.0, 9.0]], [[0.0, 0.0], [0.0, 0.0], [4.0, 2.0]]]
+
+
+def test_noise_against_signal():
+    """zeta = sigma = 1: std 2 / N. Shared with 2, 4 and 1 images: std 1, .5 and 2, mean 3.5 / 3; what was sent has the
+    mean squares 5, 81 and 10, and without the variances 1, .25 and 4 they are 4, 80.75 and 6."""
+    found = of_fedhkd([[2, 0, 4], [0, 0, 1]], FEATURES, zeta=1.0, sigma=1.0)
+    assert found.classes.tolist() == [[True, False, True], [False, False, True]]
+    assert found.noise_std == pytest.approx(3.5 / 3, rel=1e-12)
+    assert found.signal_rms == pytest.approx(math.sqrt(90.75 / 3), rel=1e-12)
+
+
+@pytest.mark.parametrize("noise, std, signal", [("off", 0.0, 96 / 3), ("code", 2.0, 84 / 3)])
+def test_other_forms_of_the_noise(noise, std, signal):
+    found = of_fedhkd([[2, 0, 4], [0, 0, 1]], FEATURES, noise=noise)
+    assert found.noise_std == std
+    assert found.signal_rms == pytest.approx(math.sqrt(signal), rel=1e-12)
+
+
+def test_noise_that_hides_the_signal():
+    """std 42 / N = 21: what was sent is smaller."""
+    assert of_fedhkd([[2, 0, 0], [0, 0, 0]], FEATURES).signal_rms == 0.0
+
+
+def test_a_round_that_shared_nothing():
+    found = of_fedhkd([[0, 0, 0], [0, 0, 0]], FEATURES)
+    assert not found.classes.any()
+    assert math.isnan(found.noise_std)
+    assert math.isnan(found.signal_rms)
+
+
+class ByClass(Scheme):
+    """Shares class means without noise."""
+
+    def report_shapes(self):
+        return {"count_C": (3,), "feature_CD": (3, 2)}
+
+    def shared_classes(self, reports):
+        return reports["count_C"] > 0
+
+
+class NotOfTheReports(ByClass):
+    def shared_classes(self, reports):
+        return torch.ones(3, dtype=torch.bool)
+
+
+class NoiseOnCounts(ByClass):
+    def noise_std(self, reports):
+        return {"count_C": reports["count_C"]}
+
+
+def of_own(scheme_class):
+    scheme = scheme_class(SchemeSettings(), INFO)
+    return shared_knowledge(scheme, reports(scheme, [[2, 0, 4], [0, 0, 1]], FEATURES))
+
+
+def test_a_scheme_without_noise():
+    found = of_own(ByClass)
+    assert found.classes.tolist() == [[True, False, True], [False, False, True]]
+    assert (found.noise_std, found.signal_rms) == (None, None)
+
+
+def test_a_scheme_that_shares_nothing_by_class():
+    scheme = Scheme(SchemeSettings(), INFO)
+    found = shared_knowledge(scheme, np.zeros(2, payload.record_type({}, {"client": ()}, {})))
+    assert (found.classes, found.noise_std, found.signal_rms) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "scheme_class, line",
+    [
+        (NotOfTheReports, "shared_classes() must return a torch.bool tensor of shape (2, 3), not a torch.bool tensor"),
+        (NoiseOnCounts, "noise_std() must return a dict from names of what is reported as (3, size), ['feature_CD'],"),
+    ],
+)
+def test_a_hook_that_is_wrong_is_told(scheme_class, line):
+    with pytest.raises(RunError) as told:
+        of_own(scheme_class)
+    assert line in str(told.value)

@@ -1,6 +1,7 @@
 """What mkdocs puts into the pages while it builds them. Two kinds of line stand for text that is written elsewhere:
 
 - `<!-- sections -->`, `<!-- schemes -->`, `<!-- presets -->`: tables of settings, from their declarations;
+  `<!-- layout -->`: what is in metrics.h5, from the descriptions of its columns;
 - `[Included here: FILE, HEADING](../FILE)`: the section of a Markdown file with this heading, or the whole file.
 
 A link to what a page includes names the file itself, so that it also works where the pages are read unbuilt; built,
@@ -20,10 +21,11 @@ from hkd_hpc import config as declarations
 from hkd_hpc import schemes
 from hkd_hpc.config import presets
 from hkd_hpc.settings import allowed_text
+from hkd_hpc.store import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
-TABLES = re.compile(r"<!-- (sections|schemes|presets) -->")
+TABLES = re.compile(r"<!-- (sections|schemes|presets|layout) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -88,6 +90,16 @@ def preset_text() -> str:
     return f"{preset_words()}\n\n{preset_table()}"
 
 
+def layout_table() -> str:
+    """What is in metrics.h5, one line for each data set."""
+    rows = [
+        f"| `/{entry.path}` | {entry.shape} | {entry.dtype} | {entry.unit} | {cell(entry.meaning)} | {entry.since} |"
+        for entry in layout.entries()
+    ]
+    heads = ["| data set | shape | dtype | unit | meaning | since |", "|---|---|---|---|---|---|"]
+    return "\n".join([*heads, *rows])
+
+
 def scheme_text(name: str) -> str:
     """The settings of one scheme."""
     cls = schemes.settings_of(name)
@@ -141,4 +153,4 @@ def preset_table() -> str:
     return "\n".join(["| preset | sets |", "|---|---|", *rows])
 
 
-MAKERS = {"sections": section_texts, "schemes": scheme_texts, "presets": preset_text}
+MAKERS = {"sections": section_texts, "schemes": scheme_texts, "presets": preset_text, "layout": layout_table}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
 
+import h5py
 import numpy as np
 import pytest
 import toy
+
+from hkd_hpc.store import layout
 
 COUNTS = ((40, 5, 15), (30, 30, 0), (10, 20, 30))  # training images of each client and class, 60 each
 NU = 0.2  # shared: classes with at least 12 images
@@ -89,3 +95,92 @@ def test_classes_that_were_shared(resumed):
     assert found["partition/train_count"].tolist() == [list(counts) for counts in COUNTS]
     assert found["clients/knowledge_classes"].tolist() == [SHARED] * 4
     assert found["clients/knowledge_classes"].dtype == np.float16
+
+
+def test_right_predictions_by_class(resumed):
+    """Six test images of each of three classes; together they are the accuracy."""
+    found = toy.metrics(resumed)
+    correct, n = found["rounds/global_test_correct_by_class"], found["rounds/global_test_n"]
+    assert found["partition/global_test_count"].tolist() == [6, 6, 6]
+    assert n.tolist() == [18] * 4
+    assert correct.dtype == np.int64
+    assert ((correct >= 0) & (correct <= 6)).all()
+    np.testing.assert_array_equal(correct.sum(1) / n, found["rounds/global_test_accuracy"])
+
+
+def test_noise_on_what_was_shared(resumed):
+    """zeta 3, sigma 7: std 42 / N of the six shared classes of 40, 15, 30, 30, 20 and 30 images."""
+    found = toy.metrics(resumed)
+    std = (42 / 40 + 42 / 15 + 3 * 42 / 30 + 42 / 20) / 6
+    assert found["rounds/noise_std"].tolist() == pytest.approx([std] * 4, rel=1e-6)
+    assert (found["rounds/signal_rms"] >= 0).all()
+
+
+def test_memory_of_the_ranks(resumed):
+    """At least what torch takes, and less than a terabyte; a rank's peak never falls."""
+    memory = toy.metrics(resumed)["clients/memory_bytes"]
+    assert ((memory > 3e7) & (memory < 1e12)).all()
+    assert (np.diff(memory[-2:], axis=0) >= 0).all()
+
+
+# --- the layout, as docs/files.md tells it
+
+
+def entry_of(path: str) -> layout.Entry:
+    """The first entry that means this data set; those without a placeholder come first."""
+    found = sorted(layout.entries(), key=lambda entry: entry.path.count("<"))
+    return next(entry for entry in found if re.fullmatch(pattern_of(entry.path), path))
+
+
+def pattern_of(path: str) -> str:
+    """`a/<b or c>_d` means a/b_d and a/c_d; any name where there is no choice."""
+    choice = lambda part: f"({'|'.join(part.split(' or '))})" if " or " in part else r"\w+"
+    return "".join(choice(part[1:-1]) if part.startswith("<") else part for part in re.split("(<[^>]+>)", path))
+
+
+def datasets(folder) -> dict[str, h5py.Dataset]:
+    found = {}
+    with h5py.File(folder / "metrics.h5") as file:
+        file.visititems(lambda name, node: found.update({name: node}) if isinstance(node, h5py.Dataset) else None)
+        yield from ((name, node.shape, node.dtype, dict(node.attrs)) for name, node in found.items())
+
+
+SIZES = {"rounds": 4, "clients": 3, "clients + 1": 4, "classes": 3, "2": 2, "3": 3, "4": 4}
+
+
+def test_every_data_set_has_the_shape_type_and_unit_that_the_docs_tell(resumed):
+    wrong = []
+    for name, shape, dtype, attributes in datasets(resumed):
+        entry = entry_of(name)
+        axes = [SIZES.get(axis) for axis in entry.shape.split(", ") if entry.shape]
+        is_shape = len(axes) == len(shape) and all(size in (None, own) for size, own in zip(axes, shape))
+        is_type = h5py.check_string_dtype(dtype) is not None if entry.dtype == "text" else dtype == entry.dtype
+        if not (is_shape and is_type and attributes.get("unit", entry.unit) == entry.unit):
+            wrong.append((name, shape, dtype, entry))
+    assert wrong == []
+
+
+def test_the_layout_has_a_version_while_the_run_goes_on_and_at_its_end(killed, resumed):
+    versions = []
+    for folder in (killed, resumed):
+        with h5py.File(folder / "metrics.h5") as file:
+            versions.append(file.attrs["layout_version"])
+    assert versions == [2, 2]
+
+
+def test_the_reader_of_the_docs(resumed, tmp_path):
+    page = (toy.PROJECT / "docs/files.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "hkd_hpc" not in code
+    assert len([line for line in code.splitlines() if line]) <= 10
+    command = [sys.executable, "-c", code, str(resumed / "metrics.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == ""
+    found = toy.metrics(resumed)
+    local, whole = (round(found[f"rounds/{name}_test_accuracy"][-1], 3) for name in ("local", "global"))
+    assert done.stdout.splitlines() == [
+        "layout 2 complete",
+        f"local {local} after round 4 clients' local test sets",
+        f"global {whole} after round 4 official test split",
+        "shared classes of client 0: [0, 2]",
+    ]

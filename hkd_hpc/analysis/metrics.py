@@ -356,7 +356,7 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
     ),
     Metric(
         "clients_sampled",
-        {"unit": "clients"},
+        {"unit": "clients", "meaning": "drawn for the round"},
         lambda r: len(r.reports),
         dtype="int64",
     ),

@@ -64,7 +64,7 @@ OTHERS = (
     Entry("config_json", "", "text", "", "the settings"),
     Entry("changes_json", "", "text", "", "[{after_round, key: [before, after]}]: what changed on the way"),
     Entry("versions_json", "", "text", "", "of the code (`git describe`; installed: a hash), Python, packages"),
-    Entry("identity_json", "", "text", "", "SHA-256 of code and data, packages, threads"),
+    Entry("identity_json", "", "text", "", "SHA-256 of code and data"),
     Entry("sessions_json", "", "text", "", "the processes that made the run", 2),
     Entry("repaired_from", "", "text", "", "of a file that `check --repair` wrote: where its rows come from"),
 )

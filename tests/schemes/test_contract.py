@@ -353,6 +353,21 @@ def test_payload_bytes_of_every_round(whole, scheme):
     }
 
 
+BY_CLASS = ("fedgen", "fedproto", "fedhkd", "fedhkd_star")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_record_says_which_classes_were_shared_by_whom(whole, scheme):
+    """All ten classes are with every client; two of four are sampled in a round."""
+    found = toy.metrics(whole(scheme))
+    assert ("clients/knowledge_classes" in found) is (scheme in BY_CLASS)
+    if scheme in BY_CLASS:
+        sampled = ~np.isnan(found["clients/status"])
+        expected = np.where(sampled[:, :, None], np.ones((4, 4, 10)), np.nan)
+        np.testing.assert_array_equal(found["clients/knowledge_classes"], expected)
+    assert ("rounds/noise_std" in found) is (scheme in ("fedhkd", "fedhkd_star"))
+
+
 PAPER = {  # floats (up, down): CIFAR10, CIFAR100, SVHN
     "fedavg": ((0, 0),) * 3,
     "fedprox": ((0, 0),) * 3,

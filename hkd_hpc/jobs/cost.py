@@ -166,11 +166,11 @@ def round_cost(load: Load, ranks: int, workers: int, image_s: float, network: Ne
     train_s = busiest * load.images * image_s * straggle(workers, busiest, spread)
     if network.cores and ranks > network.cores:
         train_s = max(train_s, (load.clients * load.images * image_s + load.server_s) / network.cores)
-    places = math.ceil(load.clients / max(ranks - 1, 1))
+    slots = math.ceil(load.clients / max(ranks - 1, 1))
     cost = lambda collective, nbytes: seconds(collective, ranks, nbytes, network)
     weights_s = cost("sum", 8 * load.numbers) + cost("relay", 4 * load.numbers)
     knowledge_s = (
-        cost("gather", places * load.report_bytes)
+        cost("gather", slots * load.report_bytes)
         + cost("broadcast", load.message_bytes)
         + cost("agree", 0)
         + status_messages_s(ranks, network)

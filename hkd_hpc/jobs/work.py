@@ -110,8 +110,8 @@ def _measured(path: Path, trial: Trial) -> Measured | None:
         return None
     if facts is None or not len(tree["rounds"]["wall_s"]):
         return None
-    ranks, places = int(tree["world"]["ranks"]), tree["world"]["plan"].partition("devices: ")[2].split("; ")
-    gpus = sum("cpu" not in place for place in places)
+    ranks, devices = int(tree["world"]["ranks"]), tree["world"]["plan"].partition("devices: ")[2].split("; ")
+    gpus = sum("cpu" not in device for device in devices)
     beside_s = tree["rounds"]["seconds"]["evaluate_and_save"] * (ranks == 1)
     trained = Work(config, facts).trained(workers_of(ranks, gpus))
     return Measured(

@@ -104,7 +104,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
 def federation_of(config: Config, comm: Comm) -> Federation:
     """Read the data and partition them."""
     dataset = node_copy(config, comm)
-    agree_on(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
+    require_equal(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
@@ -135,7 +135,7 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
 def require_same(comm: Comm, federation: Federation, scheme: Scheme, flat: FlatModel) -> None:
     """RunError unless all ranks have made the same of the same settings, code and data."""
     asked = federation.asked
-    agree_on(
+    require_equal(
         comm,
         {
             "scheme": contract.declared_shapes(scheme),
@@ -185,7 +185,7 @@ def agreed_net(comm: Comm, config: Config, dataset: sources.DataSet) -> torch.nn
         net, problem = make_net(config, dataset, comm.device), None
     except UsageError as error:
         net, problem = torch.nn.Module(), error
-    agree_on(comm, {"model": {"its problem": str(problem), **shapes_of(net)}})
+    require_equal(comm, {"model": {"its problem": str(problem), **shapes_of(net)}})
     if problem:
         raise problem
     return net
@@ -255,18 +255,17 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     )
 
 
-def agree_on(comm: Comm, facts: dict[str, str | dict[str, str]]) -> None:
-    """RunError on all ranks when they do not hold the same facts, by what they are of (code or data differ between
-    nodes).
+def require_equal(comm: Comm, values: dict[str, str | dict[str, str]]) -> None:
+    """RunError on all ranks unless all hold the same values (code or data differ between nodes).
 
-    Of facts by name (shapes) the first that differs is told, with what it is on both ranks.
+    Of a value that is a dict (shapes by name) the first entry that differs is told, with what it is on both ranks.
     """
-    own = {what: hashlib.sha256(json.dumps(fact).encode()).hexdigest() for what, fact in facts.items()}
+    own = {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in values.items()}
     told = [json.loads(text) for text in comm.gather_text(json.dumps(own))]
     others = {what: [rank for rank, other in enumerate(told) if other[what] != digest] for what, digest in own.items()}
     different = json.loads(comm.share_text(json.dumps(others) if comm.rank == 0 else None))
     found = [
-        f"ranks {ranks} have another {what} than rank 0{difference(comm, facts[what], ranks[0])}"
+        f"ranks {ranks} have another {what} than rank 0{difference(comm, values[what], ranks[0])}"
         for what, ranks in different.items()
         if ranks
     ]
@@ -274,12 +273,12 @@ def agree_on(comm: Comm, facts: dict[str, str | dict[str, str]]) -> None:
         raise RunError(f"{', '.join(found)}; is the same code and data on all nodes?")
 
 
-def difference(comm: Comm, fact: str | dict[str, str], rank: int) -> str:
-    """ " (fc.weight is (8, 128) torch.float32 on rank 3, (16, 128) torch.float32 on rank 0)": the first of the facts by
-    name that is another on this rank than on rank 0. On all ranks."""
-    if isinstance(fact, str):
+def difference(comm: Comm, value: str | dict[str, str], rank: int) -> str:
+    """ " (fc.weight is (8, 128) torch.float32 on rank 3, (16, 128) torch.float32 on rank 0)": the first entry
+    that is another on this rank than on rank 0. On all ranks."""
+    if isinstance(value, str):
         return ""
-    told = [json.loads(text) for text in comm.gather_text(json.dumps(fact))]
+    told = [json.loads(text) for text in comm.gather_text(json.dumps(value))]
     if comm.rank:
         return comm.share_text()
     own, other = told[0], told[rank]

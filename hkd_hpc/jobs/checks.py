@@ -16,7 +16,7 @@ from hkd_hpc.jobs import slurm
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.options import Options, check_options
 from hkd_hpc.jobs.sweep import Trial
-from hkd_hpc.jobs.work import facts_of
+from hkd_hpc.jobs.work import data_sizes
 from hkd_hpc.runtime import versions
 
 
@@ -56,9 +56,9 @@ def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callabl
 
 def check_public_images(config: Config) -> None:
     """By the heads of the data's files; what cannot be read there others say."""
-    facts = facts_of(config)
-    if facts is not None:
-        public.check(config.scheme.name, config.data, config.fed.clients, facts.train)
+    sizes = data_sizes(config)
+    if sizes is not None:
+        public.check(config.scheme.name, config.data, config.fed.clients, sizes.train)
 
 
 def told(tests: Iterable[Callable[[], None]]) -> list[str]:

@@ -30,7 +30,7 @@ def disk_bytes(work: Work, sizes: SchemeSizes, keep_state: bool) -> Disk:
     finished: final weights and metrics, or with keep_state all of it."""
     rounds, clients = work.config.fed.rounds, work.clients
     rows = rounds * (ROW_BYTES + CLIENT_ROW_BYTES * clients)
-    partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.facts.classes
+    partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.sizes.classes
     metrics = FILE_BYTES + rows + partition
     growing = metrics + HEAD_BYTES * rounds / 2
     states = clients * sizes["state_bytes"]
@@ -43,11 +43,11 @@ def disk_bytes(work: Work, sizes: SchemeSizes, keep_state: bool) -> Disk:
 def memory_bytes(work: Work, sizes: SchemeSizes, ranks: int, nodes: int, gpus: int, rss_bytes: int) -> float:
     """Host memory of the node with rank 0: torch, model and activations of each rank as the probe had them, the images,
     and all clients' states, which rank 0 gathers to save them beside those that its node's clients hold."""
-    image_bytes = math.prod(work.facts.shape)
+    image_bytes = math.prod(work.sizes.shape)
     here, clients = math.ceil(ranks / nodes), math.ceil(work.clients / nodes)
     states = work.clients * state_bytes(work, sizes)
     held = 0 if gpus else clients * (work.images + work.tests) * image_bytes + states * clients / work.clients
-    data = (work.facts.train + 2 * work.facts.test) * image_bytes
+    data = (work.sizes.train + 2 * work.sizes.test) * image_bytes
     return here * rss_bytes + data + held + 2 * states + 3 * sizes["flat_bytes"]
 
 

@@ -27,7 +27,7 @@ from hkd_hpc.jobs.footprint import disk_bytes, memory_bytes
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.probe import Kind, SchemeSizes
 from hkd_hpc.jobs.sweep import Trial
-from hkd_hpc.jobs.work import Measured, Work, data_key, facts_of, from_measured, measured, slowdown, workers_of
+from hkd_hpc.jobs.work import Measured, Work, data_key, data_sizes, from_measured, measured, slowdown, workers_of
 from hkd_hpc.runtime import versions
 
 # FedHKD, preset cifar10 (10 clients x 375 images x 5 epochs, ResNet18), one H200, one rank: 3.0 to 4.1 s a round
@@ -91,13 +91,13 @@ def _is_new(name: str, kind: Kind, known: Probed, timed: bool) -> bool:
 
 
 def _describe(trial: Trial, work: Work) -> Kind:
-    facts, config = work.facts, work.config
-    model = [asdict(config.model), facts.classes, facts.shape, min(config.train.batch_size, work.images)]
+    sizes, config = work.sizes, work.config
+    model = [asdict(config.model), sizes.classes, sizes.shape, min(config.train.batch_size, work.images)]
     return {
         "arguments": trial.arguments(),
-        "classes": facts.classes,
-        "shape": facts.shape,
-        "images": facts.train,
+        "classes": sizes.classes,
+        "shape": sizes.shape,
+        "images": sizes.train,
         "own": work.images,
         "model": json.dumps(model, sort_keys=True),
     }
@@ -111,7 +111,7 @@ def forecast(
 ) -> Forecast:
     """`done`: rounds that each trial of `todo` has behind it; `study`: all trials that may have been measured."""
     out = Forecast(root, executor, options, at_a_time)
-    works = {trial.name: Work(config, facts) for trial in todo if (facts := facts_of(config := trial.config()))}
+    works = {trial.name: Work(config, sizes) for trial in todo if (sizes := data_sizes(config := trial.config()))}
     if len(works) < len(todo):
         out.remarks.append(f"{len(todo) - len(works)} trials cannot be estimated before their data are there")
     if not works:
@@ -233,5 +233,5 @@ def cost_of(work: Work, sizes: SchemeSizes, ranks: int, workers: int, busiest_s:
 
 def _other_model(work: Work) -> str:
     model = work.config.model
-    same = (model.name, model.stem, work.facts.shape) == ("resnet18", "imagenet", (3, 32, 32))
+    same = (model.name, model.stem, work.sizes.shape) == ("resnet18", "imagenet", (3, 32, 32))
     return "" if same else f"; {model.name} taken to be as fast as its ResNet18"

@@ -29,7 +29,7 @@ class Work:
     """What a trial does in a round. `images`: each client's training images; `tests`: those of its local test."""
 
     config: Config
-    facts: Sizes
+    sizes: Sizes
 
     @cached_property
     def _pools(self) -> bool:
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def _assigned(self) -> int:
-        return floor(self.config.data.fraction * self.facts.train / self.config.fed.clients)
+        return floor(self.config.data.fraction * self.sizes.train / self.config.fed.clients)
 
     @property
     def _times(self) -> int:
@@ -68,7 +68,7 @@ class Work:
     def tested(self, workers: int, ranks: int) -> float:
         """Images that it tests in a round; in one process the global test is no other rank's."""
         every = self.config.run.evaluate_every
-        return math.ceil(self.cohort / workers) * self.tests + (self.facts.test / every if ranks == 1 else 0)
+        return math.ceil(self.cohort / workers) * self.tests + (self.sizes.test / every if ranks == 1 else 0)
 
 
 def workers_of(ranks: int, gpus: int) -> int:
@@ -103,17 +103,17 @@ def measured(root: Path, trials: Iterable[Trial]) -> list[Measured]:
 
 def _measured(path: Path, trial: Trial) -> Measured | None:
     config = trial.config()
-    facts = facts_of(config)
+    sizes = data_sizes(config)
     try:
         tree = load_tree(path, only=["rounds/wall_s", "rounds/seconds/evaluate_and_save", "world"])
     except BadFile:
         return None
-    if facts is None or not len(tree["rounds"]["wall_s"]):
+    if sizes is None or not len(tree["rounds"]["wall_s"]):
         return None
     ranks, devices = int(tree["world"]["ranks"]), tree["world"]["plan"].partition("devices: ")[2].split("; ")
     gpus = sum("cpu" not in device for device in devices)
     beside_s = tree["rounds"]["seconds"]["evaluate_and_save"] * (ranks == 1)
-    trained = Work(config, facts).trained(workers_of(ranks, gpus))
+    trained = Work(config, sizes).trained(workers_of(ranks, gpus))
     return Measured(
         config.scheme.name,
         data_key(config),
@@ -123,7 +123,7 @@ def _measured(path: Path, trial: Trial) -> Measured | None:
     )
 
 
-def facts_of(config: Config) -> Sizes | None:
+def data_sizes(config: Config) -> Sizes | None:
     return sizes_of(config.data.name, config.data.path, config.data.image_size)
 
 

@@ -78,7 +78,7 @@ def data(tmp_path_factory):
 
 def work_of(*overrides):
     [trial] = paper(scheme=[overrides[0]], settings=dict(text.split("=") for text in overrides[1:]))
-    return Work(trial.config(), work.facts_of(trial.config()))
+    return Work(trial.config(), work.data_sizes(trial.config()))
 
 
 def test_the_busiest_worker_trains_its_clients_images_as_often_as_there_are_epochs():
@@ -98,7 +98,7 @@ def test_sampling_validation_and_pooled_data_change_the_work():
     assert (pooled.clients, pooled.images, pooled.trained(1)) == (1, 3_750, 18_750)
 
 
-def test_facts_come_from_the_heads_of_the_files(data, tmp_path):
+def test_sizes_come_from_the_heads_of_the_files(data, tmp_path):
     assert sizes_of("file", str(data), None) == Sizes(300, 100, 10, (3, 32, 32))
     with h5py.File(tmp_path / "grey.h5", "w") as file:
         for split, count in (("train", 12), ("test", 5)):
@@ -115,7 +115,7 @@ def test_facts_come_from_the_heads_of_the_files(data, tmp_path):
 
 def test_bytes_are_those_of_the_real_model_and_scheme(data):
     [trial] = toy_sweep(data, scheme=["moon"]).trials()[0]
-    found = Work(trial.config(), work.facts_of(trial.config()))
+    found = Work(trial.config(), work.data_sizes(trial.config()))
     kind = {"a": {**forecast._describe(trial, found)}}
     sizes = answer({"begun": 0.0, "threads": 1, "device": "cpu", "timed": False, "kinds": kind})["kinds"]["a"]
     # 27 * 32 + 288 * 64 + 576 * 128, BatchNorm 2 * 224, 129 * 8, 9 * 10; beside them 448 running statistics, 3

@@ -201,8 +201,8 @@ def check_origin(runs: list[Run], root: Path, strict_code: bool, here: dict[str,
     `here`: the code (identity.code_of) of runs to come. UsageError for different data; with strict_code, different
     code.
     """
-    facts = {run.name: provenance.facts_of(RunFolder(root / run.name).record()) for run in runs}
-    found = provenance.mixed({**facts, "runs to come": {key: [value] for key, value in here.items()}})
+    provenances = {run.name: provenance.from_record(RunFolder(root / run.name).record()) for run in runs}
+    found = provenance.mixed({**provenances, "runs to come": {key: [value] for key, value in here.items()}})
     for key, by_value in found.items():
         if key == provenance.CONTENT or (strict_code and provenance.is_code(key)):
             raise UsageError(f"--root {root}: {provenance.lines({key: by_value})[0]}")

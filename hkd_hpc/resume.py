@@ -256,7 +256,7 @@ def changed_origin(before: Mapping[str, Any], static: Tree, options: ResumeOptio
 
     UsageError for other data unless they are allowed, for other or unknown code with --strict-code.
     """
-    had, now = provenance.facts_of(before), provenance.facts_of(static)
+    had, now = provenance.from_record(before), provenance.from_record(static)
     changes, unknown = provenance.changes(had, now), provenance.unknown(before, now)
     text = provenance.text_of(changes)
     if provenance.CONTENT in changes and not allow_data:

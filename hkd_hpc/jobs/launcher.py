@@ -111,7 +111,7 @@ def examine(trials: list[Trial], executor: str, root: Path, options: Options, pr
 
 def code_remarks(root: Path, trials: list[Trial], todo: list[Trial], options: Options) -> list[str]:
     """A line where trials that have begun ran with other code than each other, or than is here for those to start."""
-    runs = {trial.name: provenance.facts_of(RunFolder(root / trial.name).record()) for trial in trials}
+    runs = {trial.name: provenance.from_record(RunFolder(root / trial.name).record()) for trial in trials}
     here = {key: [value] for key, value in code_here(todo, options).items()}
     return provenance.lines(provenance.mixed_code({**runs, "this launch": here}), rejected=options.strict_code)
 

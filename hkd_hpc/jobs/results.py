@@ -35,7 +35,7 @@ def table(root: Path, trials: list[Trial], format: str = "markdown") -> str:
             "",
             _grid(root, trials, found),
             *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
-            *(f"remark: {line}" for line in remarks(found.facts)),
+            *(f"remark: {line}" for line in remarks(found.provenances)),
         ],
         format,
     )
@@ -68,11 +68,11 @@ def grid(down: Sequence[str], across: Sequence[str], rows: Sequence[Sequence[Cel
 
 @dataclass(frozen=True)
 class Found:
-    """summaries, facts (provenance): of the complete trials, by name. faults: a line for each trial whose metrics.h5
+    """summaries, provenances: of the complete trials, by name. faults: a line for each trial whose metrics.h5
     cannot be read or is that of another run, and for runs of different data."""
 
     summaries: dict[str, dict]
-    facts: dict[str, provenance.Provenance]
+    provenances: dict[str, provenance.Provenance]
     faults: list[str]
 
 
@@ -86,10 +86,10 @@ def read(root: Path, trials: list[Trial]) -> Found:
             found.faults.append(f"{folder.path} holds another run: {other}")
         elif summary:
             found.summaries[trial.name] = summary
-            found.facts[trial.name] = provenance.facts_of(folder.record())
+            found.provenances[trial.name] = provenance.from_record(folder.record())
         elif folder.damage():
             found.faults.append(folder.damage())
-    clashes = [line for group in alike(trials) for line in different_data(group, found.facts)]
+    clashes = [line for group in alike(trials) for line in different_data(group, found.provenances)]
     found.faults.extend(dict.fromkeys(clashes))
     return found
 
@@ -107,21 +107,21 @@ def alike(trials: list[Trial]) -> Iterator[list[Trial]]:
         yield from groups.values()
 
 
-def different_data(trials: list[Trial], facts: dict[str, provenance.Provenance]) -> list[str]:
+def different_data(trials: list[Trial], provenances: dict[str, provenance.Provenance]) -> list[str]:
     """A line where the runs of these trials were trained on different data."""
-    found = provenance.mixed({trial.name: facts[trial.name] for trial in trials if trial.name in facts})
+    found = provenance.mixed({trial.name: provenances[trial.name] for trial in trials if trial.name in provenances})
     return provenance.lines({key: by_value for key, by_value in found.items() if key == provenance.CONTENT})
 
 
-def remarks(facts: dict[str, provenance.Provenance]) -> list[str]:
+def remarks(provenances: dict[str, provenance.Provenance]) -> list[str]:
     """A line for each other fact in which the complete runs differ: code, versions, threads."""
-    mixed = provenance.mixed(facts)
+    mixed = provenance.mixed(provenances)
     return provenance.lines({key: by_value for key, by_value in mixed.items() if key != provenance.CONTENT})
 
 
 def check_code(root: Path, trials: list[Trial]) -> None:
     """UsageError where complete runs are of different code."""
-    found = provenance.lines(provenance.mixed_code(read(root, trials).facts), rejected=True)
+    found = provenance.lines(provenance.mixed_code(read(root, trials).provenances), rejected=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 
@@ -167,7 +167,7 @@ def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
 
 
 def _mean(trials: list[Trial], found: Found, goal: str) -> Cell | str:
-    return "different data" if different_data(trials, found.facts) else estimate(_values(trials, found.summaries, goal))
+    return "different data" if different_data(trials, found.provenances) else estimate(_values(trials, found.summaries, goal))
 
 
 def _values(trials: list[Trial], summaries: dict, goal: str) -> list[float]:

@@ -5,7 +5,7 @@ Every run stores it in metrics.h5 and its checkpoints. It is compared where a ru
 some settings, or put beside others. A run of an earlier version has no hashes: what is unknown differs from nothing.
 Imports no torch.
 
-Provenance of a run: {"code.hkd_hpc": [values], ...}, of each fact all values that the run had, the latest last. Keys:
+Provenance of a run: {"code.hkd_hpc": [values], ...}, of each key all values that the run had, the latest last. Keys:
 code.<module>, data.content (both SHA-256), version.<package>, run.threads.
 """
 
@@ -22,7 +22,7 @@ CONTENT, THREADS = "data.content", "run.threads"
 Provenance = dict[str, list[str]]
 
 
-def facts_of(record: Mapping[str, Any]) -> Provenance:
+def from_record(record: Mapping[str, Any]) -> Provenance:
     """Of the record in metrics.h5 or a checkpoint: config_json, versions_json, identity_json, changes_json, as far as
     they are there."""
     text = lambda part, empty: json.loads(record.get(f"{part}_json", empty))
@@ -76,10 +76,10 @@ def short(value: Any) -> str:
 
 
 def mixed(runs: Mapping[str, Provenance]) -> dict[str, dict[str, list[str]]]:
-    """{key: {value: [names of the runs that have it]}} of the facts in which the runs differ."""
+    """{key: {value: [names of the runs that have it]}} of the keys in which the runs differ."""
     found: dict[str, dict[str, list[str]]] = {}
-    for name, facts in runs.items():
-        for key, values in facts.items():
+    for name, provenance in runs.items():
+        for key, values in provenance.items():
             for value in values:
                 found.setdefault(key, {}).setdefault(value, []).append(name)
     return {key: by_value for key, by_value in found.items() if len(by_value) > 1}
@@ -99,7 +99,7 @@ WHAT_TO_DO = {
 
 
 def lines(differences: Mapping[str, Mapping[str, list[str]]], rejected: bool = False) -> list[str]:
-    """One for each fact in which runs differ: what, which runs, what to do; unless `rejected`, that code can be."""
+    """One for each key in which runs differ: what, which runs, what to do; unless `rejected`, that code can be."""
     return [
         f"runs differ in {key}: "
         + ", ".join(f"{short(value)} in {_named(names)}" for value, names in by_value.items())

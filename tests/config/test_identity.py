@@ -192,7 +192,7 @@ def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
     assert json.loads(found["changes_json"]) == [{"after_round": 2, "data.content": [before, now]}]
     assert json.loads(found["identity_json"])["data.content"] == now
     assert f"changed after round 2: data.content {before[:8]} -> {now[:8]}" in output  # in the summary
-    assert provenance.facts_of(found)["data.content"] == [before, now]
+    assert provenance.from_record(found)["data.content"] == [before, now]
 
 
 def test_the_same_content_elsewhere_is_the_same_data(killed, resume, tmp_path):

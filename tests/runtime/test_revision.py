@@ -58,4 +58,4 @@ def test_every_run_has_it_and_version_prints_it(capsys):
 def test_another_revision_alone_is_no_change_of_a_run():
     before = {"versions_json": json.dumps({"revision": "one", "torch": "2.4"}), "identity_json": "{}"}
     now = before | {"versions_json": json.dumps({"revision": "two", "torch": "2.4"})}
-    assert provenance.changes(provenance.facts_of(before), provenance.facts_of(now)) == {}
+    assert provenance.changes(provenance.from_record(before), provenance.from_record(now)) == {}

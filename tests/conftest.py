@@ -102,7 +102,7 @@ def toy_trainer():
         )
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
-        facts = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
-        return LocalTrainer(flat, schemes.get(scheme)(settings.scheme, facts), settings)
+        info = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
+        return LocalTrainer(flat, schemes.get(scheme)(settings.scheme, info), settings)
 
     return make

@@ -1,8 +1,8 @@
 """Speed on one GPU: `python -m tools.bench_gpu [--data FILE.npz] [--minutes M]`, within about 12 minutes.
 
-The cell is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and
+The trial is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and
 checkpoint in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and
-50 times their median stands for the cell: extrapolated. The first two are left out: in these libraries wake and graphs
+50 times their median stands for the trial: extrapolated. The first two are left out: in these libraries wake and graphs
 are recorded. Rows: FedAvg and FedHKD as usual, with graphs, and with graphs and as many concurrent clients as were
 fastest with FedAvg; those in TF32 and bfloat16; every scheme on ResNet18 and ShuffleNetV2; and plain PyTorch that
 trains the same clients one after the other, with no test. A row that fails says why; what there was no time for is
@@ -42,8 +42,8 @@ from .bench import bare_loop
 from .bench.table import number
 
 WARM_UP = 2  # rounds
-CELL_ROUNDS = 50
-CLIENT_FACTORS = 1 + 2 + 5  # the cells of 10, 20 and 50 clients, in cells of 10
+TRIAL_ROUNDS = 50
+CLIENT_FACTORS = 1 + 2 + 5  # the trials of 10, 20 and 50 clients, in trials of 10
 REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
 MODELS = {"resnet18": 2, "shufflenet_v2": 1}  # and the data sets of the paper's Table 1 with each
 LATENT = {"resnet18": 64, "shufflenet_v2": 32, "small": 8}
@@ -102,7 +102,7 @@ class Bench:
             ),
         )
 
-    def cell(self, scheme: str, model: str, *more: str) -> float | None:
+    def trial(self, scheme: str, model: str, *more: str) -> float | None:
         """Seconds of a round, None where there was no time or it failed."""
         return self.row(f"{scheme} {model} {' '.join(more)}", lambda: self.play(self.settings(scheme, model, more)))
 
@@ -112,7 +112,7 @@ class Bench:
         self.bare_s = self.row(f"plain PyTorch, {model}, no test", lambda: self.bare(model))
 
     def row(self, title: str, measure) -> float | None:
-        """One line: the median of what `measure` gives, and what it means for a cell."""
+        """One line: the median of what `measure` gives, and what it means for a trial."""
         try:
             seconds = measure() if time.monotonic() < self.end_s else None
         except Exception as error:  # one row that fails must not cost the others
@@ -122,7 +122,7 @@ class Bench:
             print(f"{title:78s} not measured: no time left", flush=True)
             return None
         round_s = median(seconds)
-        numbers = number(round_s), number(CELL_ROUNDS * round_s), number(round_s / self.bare_s) if self.bare_s else "-"
+        numbers = number(round_s), number(TRIAL_ROUNDS * round_s), number(round_s / self.bare_s) if self.bare_s else "-"
         print(f"{title:78s} {' '.join(f'{text:>8s}' for text in numbers)}  {len(seconds)} rounds", flush=True)
         return round_s
 
@@ -169,30 +169,30 @@ class Bench:
 
 def all_rows(bench: Bench) -> None:
     bench.bare_row("resnet18")
-    bench.cell(REFERENCE, "resnet18", *USUAL)
+    bench.trial(REFERENCE, "resnet18", *USUAL)
     by_concurrent = {
-        lanes: bench.cell(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes
+        lanes: bench.trial(REFERENCE, "resnet18", "run.graphs=on", f"run.lanes={lanes}") for lanes in bench.sizes.lanes
     }
     measured = {lanes: seconds for lanes, seconds in by_concurrent.items() if seconds is not None}
     best = ("run.graphs=on", f"run.lanes={min(measured, key=lambda lanes: measured[lanes]) if measured else 1}")
     for more in (USUAL, ("run.graphs=on", "run.lanes=1")):
-        bench.cell(OURS, "resnet18", *more)
-    bench.cell(REFERENCE, "resnet18", *best, "model.convolution=library")
+        bench.trial(OURS, "resnet18", *more)
+    bench.trial(REFERENCE, "resnet18", *best, "model.convolution=library")
     for precision in ("tf32", "bf16"):
         for scheme in (REFERENCE, OURS):
-            bench.cell(scheme, "resnet18", *best, f"train.precision={precision}")
+            bench.trial(scheme, "resnet18", *best, f"train.precision={precision}")
     print(f"every scheme, with {' '.join(best)}:", flush=True)
     total_s = 0.0
     for model, data_sets in MODELS.items():
         if model != "resnet18":
             bench.bare_row(model)
         for scheme in bench.sizes.schemes:
-            round_s = bench.cell(scheme, model, *best)
-            total_s += data_sets * CLIENT_FACTORS * CELL_ROUNDS * (float("nan") if round_s is None else round_s)
+            round_s = bench.trial(scheme, model, *best)
+            total_s += data_sets * CLIENT_FACTORS * TRIAL_ROUNDS * (float("nan") if round_s is None else round_s)
     hours = f"{number(total_s / 3600)} GPU hours" if total_s == total_s else "unknown, since rows are missing"
-    cells = 3 * sum(MODELS.values()) * len(bench.sizes.schemes)
+    trials = 3 * sum(MODELS.values()) * len(bench.sizes.schemes)
     print(
-        f"all {cells} cells of the paper's Table 1, one seed, a round as long as it has clients (extrapolated): "
+        f"all {trials} trials of the paper's Table 1, one seed, a round as long as it has clients (extrapolated): "
         f"{hours}",
         flush=True,
     )
@@ -238,8 +238,8 @@ def main(arguments: list[str] | None = None) -> int:
     sizes, end_s = QUICK if options.quick else Sizes(), time.monotonic() + 60 * (options.minutes - 1)
     device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", torch.cuda.current_device())
     print(
-        f"{header()}\n{device_line(device)}\n{'':78s} {'round s':>8s} {'cell s':>8s} {'/ bare':>8s}\n"
-        f"{'':78s} {'':>8s} extrapolated to {CELL_ROUNDS} rounds",
+        f"{header()}\n{device_line(device)}\n{'':78s} {'round s':>8s} {'trial s':>8s} {'/ bare':>8s}\n"
+        f"{'':78s} {'':>8s} extrapolated to {TRIAL_ROUNDS} rounds",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:

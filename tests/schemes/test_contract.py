@@ -81,8 +81,8 @@ HELD = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_parameters_held_are_those_of_the_papers_table(scheme):
-    facts = RunInfo(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
-    assert schemes.get(scheme)(schemes.settings_of(scheme)(), facts).about.parameters_held(11_209_994) == HELD[scheme]
+    info = RunInfo(classes=10, latent=64, clients=10, parameters=11_210_000, values=11_220_000, public=375)
+    assert schemes.get(scheme)(schemes.settings_of(scheme)(), info).about.parameters_held(11_209_994) == HELD[scheme]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -47,7 +47,7 @@ def test_it_runs_through_and_prints_every_row(capsys):
     assert named[:11] == ROWS[:11]
     assert [name.replace(f" {best}", "") for name in named[11:]] == ROWS[11:]
     assert not any("failed" in line or "not measured" in line for line in lines)
-    assert lines[-1].startswith("all 18 cells of the paper's Table 1")
+    assert lines[-1].startswith("all 18 trials of the paper's Table 1")
     assert lines[-1].endswith(" GPU hours")
 
 
@@ -59,7 +59,7 @@ def bench(tmp_path):
     return make
 
 
-def test_a_row_says_the_round_the_cell_the_ratio_and_how_many_rounds(bench, capsys):
+def test_a_row_says_the_round_the_trial_the_ratio_and_how_many_rounds(bench, capsys):
     own = bench()
     assert own.row("a", lambda: [2.0, 4.0, 3.0]) == 3.0
     own.bare_s = 1.5
@@ -71,7 +71,7 @@ def test_a_row_says_the_round_the_cell_the_ratio_and_how_many_rounds(bench, caps
 
 
 def test_a_row_that_fails_or_comes_too_late_is_a_line(bench, capsys):
-    assert bench().cell("fedavg", "resnet18") is None  # there are no such data
+    assert bench().trial("fedavg", "resnet18") is None  # there are no such data
     assert bench(-1.0).row("late", lambda: [1.0]) is None
     failed, late = capsys.readouterr().out.splitlines()
     assert failed.startswith("fedavg resnet18 ")

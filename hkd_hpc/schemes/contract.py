@@ -94,36 +94,36 @@ def _is_shape(shape: Any) -> bool:
 
 def loss_terms(scheme: Scheme, terms: Any) -> list[torch.Tensor]:
     """The values of what loss() returned, in the order of `scheme.terms`. RunError unless each is one number."""
-    owed = (
+    contract = (
         f"scheme {scheme.settings.name}: loss() must return a dict with one scalar for each of its terms "
         f"({', '.join(scheme.terms)})"
     )
     if not isinstance(terms, dict) or terms.keys() != set(scheme.terms):
-        raise RunError(f"{owed}, not {', '.join(map(str, terms)) if isinstance(terms, dict) else _kind(terms)}")
+        raise RunError(f"{contract}, not {', '.join(map(str, terms)) if isinstance(terms, dict) else _kind(terms)}")
     for term, value in terms.items():
         if not isinstance(value, torch.Tensor) or value.ndim:
-            raise RunError(f"{owed}, but {term} is {_kind(value)}")
+            raise RunError(f"{contract}, but {term} is {_kind(value)}")
     values = [terms[term] for term in scheme.terms]
     if not any(value.requires_grad for value in values):
-        raise RunError(f"{owed}, but none of them depends on the weights")
+        raise RunError(f"{contract}, but none of them depends on the weights")
     return values
 
 
 def check_tensors(scheme: Scheme, method: str, tensors: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """RunError unless report() or combine() returned the tensors that the scheme declares, each of its shape."""
-    owed = (
+    contract = (
         f"scheme {scheme.settings.name}: {method}() must return a dict of the declared tensors "
         f"({', '.join(shapes) or 'none'})"
     )
     if not isinstance(tensors, dict):
-        raise RunError(f"{owed}, not {_kind(tensors)}")
+        raise RunError(f"{contract}, not {_kind(tensors)}")
     if tensors.keys() != set(shapes):
-        raise RunError(f"{owed}, not {', '.join(map(str, tensors)) or 'an empty dict'}")
+        raise RunError(f"{contract}, not {', '.join(map(str, tensors)) or 'an empty dict'}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != tuple(shapes[name]):
-            raise RunError(f"{owed}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
+            raise RunError(f"{contract}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
         if tensor.is_complex() or tensor.layout != torch.strided:
-            raise RunError(f"{owed}, dense and of real numbers, but {name} is {_kind(tensor)}")
+            raise RunError(f"{contract}, dense and of real numbers, but {name} is {_kind(tensor)}")
 
 
 def check_shared_classes(scheme: Scheme, shared: Any, reports: int) -> None:
@@ -175,14 +175,14 @@ def check_client_state(scheme: Scheme, state: dict[str, Any], kept: tuple[str, .
 
 def check_server_state(scheme: Scheme, state: Any) -> None:
     """RunError unless combine() keeps a dict of tensors that a checkpoint can hold."""
-    owed = f"scheme {scheme.settings.name}: combine() may keep tensors alone in server.state"
+    contract = f"scheme {scheme.settings.name}: combine() may keep tensors alone in server.state"
     if not isinstance(state, dict):
-        raise RunError(f"{owed}, a dict; it is {_kind(state)}")
+        raise RunError(f"{contract}, a dict; it is {_kind(state)}")
     for key, value in state.items():
         if not is_name(key):
-            raise RunError(f"{owed}, by names without a slash; {key!r} is none")
+            raise RunError(f"{contract}, by names without a slash; {key!r} is none")
         if not isinstance(value, torch.Tensor) or value.is_complex() or value.dtype == torch.bfloat16:
-            raise RunError(f"{owed}; server.state[{key!r}] is {_kind(value)}")
+            raise RunError(f"{contract}; server.state[{key!r}] is {_kind(value)}")
 
 
 def _kind(value: Any) -> str:

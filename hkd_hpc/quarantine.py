@@ -101,7 +101,7 @@ def invalid_test(*nonfinite: int) -> Finding | None:
     return next((Finding(INVALID_TEST, name, count) for name, count in zip(TESTS, nonfinite) if count), None)
 
 
-def words(tensor: str, value: float) -> str:
+def describe(tensor: str, value: float) -> str:
     """A Finding for people: "loss soft has nan", "local test has 3 images whose logits are not finite"."""
     return f"{tensor} has {value:.6g}" + f" {NONFINITE}" * (tensor in TESTS)
 

@@ -22,7 +22,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
-from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, words
+from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, describe
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.shared_knowledge import shared_knowledge
@@ -190,7 +190,7 @@ class Server:
             client, value = int(record["client"]), float(record["invalid_value"])
             tensor = names[record["invalid_tensor"]]
             messages.warn(
-                f"round {round}: {self.client_text(client)} rejected: {words(tensor, value)}; it counts with weight 0"
+                f"round {round}: {self.client_text(client)} rejected: {describe(tensor, value)}; it counts with weight 0"
             )
             self.history.add_event(
                 round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value

@@ -42,8 +42,8 @@ class FedSettings:
         0.5, "the run stops when more of a round's clients than this are rejected", low=0, high=1
     )
     drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
-    straggler_rate: float = setting(0.0, "chance that a sampled client is late in a round", low=0, high=1)
-    straggler_epochs: int = setting(0, "local epochs that a late client ends; 0: it is left out", low=0, high=100_000)
+    straggler_rate: float = setting(0.0, "chance that a sampled client is a straggler in a round", low=0, high=1)
+    straggler_epochs: int = setting(0, "local epochs that a straggler ends; 0: it is left out", low=0, high=100_000)
     finetune_epochs: int = setting(
         0,
         "at the end, also train the global model so many epochs on each client, with plain "

@@ -39,7 +39,7 @@ STATIC = (*RECORD, "partition", "image_shape", "baselines", "world")
 
 
 @dataclass(frozen=True)
-class Found:
+class FileReport:
     """What one look at a file gave. `advice`: what to do; a file with a problem is wrong, any other is good."""
 
     name: str
@@ -63,7 +63,7 @@ class Wrong(Exception):
 # ---- one look for each kind of file
 
 
-def check_run(folder: RunFolder) -> list[Found]:
+def check_run(folder: RunFolder) -> list[FileReport]:
     """All lines about a run."""
     config, settings = check_config(folder)
     lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
@@ -71,7 +71,7 @@ def check_run(folder: RunFolder) -> list[Found]:
     return [*lines, *check_trial(folder), *check_versions(folder), *check_leftovers(folder)]
 
 
-def check_trial(folder: RunFolder) -> Iterator[Found]:
+def check_trial(folder: RunFolder) -> Iterator[FileReport]:
     """In a study, whether this is the run of its trial."""
     place = folder.path.resolve()
     try:
@@ -81,10 +81,10 @@ def check_trial(folder: RunFolder) -> Iterator[Found]:
             if trial.name == place.name
         ]
     except UsageError as error:
-        yield Found("../study.json", str(error), True)
+        yield FileReport("../study.json", str(error), True)
         return
     for text in filter(None, other):
-        yield Found(
+        yield FileReport(
             "../study.json",
             f"this trial of the study has other settings: {text}",
             True,
@@ -92,28 +92,28 @@ def check_trial(folder: RunFolder) -> Iterator[Found]:
         )
 
 
-def check_config(folder: RunFolder) -> tuple[Config | None, Found]:
+def check_config(folder: RunFolder) -> tuple[Config | None, FileReport]:
     """The settings, if they can be used, and the line about them."""
     name, advice = folder.config_path.name, "config_json in metrics.h5 and in the checkpoints is the same text"
     try:
         text = folder.read_config()
         if text is None:
-            return None, Found(name, "it is missing", True, advice)
+            return None, FileReport(name, "it is missing", True, advice)
         config = config_module.from_json(text)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        return None, Found(name, f"it is damaged ({error})", True, advice)
+        return None, FileReport(name, f"it is damaged ({error})", True, advice)
     except (UsageError, RunError) as error:
-        return None, Found(name, str(error), True)
+        return None, FileReport(name, str(error), True)
     fed = config.fed
     told = f"{config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds"
-    return config, Found(name, f"ok: {told}")
+    return config, FileReport(name, f"ok: {told}")
 
 
-def check_metrics(folder: RunFolder, config: Config | None) -> Found:
+def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
     """Its rows, and whether the run is complete."""
     name = folder.metrics_path.name
     if not folder.metrics_path.exists():
-        return Found(name, "ok: none yet, no round has been tested")
+        return FileReport(name, "ok: none yet, no round has been tested")
     try:
         with open_tree(folder.metrics_path) as file:
             rows = check_rows(file)
@@ -127,9 +127,9 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
                     "put back the one that belongs "
                     "to config.json, or remove it to have it written anew from the last checkpoint",
                 )
-            return Found(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
+            return FileReport(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
-        return Found(
+        return FileReport(
             name,
             reason_of(bad),
             True,
@@ -141,19 +141,19 @@ def check_metrics(folder: RunFolder, config: Config | None) -> Found:
         )
 
 
-def check_earlier_rows(folder: RunFolder) -> Iterator[Found]:
+def check_earlier_rows(folder: RunFolder) -> Iterator[FileReport]:
     """The rows before the checkpoints' own, while a run is not complete."""
     if not folder.rows_path.exists():
         return
     name = str(folder.rows_path.relative_to(folder.path))
     try:
         with open_tree(folder.rows_path) as file:
-            yield Found(name, f"ok: {check_rows(file)} rows, for the checkpoints to continue")
+            yield FileReport(name, f"ok: {check_rows(file)} rows, for the checkpoints to continue")
     except (BadFile, Wrong) as bad:
-        yield Found(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
+        yield FileReport(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
 
 
-def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> Found:
+def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> FileReport:
     """Whether it is intact, of this round, and holds the weights that the rows speak of."""
     name = str(path.relative_to(folder.path))
     try:
@@ -164,10 +164,10 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
             check_same_partition(folder, file)
             if "before" in file.names() and not folder.with_all_rows({"before": file.load("before")}):
                 raise Wrong(NO_ROWS)
-            return Found(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
+            return FileReport(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
     except (BadFile, Wrong) as bad:
         advice = bad.advice if isinstance(bad, Wrong) else ""
-        return Found(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
+        return FileReport(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
 
 
 def fallback(folder: RunFolder, bad: Path) -> str:
@@ -321,7 +321,7 @@ def value_in(path: Path, key: str) -> Any:
 # ---- what else lies there
 
 
-def check_versions(folder: RunFolder) -> Iterator[Found]:
+def check_versions(folder: RunFolder) -> Iterator[FileReport]:
     """A line where the run was written with other packages than are here; worth knowing, not wrong."""
     text = value_in(folder.metrics_path, "versions_json")
     try:
@@ -334,18 +334,18 @@ def check_versions(folder: RunFolder) -> Iterator[Found]:
         if written.get(name, here) != here
     ]
     if other:
-        yield Found("versions", f"written with {', '.join(other)}")
+        yield FileReport("versions", f"written with {', '.join(other)}")
 
 
-def check_leftovers(folder: RunFolder) -> Iterator[Found]:
+def check_leftovers(folder: RunFolder) -> Iterator[FileReport]:
     """The lock and its holder, and what killed processes left."""
     holder = describe_lock(folder.path)
     if holder and is_held(folder.path):
-        yield Found(LOCK_NAME, f"in use by {holder}: files change while they are looked at")
+        yield FileReport(LOCK_NAME, f"in use by {holder}: files change while they are looked at")
     elif holder:
-        yield Found(LOCK_NAME, f"left by {holder}, which does not run any more; --resume takes it over")
+        yield FileReport(LOCK_NAME, f"left by {holder}, which does not run any more; --resume takes it over")
     for path in (*temporary_files(folder.path), *temporary_files(folder.checkpoint_folder)):
-        yield Found(str(path.relative_to(folder.path)), "left by a process that was killed; --resume removes it")
+        yield FileReport(str(path.relative_to(folder.path)), "left by a process that was killed; --resume removes it")
 
 
 # ---- repair

@@ -83,7 +83,7 @@ QUICK = Sizes(images=72, rounds=1)
 
 
 @dataclass
-class Found:
+class Measurement:
     """What was measured of one system and job: a number for each turn, or why there is none."""
 
     round_s: list[float] = field(default_factory=list)
@@ -224,7 +224,7 @@ def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[fl
 # --- the table
 
 
-def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]) -> list[str]:
+def row(name: str, version: str, found: dict[str, Measurement], bare: dict[str, Measurement]) -> list[str]:
     """A system's row; `found` and `bare` by job."""
     cells: list[list[str]] = [[], [], []]
     for job, of_job in found.items():
@@ -243,7 +243,7 @@ def row(name: str, version: str, found: dict[str, Found], bare: dict[str, Found]
     return [name, version, *(cell for column in cells for cell in column)]
 
 
-def table(found: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
+def table(found: dict[str, dict[str, Measurement]], versions: dict[str, str]) -> str:
     """`found`: by system, then by job; the bare loop is among them."""
     jobs = list(found[BARE])
     head = [
@@ -261,7 +261,7 @@ def table(found: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
 # --- the command
 
 
-def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], int]]) -> None:
+def attempt(found: Measurement, title: str, measure: Callable[[], tuple[list[float], int]]) -> None:
     """One measurement more of a system, unless it has failed before."""
     if found.why:
         return
@@ -280,7 +280,7 @@ def attempt(found: Found, title: str, measure: Callable[[], tuple[list[float], i
     )
 
 
-def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], sizes: Sizes) -> dict[str, str]:
+def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Measurement]], sizes: Sizes) -> dict[str, str]:
     """Install and check the peers; those that fail are marked. Versions by name."""
     versions: dict[str, str] = {}
     plain: dict[str, dict] = {}
@@ -302,7 +302,7 @@ def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Found]], si
 
 
 def measure_job(
-    job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Found]], sizes: Sizes
+    job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Measurement]], sizes: Sizes
 ) -> None:
     """All systems in turn."""
     pair = [Child(f"{__package__}.bench.bare_loop", job, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
@@ -335,7 +335,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--turns {options.turns}: must be at least 1")
     sizes, turns = (QUICK, 1) if options.quick else (Sizes(), options.turns)
     peers = [] if options.no_peers else list(PEERS)
-    found = {name: {job: Found() for job in options.jobs} for name in (BARE, OURS, *(peer.name for peer in peers))}
+    found = {
+        name: {job: Measurement() for job in options.jobs} for name in (BARE, OURS, *(peer.name for peer in peers))
+    }
     env = options.env.resolve()
     versions = {BARE: f"torch {installed('torch')}", OURS: "this commit", **prepare(env, peers, found, sizes)}
     for job in options.jobs:

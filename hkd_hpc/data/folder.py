@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.data.checks import printable
-from hkd_hpc.data.readers import Arrays, Found, broken
+from hkd_hpc.data.readers import Arrays, RawData, broken
 from hkd_hpc.errors import UsageError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -163,7 +163,7 @@ def counted(counts: Counter[str]) -> str:
 # ---- what is read
 
 
-def read_folder(folders: list[Path], side_px: int | None = None) -> Found:
+def read_folder(folders: list[Path], side_px: int | None = None) -> RawData:
     """Of the one folder, images (N,3,H,W) uint8 and labels (N,) int64 of both splits.
 
     With `side_px` all are resized to that, bilinear.
@@ -187,7 +187,7 @@ def read_folder(folders: list[Path], side_px: int | None = None) -> Found:
     others = sum(left_out.values())
     remarks = [f"left out: {others:,} of {count + others:,} files ({counted(left_out)})"] * bool(left_out)
     remarks += [f"images changed: {counted(changed)}"] * bool(changed)
-    return Found(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder)))
+    return RawData(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder)))
 
 
 def _pixels(

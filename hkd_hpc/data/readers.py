@@ -27,7 +27,7 @@ _MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
 PICKLED = "holds Python objects (a pickle, which is never loaded)"
 
 
-class Found(NamedTuple):
+class RawData(NamedTuple):
     """What a reader found: raw arrays, names of the classes where it knows them, and what it left out or changed."""
 
     arrays: Arrays
@@ -94,22 +94,22 @@ def _cifar_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
         raise broken(path, f"key {label_key}: a list of integers is expected") from error
 
 
-def read_cifar10(files: list[Path], _: int | None = None) -> Found:
+def read_cifar10(files: list[Path], _: int | None = None) -> RawData:
     """CIFAR10's python pickles; the last file is the test split."""
     return _read_cifar(files, "labels")
 
 
-def read_cifar100(files: list[Path], _: int | None = None) -> Found:
+def read_cifar100(files: list[Path], _: int | None = None) -> RawData:
     """CIFAR100's python pickles, fine labels; the last file is the test split."""
     return _read_cifar(files, "fine_labels")
 
 
-def _read_cifar(files: list[Path], label_key: str) -> Found:
+def _read_cifar(files: list[Path], label_key: str) -> RawData:
     """Images (N,3,32,32) uint8 and labels (N,), the training files joined in order."""
     *batches, (x_test, y_test) = (_cifar_batch(path, label_key) for path in files)
     x_train = batches[0][0] if len(batches) == 1 else np.concatenate([pixels for pixels, _ in batches])
     y_train = np.concatenate([labels for _, labels in batches])
-    return Found(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
+    return RawData(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
 
 
 # ---------------------------------------------------------------------------------------------- SVHN
@@ -131,10 +131,10 @@ def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels).astype(np.int64)
 
 
-def read_svhn(files: list[Path], _: int | None = None) -> Found:
+def read_svhn(files: list[Path], _: int | None = None) -> RawData:
     """Images (N,3,32,32) uint8 and labels 0..9 (N,) of SVHN's cropped digits, from its training and its test file."""
     (x_train, y_train), (x_test, y_test) = map(_svhn_split, files)
-    return Found(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
+    return RawData(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
 
 
 # ---------------------------------------------------------------------------------------------- own files
@@ -168,7 +168,7 @@ def open_h5(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _read_npz(path: Path) -> Found:
+def _read_npz(path: Path) -> RawData:
     keys = npz_keys(path)
     check_keys(path, keys)
     wanted, remarks = _known(keys)
@@ -178,7 +178,7 @@ def _read_npz(path: Path) -> Found:
         for key in wanted:
             _check_npy_head(archive, path, key, stored_bytes[key])
     with np.load(path, allow_pickle=False) as archive:
-        return Found({key: archive[key] for key in wanted}, (), remarks)
+        return RawData({key: archive[key] for key in wanted}, (), remarks)
 
 
 def _known(keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -204,7 +204,7 @@ def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes
         raise broken(path, f"key {key}: {stored_bytes} bytes are there, {announced_bytes} are announced")
 
 
-def _read_h5(path: Path) -> Found:
+def _read_h5(path: Path) -> RawData:
     import h5py
 
     with open_h5(path) as file:
@@ -217,7 +217,7 @@ def _read_h5(path: Path) -> Found:
         if elsewhere:
             raise UsageError(f"{path}: key {elsewhere[0]}: lies in other files; store the array itself")
         check_room(path, sum(array.size * array.dtype.itemsize for array in found.values() if array.shape is not None))
-        return Found({key: _read_dataset(array, f"{path}: key {key}") for key, array in found.items()}, (), remarks)
+        return RawData({key: _read_dataset(array, f"{path}: key {key}") for key, array in found.items()}, (), remarks)
 
 
 def _read_dataset(array: h5py.Dataset, where: str) -> np.ndarray:
@@ -256,7 +256,7 @@ def _head(file: Path, length: int) -> bytes:
         raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
 
 
-def read_file(files: list[Path], _: int | None = None) -> Found:
+def read_file(files: list[Path], _: int | None = None) -> RawData:
     """The arrays of one .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
     [path] = files
     read = _read_npz if path.suffix == ".npz" else _read_h5

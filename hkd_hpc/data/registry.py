@@ -43,7 +43,7 @@ class Sizes:
 class Source:
     """One data set by name. Its files ship with the package, or lie in data.dir (downloads) or at data.path (own).
 
-    read: module:function of (files, data.image_size), which gives `readers.Found`.
+    read: module:function of (files, data.image_size), which gives `readers.RawData`.
     sizes: those that are known; of own data, module:function of (data.path, data.image_size) gives them.
     """
 

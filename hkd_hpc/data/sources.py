@@ -135,7 +135,7 @@ def natural_clients(path: str | os.PathLike) -> int:
     return len(np.unique(ids))
 
 
-def _checked(source: Source, found: readers.Found, where: Path) -> DataSet:
+def _checked(source: Source, found: readers.RawData, where: Path) -> DataSet:
     """The data set of what a reader found. UsageError, one line, for anything wrong with it."""
     raw = found.arrays
     checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in SPLITS})

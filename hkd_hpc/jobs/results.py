@@ -41,7 +41,7 @@ def table(root: Path, trials: list[Trial], format: str = "markdown") -> str:
     )
 
 
-def _grid(root: Path, trials: list[Trial], found: Found) -> Table:
+def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> Table:
     axes = list(dict.fromkeys(axis for trial in trials for axis in trial.labels if axis != "seed"))
     across = [axis for axis in ACROSS if axis in axes]
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
@@ -67,7 +67,7 @@ def grid(down: Sequence[str], across: Sequence[str], rows: Sequence[Sequence[Cel
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyRecords:
     """summaries, provenances: of the complete trials, by name. faults: a line for each trial whose metrics.h5
     cannot be read or is that of another run, and for runs of different data."""
 
@@ -76,8 +76,8 @@ class Found:
     faults: list[str]
 
 
-def read(root: Path, trials: list[Trial]) -> Found:
-    found = Found({}, {}, [])
+def read(root: Path, trials: list[Trial]) -> StudyRecords:
+    found = StudyRecords({}, {}, [])
     for trial in trials:
         folder = RunFolder(root / trial.name)
         summary = folder.summary()
@@ -136,7 +136,7 @@ def gaps(root: Path, summaries: dict[str, dict]) -> list[str]:
     ]
 
 
-def _costs(trials: list[Trial], root: Path, found: Found) -> list[str]:
+def _costs(trials: list[Trial], root: Path, found: StudyRecords) -> list[str]:
     """Millions of parameters in memory while a client trains (About.parameters_held); seconds of its local training a
     round, mean over all clients and rounds; whether the scheme needs public images."""
     metrics = [
@@ -166,7 +166,7 @@ def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
     return tuple(trial.labels.get(axis, "") for axis in axes)
 
 
-def _mean(trials: list[Trial], found: Found, goal: str) -> Cell | str:
+def _mean(trials: list[Trial], found: StudyRecords, goal: str) -> Cell | str:
     return "different data" if different_data(trials, found.provenances) else estimate(_values(trials, found.summaries, goal))
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from tools import bench_peers
 from tools.bench import processes
 from tools.bench.processes import BenchError
-from tools.bench_peers import BARE, OURS, PLAIN, QUICK, Found, Peer
+from tools.bench_peers import BARE, OURS, PLAIN, QUICK, Measurement, Peer
 from tools.peers import job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,7 @@ def test_a_timed_run_made_all_steps_and_learned(steps, loss, problem):
 
 def test_a_peer_that_cannot_be_installed_is_marked_with_pips_words(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_peers, "same_torch", list)  # gigabytes
-    peers, found = [Peer("gone", "./gone==1", "gone")], {"gone": {"J": Found(), "S": Found()}}
+    peers, found = [Peer("gone", "./gone==1", "gone")], {"gone": {"J": Measurement(), "S": Measurement()}}
     assert bench_peers.prepare(tmp_path / "env", peers, found, QUICK) == {"gone": "./gone==1"}
     assert found["gone"]["J"].why.startswith("pip install ./gone==1: ")
     assert "gone" in found["gone"]["S"].why
@@ -203,9 +203,12 @@ def test_an_environment_that_cannot_be_made_is_named(tmp_path):
 
 def test_table_has_medians_ratios_of_turns_and_reasons():
     found = {
-        BARE: {"J": Found([10.0, 20.0, 12.0], [10**9, 2 * 10**9, 10**9]), "S": Found([4.0], [10**9])},
-        OURS: {"J": Found([5.0, 8.0, 6.0], [2 * 10**9] * 3), "S": Found([3.0], [15 * 10**8])},
-        "broken": {"J": Found(why="pip install: a | b\n c"), "S": Found([5.0], [3 * 10**9], why="exit code 1")},
+        BARE: {"J": Measurement([10.0, 20.0, 12.0], [10**9, 2 * 10**9, 10**9]), "S": Measurement([4.0], [10**9])},
+        OURS: {"J": Measurement([5.0, 8.0, 6.0], [2 * 10**9] * 3), "S": Measurement([3.0], [15 * 10**8])},
+        "broken": {
+            "J": Measurement(why="pip install: a | b\n c"),
+            "S": Measurement([5.0], [3 * 10**9], why="exit code 1"),
+        },
     }
     versions = {BARE: "torch 2", OURS: "this commit", "broken": "1.0"}
     assert bench_peers.table(found, versions).splitlines() == [
@@ -218,7 +221,7 @@ def test_table_has_medians_ratios_of_turns_and_reasons():
 
 
 def test_a_system_that_failed_is_not_tried_again(capsys):
-    found, calls = Found(), []
+    found, calls = Measurement(), []
 
     def fail():
         calls.append(1)

@@ -190,7 +190,8 @@ class Server:
             client, value = int(record["client"]), float(record["invalid_value"])
             tensor = names[record["invalid_tensor"]]
             messages.warn(
-                f"round {round}: {self.client_text(client)} rejected: {describe(tensor, value)}; it counts with weight 0"
+                f"round {round}: {self.client_text(client)} rejected: {describe(tensor, value)}; "
+                "it counts with weight 0"
             )
             self.history.add_event(
                 round=round, client=client, what=STATUS[int(record["status"])], tensor=tensor, value=value

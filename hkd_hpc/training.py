@@ -25,15 +25,24 @@ from hkd_hpc.schemes.base import Scheme
 Bounds = list[tuple[int, int]]  # (start, stop) of each batch in the order of an epoch
 
 
-class Task(NamedTuple):
-    """One client's local training in a round: the arguments of `LocalTrainer.run`."""
+class ClientRound(NamedTuple):
+    """One client's part of a round: who trains, and what it receives.
+
+    Attributes:
+        client: its images lie on the model's device; its `state` is changed.
+        weights_V: the global weights, V floats.
+        counters: the integer buffers of the global model.
+        message: what the server sent, by name.
+        round: from 1 on.
+        epochs: local epochs; None: train.epochs.
+    """
 
     client: Client
     weights_V: torch.Tensor
     counters: Sequence[torch.Tensor]
     message: dict[str, torch.Tensor]
     round: int
-    epochs: int
+    epochs: int | None = None
 
 
 @dataclass
@@ -88,52 +97,40 @@ class LocalTrainer:
         """Another trainer on the same model, for another scheme."""
         return type(self)(self.flat, scheme, self.config)
 
-    def train(self, tasks: Sequence[Task]) -> list[Trained]:
-        """Train the first of these tasks, as many as are trained at once; what they gave, in order."""
-        return [self.run(*tasks[0])]
+    def train(self, given: Sequence[ClientRound]) -> list[Trained]:
+        """Train the first of these clients, as many as are trained at once; what they gave, in order."""
+        return [self.run(given[0])]
 
-    def run(
-        self,
-        client: Client,
-        weights_V: torch.Tensor,
-        counters: Sequence[torch.Tensor],
-        message: dict[str, torch.Tensor],
-        round: int,
-        epochs: int | None = None,
-    ) -> Trained:
+    def run(self, given: ClientRound) -> Trained:
         """Train one client from the global weights, test it, and let the scheme report.
 
         Args:
-            client: its images lie on the model's device; its `state` is changed.
-            weights_V: the global weights, V floats.
-            counters: the integer buffers of the global model.
-            message: what the server sent, by name.
-            round: from 1 on.
-            epochs: local epochs; by default train.epochs.
+            given: the client, and what it receives.
+
+        Returns:
+            Its losses, tests and report; its trained weights are in `flat`.
 
         Raises:
             RunError: the scheme does not keep its contract.
         """
         start_s = time.perf_counter()
-        self.begin(client, weights_V, counters, message, round)
-        loss_by_term = self.epochs(client, self.config.train.epochs if epochs is None else epochs)
-        return self.end(client, loss_by_term, time.perf_counter() - start_s)
+        self.begin(given)
+        loss_by_term = self.epochs(given.client, self.epochs_of(given))
+        return self.end(given.client, loss_by_term, time.perf_counter() - start_s)
 
-    def begin(
-        self,
-        client: Client,
-        weights_V: torch.Tensor,
-        counters: Sequence[torch.Tensor],
-        message: dict[str, torch.Tensor],
-        round: int,
-    ) -> None:
+    def epochs_of(self, given: ClientRound) -> int:
+        """Local epochs of a client in its round."""
+        return self.config.train.epochs if given.epochs is None else given.epochs
+
+    def begin(self, given: ClientRound) -> None:
         """Load the model, lend it to the client, and let the scheme prepare the round."""
-        weights_V = self.start_of(client, weights_V)
-        self.flat.load(weights_V, counters)
+        client = given.client
+        weights_V = self.start_of(client, given.weights_V)
+        self.flat.load(weights_V, given.counters)
         self.adam.reset()
         client.net, client.flat, client.received_V = self.flat.net, self.flat, weights_V
-        client.message, client.round, client.cache = message, round, {}
-        torch.manual_seed(rng.torch_seed(client.seed, "dropout", round, client.id))
+        client.message, client.round, client.cache = given.message, given.round, {}
+        torch.manual_seed(rng.torch_seed(client.seed, "dropout", client.round, client.id))
         self.flat.net.train()
         self.scheme.begin(client)
 

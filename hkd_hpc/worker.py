@@ -18,7 +18,7 @@ from hkd_hpc.models import evaluate
 from hkd_hpc.quarantine import DROPPED_OUT, STRAGGLER, TOO_FEW_IMAGES, Finding
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
-from hkd_hpc.training import LocalTrainer, Task, Trained
+from hkd_hpc.training import ClientRound, LocalTrainer, Trained
 
 
 def report_type(scheme, counters: int) -> np.dtype:
@@ -86,7 +86,7 @@ class Worker:
         here = [client for client in self.clients if client.id in set(cohort)]
         epochs_by_id = self._epochs_of(round, cohort, reports, here)
         waiting = [
-            (report, Task(client, weights_V, counters, message, round, epochs_by_id[client.id]))
+            (report, ClientRound(client, weights_V, counters, message, round, epochs_by_id[client.id]))
             for report, client in zip(reports, here)
             if client.id in epochs_by_id
         ]
@@ -112,15 +112,15 @@ class Worker:
                 epochs_by_id[client.id] = min(most, config.train.epochs)
         return epochs_by_id
 
-    def _train_some(self, waiting: list[tuple[np.void, Task]], keep: bool) -> int:
+    def _train_some(self, waiting: list[tuple[np.void, ClientRound]], keep: bool) -> int:
         """Train the first of the waiting clients, take in what they give; how many they were."""
-        group = [task for _, task in waiting[: self.trainer.at_once]]
+        group = [given for _, given in waiting[: self.trainer.at_once]]
         self.comm.at(group[0].round, "training", group[0].client.id if self.trainer.at_once == 1 else None)
         self.sum.flush()  # the models' memory is about to be used for the next clients
-        states = [dict(task.client.state) for task in group]
+        states = [dict(given.client.state) for given in group]
         trained = self.trainer.train(group)
-        for (report, task), state, each in zip(waiting, states, trained):
-            self._take_in(report, task.client, each, state, keep)
+        for (report, given), state, each in zip(waiting, states, trained):
+            self._take_in(report, given.client, each, state, keep)
         return len(trained)
 
     def _take_in(self, report: np.void, client: Client, trained: Trained, state: dict, keep: bool) -> None:
@@ -129,7 +129,7 @@ class Worker:
             client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
         self._fill(report, client, trained)
         if report["status"]:
-            client.state = state  # what spoilt this round must not spoil its next
+            client.state = state  # what made this round invalid must not reach its next
         else:
             self.delivered.append(client.id)
         client.leave()
@@ -204,7 +204,9 @@ class Worker:
             if trainer.can_train(client):
                 own = {name: client.state[name] for name in (OWN_MODEL, OWN_STATISTICS) if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
-                row[:] = result_row(client, trainer.run(plain, weights_V, counters, {}, round, epochs).test)
+                row[:] = result_row(
+                    client, trainer.run(ClientRound(plain, weights_V, counters, {}, round, epochs)).test
+                )
         return rows
 
 

@@ -22,6 +22,7 @@ from hkd_hpc.quarantine import (
     Finding,
 )
 from hkd_hpc.store.tree import load_tree, save_tree
+from hkd_hpc.training import ClientRound
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_trainer, toy_net, toy
     steps, step = [], trainer._step
     trainer._step = lambda client, index_B, lr: steps.append(len(index_B)) or step(client, index_B, lr) * INF
     client = toy_client([0, 1, 2, 0])
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1, epochs=5))
     assert sum(steps) == 4  # images: one epoch
 
 

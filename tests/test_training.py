@@ -10,7 +10,7 @@ from torch import nn
 from hkd_hpc import rng
 from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme
-from hkd_hpc.training import batch_bounds
+from hkd_hpc.training import ClientRound, batch_bounds
 
 pytestmark = pytest.mark.kernels
 
@@ -46,7 +46,7 @@ def test_every_image_once_and_never_a_last_batch_of_one(size):
 
 def run(trainer, client, message=None, round: int = 1):
     counters = [c.clone() for c in trainer.flat.counters]
-    return trainer.run(client, trainer.flat.values_V.clone(), counters, message or {}, round)
+    return trainer.run(ClientRound(client, trainer.flat.values_V.clone(), counters, message or {}, round))
 
 
 def after(trainer, client, round: int = 1) -> torch.Tensor:
@@ -127,15 +127,15 @@ def test_same_bits_whatever_happened_before(toy_trainer, toy_net, toy_client):
     trainer, client, other = toy_trainer(toy_net()), toy_client([0, 1, 2] * 5), toy_client([2, 1] * 6, id=1)
     start_V, counters = trainer.flat.values_V.clone(), [c.clone() for c in trainer.flat.counters]
     first = (
-        trainer.run(client, start_V, counters, {}, 1),
+        trainer.run(ClientRound(client, start_V, counters, {}, 1)),
         trainer.flat.values_V.clone(),
         trainer.flat.counters[0].item(),
     )
-    trainer.run(other, start_V, counters, {}, 1)
-    trainer.run(client, start_V, counters, {}, 2)
+    trainer.run(ClientRound(other, start_V, counters, {}, 1))
+    trainer.run(ClientRound(client, start_V, counters, {}, 2))
     torch.rand(100), np.random.random(5)
     again = (
-        trainer.run(client, start_V, counters, {}, 1),
+        trainer.run(ClientRound(client, start_V, counters, {}, 1)),
         trainer.flat.values_V.clone(),
         trainer.flat.counters[0].item(),
     )

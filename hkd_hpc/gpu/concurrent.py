@@ -19,7 +19,7 @@ import torch
 from hkd_hpc.console import messages
 from hkd_hpc.gpu.graphs import RecordingTrainer
 from hkd_hpc.schemes.base import Scheme
-from hkd_hpc.training import LocalTrainer, Task, Trained, is_finite
+from hkd_hpc.training import ClientRound, LocalTrainer, Trained, is_finite
 
 SPARE = 0.1  # of the free memory: later rounds may hold more than the first
 
@@ -49,30 +49,30 @@ class ConcurrentTrainer(LocalTrainer):
         """For one client after the other."""
         return self.trainers[0].with_scheme(scheme)
 
-    def run(self, *task, **more) -> Trained:
+    def run(self, given: ClientRound) -> Trained:
         """Train one client, on the first trainer."""
-        return self.trainers[0].run(*task, **more)
+        return self.trainers[0].run(given)
 
-    def train(self, tasks: Sequence[Task]) -> list[Trained]:
-        """Train the first of these tasks, one on each trainer; where memory does not suffice, on half of them."""
+    def train(self, given: Sequence[ClientRound]) -> list[Trained]:
+        """Train the first of these clients, one on each trainer; where memory does not suffice, on half of them."""
         if self.memory:
-            self._open(self.memory, tasks)
+            self._open(self.memory, given)
         if len(self.trainers) == 1:
-            return self.trainers[0].train(tasks)
-        before = [dict(client.state) for client, *_ in tasks]
+            return self.trainers[0].train(given)
+        before = [dict(client.state) for client, *_ in given]
         try:
-            return side_by_side(self.trainers, self.streams, tasks)
+            return side_by_side(self.trainers, self.streams, given)
         except torch.cuda.OutOfMemoryError:
             pass  # only after this block is free what the attempt held
-        for (client, *_), state in zip(tasks, before):
+        for (client, *_), state in zip(given, before):
             client.leave()
             client.state = state
         self._halve()
-        return self.train(tasks)
+        return self.train(given)
 
-    def _open(self, memory: Memory, tasks: Sequence[Task]) -> None:
-        """As many trainers as there are tasks, if they fit."""
-        more = memory.more(self.trainers, tasks)
+    def _open(self, memory: Memory, given: Sequence[ClientRound]) -> None:
+        """As many trainers as there are clients, if they fit."""
+        more = memory.more(self.trainers, given)
         if more:
             self.trainers += more
             self.streams += [self._stream() for _ in more]
@@ -116,16 +116,16 @@ class Memory:
         self.most, self.make, self.sharers = most, make, sharers
         self.each_bytes = 0  # measured when first needed
 
-    def more(self, trainers: list[LocalTrainer], tasks: Sequence[Task]) -> list[LocalTrainer]:
-        """As many beside these as were asked for, have tasks and fit; the first time the largest task is rehearsed."""
-        there, wanted = len(trainers), min(self.most, len(tasks))
+    def more(self, trainers: list[LocalTrainer], given: Sequence[ClientRound]) -> list[LocalTrainer]:
+        """As many beside these as were asked for, have clients and fit; the first time the largest one is rehearsed."""
+        there, wanted = len(trainers), min(self.most, len(given))
         if wanted <= there:
             return []
         if not self.each_bytes:
-            self.each_bytes = rehearse(trainers[0], max(tasks, key=lambda task: len(task.client.y_train)))
+            self.each_bytes = rehearse(trainers[0], max(given, key=lambda one: len(one.client.y_train)))
         torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info()[0] // self.sharers
-        fit = fitting(self.most, len(tasks), free_bytes, self.each_bytes, there)
+        fit = fitting(self.most, len(given), free_bytes, self.each_bytes, there)
         if fit < wanted:
             messages.warn(
                 f"run.lanes={self.most}: {fit} concurrent clients fit, each needs "
@@ -135,15 +135,15 @@ class Memory:
         return [self.make() for _ in range(fit - there)]
 
 
-def rehearse(trainer: LocalTrainer, task: Task) -> int:
-    """Bytes of GPU memory that a trainer needs: two epochs of a task, which leave its client as it was."""
+def rehearse(trainer: LocalTrainer, given: ClientRound) -> int:
+    """Bytes of GPU memory that a trainer needs: two epochs of a client, which leave it as it was."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before_bytes, free_before_bytes = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
-    state = dict(task.client.state)
-    trainer.run(*task._replace(epochs=2))  # the second is recorded (run.graphs)
-    task.client.leave()
-    task.client.state = state
+    state = dict(given.client.state)
+    trainer.run(given._replace(epochs=2))  # the second is recorded (run.graphs)
+    given.client.leave()
+    given.client.state = state
     taken_bytes = free_before_bytes - torch.cuda.mem_get_info()[0]  # with what torch does not count: libraries, graphs
     kept_bytes = torch.cuda.memory_reserved() - before_bytes
     model_bytes = 4 * len(trainer.flat.values_V)  # was there before
@@ -157,10 +157,10 @@ def fitting(asked: int, clients: int, free_bytes: int, each_bytes: int, there: i
 
 
 def side_by_side(
-    trainers: Sequence[LocalTrainer], streams: Sequence[torch.cuda.Stream | None], tasks: Sequence[Task]
+    trainers: Sequence[LocalTrainer], streams: Sequence[torch.cuda.Stream | None], given: Sequence[ClientRound]
 ) -> list[Trained]:
-    """Train one task on each trainer, as many as there are of both; what they gave, in order."""
-    going = {number: training(trainer, task) for number, (trainer, task) in enumerate(zip(trainers, tasks))}
+    """Train one client on each trainer, as many as there are of both; what they gave, in order."""
+    going = {number: training(trainer, one) for number, (trainer, one) in enumerate(zip(trainers, given))}
     results: dict[int, Trained] = {}
     for number in going:
         wait(streams[number], None)  # for what this stream still does to the weights
@@ -177,12 +177,12 @@ def side_by_side(
     return [results[number] for number in sorted(results)]
 
 
-def training(trainer: LocalTrainer, task: Task) -> Generator[None, None, Trained]:
+def training(trainer: LocalTrainer, given: ClientRound) -> Generator[None, None, Trained]:
     """`LocalTrainer.run` with a pause after each epoch that was launched and is not waited for yet."""
-    start_s, client = time.perf_counter(), task.client
-    trainer.begin(client, task.weights_V, task.counters, task.message, task.round)
+    start_s, client = time.perf_counter(), given.client
+    trainer.begin(given)
     shuffle = client.random("batches")
-    for _ in range(task.epochs):
+    for _ in range(trainer.epochs_of(given)):
         loss_K = trainer.epoch(client, shuffle)
         yield
         if not is_finite(loss_K):

@@ -25,7 +25,7 @@ from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import RunInfo, SchemeSettings
 from hkd_hpc.server import message_type
-from hkd_hpc.training import LocalTrainer
+from hkd_hpc.training import ClientRound, LocalTrainer
 from hkd_hpc.worker import counter_size, report_type
 
 STEPS_S = 1.5  # of the timed steps of a model, about
@@ -86,7 +86,9 @@ def times_of(flat: FlatModel, config: Config, kind: Kind) -> Times:
 
     def train_s(steps: int) -> float:
         counters = [counter.clone() for counter in flat.counters]
-        return trainer.run(make_client(flat, kind, steps * batch), flat.values_V.clone(), counters, {}, 1).train_s
+        return trainer.run(
+            ClientRound(make_client(flat, kind, steps * batch), flat.values_V.clone(), counters, {}, 1)
+        ).train_s
 
     train_s(1)  # the first step pays for the library's own preparations
     steps = max(1, min(MOST_STEPS, int(STEPS_S / train_s(1))))

@@ -16,6 +16,7 @@ from hkd_hpc import assemble, config, schemes
 from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer, declares
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.training import ClientRound
 
 CLOSE = 0.1
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
@@ -181,7 +182,7 @@ def test_many_signatures_on_one_gpu(data):
     whole = client.x_train, client.y_train
     for images in [*range(16, 26), 16, 25]:
         client.x_train, client.y_train = whole[0][:images].contiguous(), whole[1][:images].contiguous()
-        trainer.run(client, own.part.weights_V, own.part.counters, own.message, 1)
+        trainer.run(ClientRound(client, own.part.weights_V, own.part.counters, own.message, 1))
         assert bool(torch.isfinite(trainer.flat.values_V).all())
     assert isinstance(trainer.graphs, Graphs)
     assert len(trainer.graphs.recorded) == 8

@@ -339,9 +339,9 @@ def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypa
 
         original = LocalTrainer.run
 
-        def run(self, client, *rest):
-            client.state.clear()
-            return original(self, client, *rest)
+        def run(self, given):
+            given.client.state.clear()
+            return original(self, given)
 
         LocalTrainer.run = run
 

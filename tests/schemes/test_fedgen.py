@@ -20,6 +20,7 @@ from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes import fedgen
 from hkd_hpc.schemes.base import RunInfo, SchemeServer
 from hkd_hpc.schemes.fedgen import FedGen, FedGenSettings, diversity_loss, ensemble_loss, teacher_loss
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -442,7 +443,7 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
         return 0.9604 * (0.5 * 5 / len(labels) * generated + 10 * divergence)
 
     reference = plain.train(plain.double(trainer.flat.net), client, terms, epochs=3, batch=8, round=3)
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 3)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 3))
     plain.assert_same_model(trainer.flat.net, reference)
 
 

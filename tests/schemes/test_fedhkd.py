@@ -18,6 +18,7 @@ from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeServer
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings, FedHKDStar, FedHKDStarSettings
 from hkd_hpc.schemes.knowledge import SOFT_DISTANCES
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -226,7 +227,7 @@ def trained(toy_trainer, toy_net, client, scheme, message, *overrides, **net) ->
     trainer = toy_trainer(toy_net(**net), scheme, *overrides)
     start_V = trainer.flat.values_V.clone()
     message = {name: tensor.clone() for name, tensor in message.items()}
-    trainer.run(client, start_V, [c.clone() for c in trainer.flat.counters], message, round=2)
+    trainer.run(ClientRound(client, start_V, [c.clone() for c in trainer.flat.counters], message, round=2))
     assert not torch.equal(trainer.flat.values_V, start_V)
     return trainer.flat.values_V.clone()
 
@@ -272,7 +273,9 @@ def test_a_hundred_balanced_classes_share_nothing_at_a_quarter(toy_trainer, toy_
     client = toy_client([i % 100 for i in range(375)], classes=100)
     net = {"classes": 100, "latent": 4}
     trainer = toy_trainer(toy_net(**net), "fedhkd")
-    report = trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(100), 1).report
+    report = trainer.run(
+        ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(100), 1)
+    ).report
     message = trainer.scheme.combine(SERVER, {name: torch.stack([tensor] * 2) for name, tensor in report.items()})
     assert not any(tensor.any() for tensor in (*report.values(), *message.values()))
     assert torch.equal(
@@ -287,14 +290,16 @@ def test_a_hundred_balanced_classes_share_nothing_at_a_quarter(toy_trainer, toy_
 def report_of(toy_trainer, toy_net, client, *overrides, round: int = 1, latent: int = 4) -> dict[str, torch.Tensor]:
     trainer = toy_trainer(toy_net(latent=latent), "fedhkd", *overrides)
     message = no_knowledge(latent=latent)
-    return trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, message, round).report
+    return trainer.run(ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, message, round)).report
 
 
 def test_report_against_a_plain_float64_loop(toy_trainer, toy_net, toy_client):
     """Means per class over ALL training images, by the trained model in eval mode; predictions at T = .5; no noise."""
     trainer = toy_trainer(toy_net(), "fedhkd", "scheme.sigma=0", "scheme.nu=0")
     client = toy_client([0, 0, 2, 2, 2, 0, 2, 2, 2])
-    report = trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(), 1).report
+    report = trainer.run(
+        ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(), 1)
+    ).report
     trainer.flat.net.eval()
     with torch.no_grad():
         feature, logits = trainer.flat.net(normalise(client.x_train))
@@ -357,9 +362,9 @@ def test_noise_does_not_disturb_training(toy_trainer, toy_net, toy_client):
     for sigma in (0, 7):
         trainer, client = toy_trainer(toy_net(), "fedhkd", f"scheme.sigma={sigma}", "scheme.nu=0"), toy_client(LABELS)
         start_V, counters = trainer.flat.values_V.clone(), [c.clone() for c in trainer.flat.counters]
-        first = trainer.run(client, start_V, counters, no_knowledge(), 1)
+        first = trainer.run(ClientRound(client, start_V, counters, no_knowledge(), 1))
         after_first = trainer.flat.values_V.clone()
-        second = trainer.run(client, after_first, counters, no_knowledge(), 2)
+        second = trainer.run(ClientRound(client, after_first, counters, no_knowledge(), 2))
         results.append((after_first, trainer.flat.values_V.clone(), first.loss_by_term, second.loss_by_term))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
@@ -376,7 +381,9 @@ def test_kinds_of_noise_in_the_report(toy_trainer, toy_net, toy_client, scheme):
             toy_client([0] * 9 + [1] * 3),
         )
         return (
-            trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(latent=5000), 1)
+            trainer.run(
+                ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(latent=5000), 1)
+            )
             .report["feature_CD"]
             .double()
             .numpy()
@@ -397,7 +404,9 @@ def test_features_are_clipped_before_they_are_averaged(toy_trainer, toy_net, toy
         toy_net(), "fedhkd", "scheme.sigma=0", "scheme.nu=0", f"scheme.clip={rule}", "scheme.zeta=0.1"
     )
     client = toy_client([0, 0, 2, 2, 2, 0])
-    report = trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(), 1).report
+    report = trainer.run(
+        ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(), 1)
+    ).report
     trainer.flat.net.eval()
     with torch.no_grad():
         h = trainer.flat.net(normalise(client.x_train))[0].double().numpy()
@@ -426,7 +435,9 @@ def test_other_rules_of_what_is_shared(toy_trainer, toy_net, toy_client, overrid
 def test_the_relative_rule_fills_the_knowledge_of_a_hundred_classes(toy_trainer, toy_net, toy_client):
     client, net = toy_client([i % 100 for i in range(375)], classes=100), {"classes": 100, "latent": 4}
     trainer = toy_trainer(toy_net(**net), "fedhkd", "scheme.nu_rule=relative", "scheme.nu=1")
-    report = trainer.run(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(100), 1).report
+    report = trainer.run(
+        ClientRound(client, trainer.flat.values_V.clone(), trainer.flat.counters, no_knowledge(100), 1)
+    ).report
     assert report["count_C"].tolist() == [4.0] * 75 + [0.0] * 25  # 3 images are below 375 / 100
 
 

@@ -19,6 +19,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.fedmd import FedMDSettings, running_statistics_kept
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -284,7 +285,7 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
         return 2 * (p * (p / q).log()).sum(1).mean()
 
     reference = plain.train(plain.double(trainer.flat.net), client, distil, epochs=3, batch=8, round=2)
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {"soft_AC": soft_AC}, 2)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {"soft_AC": soft_AC}, 2))
     plain.assert_same_model(trainer.flat.net, reference)
     assert not order
 

@@ -15,6 +15,7 @@ from hkd_hpc.client import Batch
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.schemes.fedproto import FedProtoSettings
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -145,5 +146,5 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
         return 3 * sum(squares) / (len(labels) * 4)
 
     reference = plain.train(plain.double(trainer.flat.net), client, distance, epochs=3, batch=8, round=2)
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 2)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 2))
     plain.assert_same_model(trainer.flat.net, reference)

@@ -11,6 +11,7 @@ from hkd_hpc.client import Batch
 from hkd_hpc.schemes import fedprox
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedprox import FedProx, FedProxSettings
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -91,7 +92,7 @@ def test_what_is_derived_from_it_finds_its_gradient_zeroed(toy_trainer, toy_net,
     for scheme_class in (Scheme, Plain):
         trainer = toy_trainer(toy_net(), "fedprox", "train.epochs=3")  # 15 images: steps after the first would show it
         trainer.scheme = scheme_class(trainer.scheme.settings, trainer.scheme.info)
-        trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+        trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1))
         ends.append(trainer.flat.values_V.clone())
     assert torch.equal(*ends)
 
@@ -101,7 +102,7 @@ def test_first_step_feels_nothing(toy_trainer, toy_net, toy_client):
     weights = []
     for scheme, more in (("fedavg", ()), ("fedprox", ("scheme.mu=100",))):
         trainer = toy_trainer(toy_net(), scheme, "train.epochs=1", "train.batch_size=16", *more)
-        result = trainer.run(toy_client(LABELS), trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+        result = trainer.run(ClientRound(toy_client(LABELS), trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1))
         weights.append(trainer.flat.values_V.clone())
     assert torch.equal(*weights)
     assert result.loss_by_term[1] == 0.0
@@ -118,7 +119,7 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client, mu
         return mu / 2 * sum(((p - p0) ** 2).sum() for p, p0 in zip(net.parameters(), start))
 
     plain.train(reference, client, penalty, epochs=3, batch=8)
-    result = trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+    result = trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1))
     plain.assert_same_model(trainer.flat.net, reference)
     assert result.loss_by_term[1] > 0
 
@@ -128,7 +129,7 @@ def test_a_large_mu_keeps_the_weights_near(toy_trainer, toy_net, toy_client):
         trainer = toy_trainer(toy_net(), "fedprox", f"scheme.mu={mu}", "train.epochs=40", "train.lr=0.01")
         client = toy_client(LABELS)
         start_V = trainer.flat.values_V.clone()
-        trainer.run(client, start_V, [torch.tensor(0)], {}, 1)
+        trainer.run(ClientRound(client, start_V, [torch.tensor(0)], {}, 1))
         return float((trainer.flat.parameters_P - start_V[: len(trainer.flat.parameters_P)]).norm())
 
     assert drift(1000) < drift(1) < drift(0)

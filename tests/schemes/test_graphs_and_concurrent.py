@@ -20,7 +20,7 @@ from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedhkd import FedHKD
-from hkd_hpc.training import LocalTrainer, Task
+from hkd_hpc.training import ClientRound, LocalTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -299,10 +299,10 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, t
     trainer, client = toy_trainer(toy_net(batch_norm=False), "fedavg", "train.epochs=4"), toy_client([0, 1, 2])
     trainer.scheme = ReadsState(trainer.scheme.settings, trainer.scheme.info)
     start_V, counters = trainer.flat.values_V.clone(), [counter.clone() for counter in trainer.flat.counters]
-    trainer.run(client, start_V, counters, {}, 1)
+    trainer.run(ClientRound(client, start_V, counters, {}, 1))
     usual_V = trainer.flat.values_V.clone()
     trainer = recording(trainer, lambda work: [work(), work][1])  # a recording runs the Python
-    trainer.run(client, start_V, counters, {}, 1)
+    trainer.run(ClientRound(client, start_V, counters, {}, 1))
     assert torch.equal(trainer.flat.values_V, usual_V)
     assert "(KeyError: 'scale')" in capsys.readouterr().err
 
@@ -311,7 +311,7 @@ def test_what_is_not_on_the_stage_is_not_used_from_another_client(toy_trainer, t
 def test_steps_are_counted_where_python_takes_none(toy_trainer, toy_net, toy_client):
     trainer, client = toy_trainer(toy_net(), "fedavg", "train.epochs=5"), toy_client([0, 1, 2] * 5)  # 15: two batches
     trainer = recording(trainer, lambda work: (lambda done: lambda: done)(work()))
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 1))
     assert trainer.steps == 10
 
 
@@ -375,7 +375,7 @@ def toy_trainers(toy_trainer, toy_net, count, **more):
 
 def tasks(trainer, clients):
     start_V = trainer.flat.values_V.clone()
-    return [Task(client, start_V, [], {}, 1, 2) for client in clients]
+    return [ClientRound(client, start_V, [], {}, 1, 2) for client in clients]
 
 
 def test_an_epoch_of_each_client_comes_before_a_second_of_any(toy_trainer, toy_net, toy_client):

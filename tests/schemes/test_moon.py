@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hkd_hpc.client import Batch
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.moon import MoonSettings
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -174,6 +175,6 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
         return 2 * F.cross_entropy(torch.stack(cosines, 1) / 0.5, torch.zeros(len(index), dtype=torch.int64))
 
     plain.train(reference, client, contrast, epochs=3, batch=8, round=2)
-    trainer.run(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 2)
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 2))
     plain.assert_same_model(trainer.flat.net, reference)
     assert torch.equal(client.state["previous"], trainer.flat.values_V)

@@ -144,10 +144,10 @@ def count_training(path: Path) -> None:
 
     original = LocalTrainer.run
 
-    def run(self, client, weights_V, counters, message, round, *rest):
+    def run(self, given):
         with open(path, "a") as file:
-            file.write(f"{round} {client.id}\n")
-        return original(self, client, weights_V, counters, message, round, *rest)
+            file.write(f"{given.round} {given.client.id}\n")
+        return original(self, given)
 
     LocalTrainer.run = run
 

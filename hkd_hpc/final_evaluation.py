@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc.analysis.metrics import READ_THRICE, three_readings
+from hkd_hpc.analysis.metrics import SUMMARISED, summarise
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
@@ -60,9 +60,9 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
     tested = server.test(reestimated_V, counters, server.test_images)
     if "finetuned" in found:
         found["finetuned"] = accepted(server, found["finetuned"])
-    spoilt = where_spoilt(server, tested, found["global"])
-    summary = summary_of(server, found, tested, spoilt)
-    has_result = not spoilt or server.config.fed.max_bad_fraction >= 1
+    nonfinite = where_nonfinite(server, tested, found["global"])
+    summary = summary_of(server, found, tested, nonfinite)
+    has_result = not nonfinite or server.config.fed.max_bad_fraction >= 1
     if has_result:
         server.write_complete_metrics(summary)
     else:
@@ -70,7 +70,7 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
     messages.say(messages.summary_table(server.history, summary, server.static["baselines"], server.folder))
     if not has_result:
         raise RunError(
-            f"the final global model has {spoilt}: the run has no result. All its rounds are saved; "
+            f"the final global model has {nonfinite}: the run has no result. All its rounds are saved; "
             "--resume --allow-change fed.max_bad_fraction=1 ends it without these accuracies"
         )
 
@@ -94,7 +94,7 @@ def accepted(server: Server, rows: np.ndarray) -> np.ndarray:
     return rows[rows[:, 3] == 0]
 
 
-def where_spoilt(server: Server, reestimated: Tested, rows: np.ndarray) -> str:
+def where_nonfinite(server: Server, reestimated: Tested, rows: np.ndarray) -> str:
     """Where the logits of the final global model are not finite; `rows`: on the clients' own tests."""
     row = server.history.last()
     return messages.nonfinite_text(
@@ -107,23 +107,22 @@ def where_spoilt(server: Server, reestimated: Tested, rows: np.ndarray) -> str:
     )
 
 
-def summary_of(server: Server, found: Rows, reestimated: Tested, spoilt: str) -> dict[str, Any]:
+def summary_of(server: Server, found: Rows, reestimated: Tested, nonfinite: str) -> dict[str, Any]:
     """What metrics.h5 keeps as /summary."""
     history = server.history
-    readings = {
-        metric.name: three_readings(history.column(metric.name), history.nonfinite(metric.name))
-        for metric in READ_THRICE
+    summarised = {
+        metric.name: summarise(history.column(metric.name), history.nonfinite(metric.name)) for metric in SUMMARISED
     }
     warnings = (
         messages.warnings_text(history.rounds["warning"]),
-        messages.spoilt_text(history),
-        spoilt and f"the final global model has {spoilt}",
+        messages.nonfinite_rounds_text(history),
+        nonfinite and f"the final global model has {nonfinite}",
     )
     return {
         "global_test_accuracy_batchnorm_reestimated": reestimated.accuracy,
         **{f"{name}_on_local_test_accuracy": accuracy_of_rows(rows) for name, rows in found.items()},
         **{f"{name}_on_local_test": rows for name, rows in found.items()},
-        **{f"{name}_{kind}": value for name, three in readings.items() for kind, value in three.items()},
+        **{f"{name}_{kind}": value for name, values in summarised.items() for kind, value in values.items()},
         "warnings": "; ".join(filter(None, warnings)),
         "remark": server.trainer.scheme.about.remark,
         "batchnorm": server.config.train.batchnorm,

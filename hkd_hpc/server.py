@@ -271,9 +271,9 @@ class Server:
             self.test(state.weights_V, state.counters, images) for images in (self.test_images, self.val_images)
         )
         self.history.set_last(**metrics.of_test(test, val))
-        spoilt = messages.nonfinite_text({"the test split": test, "the validation images": val})
-        if spoilt:
-            messages.warn(f"round {state.round}: the global model has {spoilt}: no accuracy")
+        nonfinite = messages.nonfinite_text({"the test split": test, "the validation images": val})
+        if nonfinite:
+            messages.warn(f"round {state.round}: the global model has {nonfinite}: no accuracy")
 
     def _book(self, start_s: float, phase: str = "evaluate_and_save") -> None:
         """Add the seconds since then to the row."""

@@ -183,7 +183,7 @@ def make_nan(client, round):
     ],
     ids=" ".join,
 )
-def test_what_a_client_keeps_is_not_spoilt_by_an_invalid_round(tmp_path, data, settings):
+def test_what_a_client_keeps_is_not_changed_by_an_invalid_round(tmp_path, data, settings):
     """Its own model or statistics are those of the round before, also in the first round, when there are none."""
     for invalid_round in (1, 2):
         folder = tmp_path / str(invalid_round)

@@ -464,8 +464,8 @@ FINAL = (
     FinalMetric("finetuned_on_local_test_accuracy", "global model fine-tuned by each client", "fine-tuned"),
 )
 SINGLE = tuple(metric for metric in METRICS if isinstance(metric, Metric))
-READ_THRICE = tuple(metric for metric in SINGLE if metric.title)  # what the summary has at `three_readings`
-READINGS = {"last": "last round", "mean_last_5": "mean last 5", "oracle": "best"}  # the names in stored summaries
+SUMMARISED = tuple(metric for metric in SINGLE if metric.title)  # what the summary has in each way of SUMMARY_WAYS
+SUMMARY_WAYS = {"last": "last round", "mean_last_5": "mean last 5", "oracle": "best"}  # the names in stored summaries
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -508,19 +508,19 @@ def attributes_of(column: str) -> Attributes:
     return metric.parts.get(part, metric.attributes) if isinstance(metric, MetricGroup) else metric.attributes
 
 
-def three_readings(values: np.ndarray, spoilt: np.ndarray | bool = False) -> dict[str, float]:
-    """The values of a column over the rounds, read in three ways.
+def summarise(values: np.ndarray, nonfinite: np.ndarray | bool = False) -> dict[str, float]:
+    """The values of a column over the rounds, summarised in three ways.
 
     Args:
         values: (rounds,), NaN where nothing was tested.
-        spoilt: (rounds,) bool, tested without finite predictions.
+        nonfinite: (rounds,) bool, tested without finite predictions.
 
     Returns:
-        "last", the last round (primary); "mean_last_5", over the last five tested rounds, NaN where one is spoilt;
+        "last", the last round (primary); "mean_last_5", over the last five tested rounds, NaN where one has none;
         "oracle", the best round: selected on the test set, therefore no result.
     """
     finite = values[~np.isnan(values)]
     if not len(finite):
-        return dict.fromkeys(READINGS, NAN)
-    tested = values[~np.isnan(values) | spoilt]
+        return dict.fromkeys(SUMMARY_WAYS, NAN)
+    tested = values[~np.isnan(values) | nonfinite]
     return {"last": float(values[-1]), "mean_last_5": float(tested[-5:].mean()), "oracle": float(finite.max())}

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
 
-from hkd_hpc.analysis.metrics import FINAL, NAN, READ_THRICE
+from hkd_hpc.analysis.metrics import FINAL, NAN, SUMMARISED
 from hkd_hpc.analysis.statistics import interval
 
 # column: the name in a run's summary of what stands there
-COLUMNS = {metric.column: f"{metric.name}_last" for metric in READ_THRICE if metric.column} | {
+COLUMNS = {metric.column: f"{metric.name}_last" for metric in SUMMARISED if metric.column} | {
     metric.column: metric.name for metric in FINAL if metric.column
 }
 NOTHING = "–"

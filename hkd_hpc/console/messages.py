@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from hkd_hpc.analysis.metrics import FINAL, READ_THRICE, READINGS, TestResult
+from hkd_hpc.analysis.metrics import FINAL, SUMMARISED, SUMMARY_WAYS, TestResult
 from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
@@ -107,13 +107,13 @@ def warnings_text(warnings: list[str]) -> str:
     return f"in {len(said)} of {len(warnings)} rounds: {said[-1]}" if said else ""
 
 
-def spoilt_text(history: History) -> str:
+def nonfinite_rounds_text(history: History) -> str:
     """In how many rounds the global model had no accuracy; empty where it always had one."""
-    spoilt = int((history.nonfinite("global_test_accuracy") | history.nonfinite("global_val_accuracy")).sum())
+    nonfinite = int((history.nonfinite("global_test_accuracy") | history.nonfinite("global_val_accuracy")).sum())
     return (
-        f"in {spoilt} of {len(history)} rounds: the global model's logits were not finite, so that it has no accuracy "
-        "there"
-        if spoilt
+        f"in {nonfinite} of {len(history)} rounds: the global model's logits were not finite, so that it has no "
+        "accuracy there"
+        if nonfinite
         else ""
     )
 
@@ -138,7 +138,7 @@ def summary_table(
     history: History, summary: Mapping[str, Any], baselines: Mapping[str, float], folder: RunFolder
 ) -> str:
     """The small table at the end."""
-    lines = ["", *readings_lines(history, summary), *final_lines(summary, baselines)]
+    lines = ["", *summary_lines(history, summary), *final_lines(summary, baselines)]
     lines += ["  best = the best round, selected on the test set: not a result", ""]
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
@@ -148,20 +148,20 @@ def summary_table(
     return "\n".join(lines)
 
 
-READING_WIDTHS = {"last": 12, "mean_last_5": 13, "oracle": 9}
+SUMMARY_WIDTHS = {"last": 12, "mean_last_5": 13, "oracle": 9}
 
 
-def readings_lines(history: History, summary: Mapping[str, Any]) -> list[str]:
+def summary_lines(history: History, summary: Mapping[str, Any]) -> list[str]:
     """The accuracies of the rounds, each read in three ways; validation images only where there are any."""
-    heads = "".join(f"{READINGS[kind]:>{width}s}" for kind, width in READING_WIDTHS.items())
+    heads = "".join(f"{SUMMARY_WAYS[kind]:>{width}s}" for kind, width in SUMMARY_WIDTHS.items())
     lines = [f"{'accuracy':44s}{heads}"]
-    for metric in READ_THRICE:
+    for metric in SUMMARISED:
         is_measured = not math.isnan(summary[f"{metric.name}_mean_last_5"]) or history.nonfinite(metric.name).any()
         if is_measured or "_val_" not in metric.name:
             title = metric.title.format(batchnorm=GLOBAL_STATISTICS[summary["batchnorm"]])
-            values = {kind: number_text(summary[f"{metric.name}_{kind}"]) for kind in READING_WIDTHS}
+            values = {kind: number_text(summary[f"{metric.name}_{kind}"]) for kind in SUMMARY_WIDTHS}
             lines.append(
-                f"  {title:42s}" + "".join(f"{values[kind]:>{width}s}" for kind, width in READING_WIDTHS.items())
+                f"  {title:42s}" + "".join(f"{values[kind]:>{width}s}" for kind, width in SUMMARY_WIDTHS.items())
             )
     return lines
 

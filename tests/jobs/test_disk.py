@@ -81,16 +81,16 @@ def test_a_job_that_died_before_it_had_tidied_up_is_tidied_up_after_at_the_next_
         (False, "failed", "nothing to resume from: a study keeps no more without --keep-state. Remove the folder"),
     ],
 )
-def test_a_finished_trial_whose_file_is_spoilt_is_named_and_not_counted(
+def test_a_finished_trial_whose_file_is_damaged_is_named_and_not_counted(
     data, tmp_path, capsys, keep_state, after, error
 ):
     sweep, root = sweep_of(data, scheme=["fedavg"], seed=[0, 1]), tmp_path / "root"
     study = launch(sweep, "debug", root=root, keep_state=keep_state)
     metrics = root / study.trials[0].name / "metrics.h5"
     os.truncate(metrics, metrics.stat().st_size // 2)
-    spoilt, good = study.status()
-    assert (spoilt.state, good.state) == ("lost", "complete")
-    assert f"{metrics}: it is truncated: " in spoilt.error
+    damaged, good = study.status()
+    assert (damaged.state, good.state) == ("lost", "complete")
+    assert f"{metrics}: it is truncated: " in damaged.error
     assert main(["table", str(root)]) == 1
     told = capsys.readouterr().out
     assert "1 of 2 runs are complete" in told

@@ -226,11 +226,11 @@ def test_clients_that_cannot_train_or_are_refused(data, scheme):
     run.play(1)
     original = run.scheme.loss
 
-    def spoilt(client, batch):
+    def nonfinite(client, batch):
         terms = original(client, batch)
         return {name: value * float("nan") if client is broken else value for name, value in terms.items()}
 
-    run.scheme.loss = spoilt
+    run.scheme.loss = nonfinite
     for played in run.play(2):
         assert played.reports["status"].tolist() == [2, 1, 0]
         assert torch.isfinite(played.weights_V).all()

@@ -268,13 +268,13 @@ def test_time_left_counts_the_rounds_of_this_process(monkeypatch):
         ([], NAN, NAN, NAN),
     ],
 )
-def test_three_readings(values, last, mean_last_5, best):
-    readings = metrics.three_readings(np.array(values, dtype=float))
-    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
+def test_a_column_is_summarised(values, last, mean_last_5, best):
+    summarised = metrics.summarise(np.array(values, dtype=float))
+    assert summarised == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
 
 
 @pytest.mark.parametrize(
-    "values, spoilt, last, mean_last_5, best",
+    "values, nonfinite, last, mean_last_5, best",
     [
         ([0.2, NAN, 0.4], [0, 1, 0], 0.4, NAN, 0.4),  # a round of the last five has no accuracy
         (
@@ -288,9 +288,9 @@ def test_three_readings(values, last, mean_last_5, best):
         ([NAN], [1], NAN, NAN, NAN),
     ],
 )
-def test_readings_of_rounds_without_finite_predictions(values, spoilt, last, mean_last_5, best):
-    readings = metrics.three_readings(np.array(values), np.array(spoilt, bool))
-    assert readings == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
+def test_summaries_of_rounds_without_finite_predictions(values, nonfinite, last, mean_last_5, best):
+    summarised = metrics.summarise(np.array(values), np.array(nonfinite, bool))
+    assert summarised == pytest.approx({"last": last, "mean_last_5": mean_last_5, "oracle": best}, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -320,12 +320,12 @@ def test_bytes_for_people(count, text):
 
 def test_summary_table_is_plain_text():
     history = two_rounds()
-    readings = {
+    summarised = {
         f"{name}_{kind}": NAN if "_val_" in name else 0.5
-        for name in (metric.name for metric in metrics.READ_THRICE)
+        for name in (metric.name for metric in metrics.SUMMARISED)
         for kind in ("last", "mean_last_5", "oracle")
     }
-    summary = readings | {
+    summary = summarised | {
         "global_test_accuracy_batchnorm_reestimated": 0.625,
         "global_on_local_test_accuracy": NAN,
         "warnings": "in 1 of 2 rounds: nothing known",

@@ -49,7 +49,7 @@ stage_unpack() ( # tar, folder: on this node, unless another job has done so
     need_kb=$(($(stat -Lc %s "$tar") / 1024))
     [[ $tar != *.zst ]] || need_kb=$((4 * need_kb))  # roughly
     free_kb=$(df -Pk "$parent" | awk 'NR == 2 { print $4 }')
-    ((need_kb < free_kb)) || { stage_say "no room in $parent: $((need_kb / 1024 + 1)) MB are needed, $((free_kb / 1024))" \
+    ((need_kb < free_kb)) || { stage_say "no space in $parent: $((need_kb / 1024 + 1)) MB are needed, $((free_kb / 1024))" \
         "free; set TMPDIR to a disk of the node with more"; exit 1; }
     part=$(mktemp -d "$folder.part-XXXXXX")
     trap 'rm -rf "$part"' EXIT

@@ -91,7 +91,7 @@ def cut(path):
 
 
 def grow(path):
-    """A huge file, without the room for it: a terabyte of nothing behind the true content."""
+    """A huge file, without the space for it: a terabyte of nothing behind the true content."""
     with open(path, "r+b") as file:
         file.truncate(1 << 40)
 

@@ -1,6 +1,6 @@
 """The settings of a run: one frozen dataclass a section, and all of them together.
 
-Sections `data` and `model` are declared in their rooms, section `scheme` in the file of each scheme.
+Sections `data` and `model` are declared in their packages, section `scheme` in the file of each scheme.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ SMALLEST_SIDE_PX = 32
 _SHAPES = "(N,H,W), (N,H,W,1), (N,H,W,3), (N,1,H,W) or (N,3,H,W)"
 
 
-def check_room(where: object, needed_bytes: int) -> None:
+def check_memory(where: object, needed_bytes: int) -> None:
     """UsageError if arrays of this size do not fit into memory: a small file can unpack to, or only promise, any
     size.
     """
@@ -99,7 +99,7 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     if (channels, full_height, full_width) == (3, height, width):
         return np.ascontiguousarray(pixels)
     top, left = (full_height - height) // 2, (full_width - width) // 2
-    check_room(where, count * 3 * full_height * full_width)
+    check_memory(where, count * 3 * full_height * full_width)
     images = np.zeros((count, 3, full_height, full_width), np.uint8)
     images[:, :, top : top + height, left : left + width] = pixels
     return images

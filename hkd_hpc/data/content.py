@@ -88,6 +88,6 @@ def look_up(kept: Path) -> str | None:
 
 
 def keep(kept: Path, sha256: str) -> None:
-    """Where there is room; else it is found again."""
+    """Where there is space; else it is found again."""
     with contextlib.suppress(RunError):
         replace_text(kept, sha256)

@@ -253,13 +253,13 @@ def _natural_tests(client_train, client_test) -> list[np.ndarray]:
 
 def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float, seed: int) -> list[np.ndarray]:
     prior_C = np.bincount(labels, minlength=classes) / len(labels)
-    room_C = np.bincount(labels[pool], minlength=classes)
+    available_C = np.bincount(labels[pool], minlength=classes)
     log_mix_MC = np.array(
         [_log_mix(beta * classes * prior_C, stream(seed, "partition/mix", client=client)) for client in range(clients)]
     )
     rng = stream(seed, "partition/round")
-    count_MC = _round_rows(_share_out(log_mix_MC, size, room_C), size, rng)
-    _return_excess(count_MC, log_mix_MC, room_C, rng)
+    count_MC = _round_rows(_share_out(log_mix_MC, size, available_C), size, rng)
+    _return_excess(count_MC, log_mix_MC, available_C, rng)
     return _cut_classes(labels, pool, count_MC, seed)
 
 
@@ -290,15 +290,15 @@ def _log_mix(alpha_C: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where(alpha_C > 0, log_gamma, -np.inf)
 
 
-def _share_out(log_mix_MC: np.ndarray, size: int, room_C: np.ndarray) -> np.ndarray:
-    """Images per client and class as real numbers: rows sum to `size`, no column exceeds its room.
+def _share_out(log_mix_MC: np.ndarray, size: int, available_C: np.ndarray) -> np.ndarray:
+    """Images per client and class as real numbers: rows sum to `size`, no column exceeds what is available.
 
-    Every client asks by its own mix among the classes that have room. Where all ask for more than there is, all get the
-    same part of their wish, the class is full, and what is missing is asked for again elsewhere. Each pass but the last
-    fills a class, so there are at most C passes.
+    Every client asks by its own mix among the classes with images left. Where all ask for more than there is, all get
+    the same part of their wish, the class is used up, and what is missing is asked for again elsewhere. Each pass but
+    the last uses up a class, so there are at most C passes.
     """
     share_MC = np.zeros(log_mix_MC.shape)
-    need_M, left_C = np.full(len(log_mix_MC), float(size)), room_C.astype(float)
+    need_M, left_C = np.full(len(log_mix_MC), float(size)), available_C.astype(float)
     while (left_C > 0).any():
         wish_MC = need_M[:, None] * _softmax(np.where(left_C > 0, log_mix_MC, -np.inf))
         asked_C = wish_MC.sum(0)
@@ -326,18 +326,20 @@ def _round_rows(share_MC: np.ndarray, size: int, rng: np.random.Generator) -> np
     return np.diff(edge_MC, axis=1, prepend=0).astype(np.int64)
 
 
-def _return_excess(count_MC: np.ndarray, log_mix_MC: np.ndarray, room_C: np.ndarray, rng: np.random.Generator) -> None:
-    """Take back, in place, what rounding gave beyond a class's room; its owners draw again from their own mixes.
+def _return_excess(
+    count_MC: np.ndarray, log_mix_MC: np.ndarray, available_C: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Take back, in place, what rounding gave beyond a class's images; its owners draw again from their own mixes.
 
     The images taken back are a random draw from all that were given, and their owners choose in random order, so that
     no client is favoured. Every image finds an owner, because all clients together never get more than there is.
     """
     owed = []
-    for label in np.flatnonzero(count_MC.sum(0) > room_C):
-        taken_M = rng.multivariate_hypergeometric(count_MC[:, label], count_MC[:, label].sum() - room_C[label])
+    for label in np.flatnonzero(count_MC.sum(0) > available_C):
+        taken_M = rng.multivariate_hypergeometric(count_MC[:, label], count_MC[:, label].sum() - available_C[label])
         count_MC[:, label] -= taken_M
         owed.append(np.repeat(np.arange(len(taken_M)), taken_M))
-    left_C = room_C - count_MC.sum(0)
+    left_C = available_C - count_MC.sum(0)
     for client in rng.permutation(np.concatenate(owed)) if owed else ():
         label = np.argmax(np.where(left_C > 0, log_mix_MC[client] + rng.gumbel(size=len(left_C)), -np.inf))
         count_MC[client, label] += 1
@@ -364,8 +366,10 @@ def _heuristic(
             f"fed.clients={clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
             f"than {HEURISTIC_FEWEST} for each client; lower fed.clients"
         )
-    room_C, test_room_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
-    count_MC, test_count_MC = heuristic_counts(room_C, test_room_C, clients, beta, stream(seed, "partition/heuristic"))
+    available_C, test_available_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
+    count_MC, test_count_MC = heuristic_counts(
+        available_C, test_available_C, clients, beta, stream(seed, "partition/heuristic")
+    )
     train = _cut_classes(labels, pool, count_MC, seed)
     by_class = [
         np.split(np.flatnonzero(test_labels == label), np.cumsum(count_M))[:-1]
@@ -378,11 +382,11 @@ def _heuristic(
     )
 
 
-def heuristic_counts(room_C, test_room_C, clients: int, beta: float, rng) -> tuple[np.ndarray, np.ndarray]:
+def heuristic_counts(available_C, test_available_C, clients: int, beta: float, rng) -> tuple[np.ndarray, np.ndarray]:
     """(M,C) training and test images, of the first draw that gives each client enough."""
     for _ in range(HEURISTIC_DRAWS):
-        share_CM = rng.dirichlet(np.full(clients, beta), len(room_C))
-        count_MC, test_count_MC = capped_counts(share_CM, room_C), capped_counts(share_CM, test_room_C)
+        share_CM = rng.dirichlet(np.full(clients, beta), len(available_C))
+        count_MC, test_count_MC = capped_counts(share_CM, available_C), capped_counts(share_CM, test_available_C)
         if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= HEURISTIC_FEWEST:
             return count_MC, test_count_MC
     raise UsageError(
@@ -391,19 +395,19 @@ def heuristic_counts(room_C, test_room_C, clients: int, beta: float, rng) -> tup
     )
 
 
-def capped_counts(share_CM: np.ndarray, room_C: np.ndarray) -> np.ndarray | None:
+def capped_counts(share_CM: np.ndarray, available_C: np.ndarray) -> np.ndarray | None:
     """Images per client and class, (M,C) int64: each class cut by its shares among the clients below 1/M of all images.
 
     Classes are cut in their order. None if a class has images and all clients below the cap have a share of 0.
     """
     clients = share_CM.shape[1]
-    count_MC = np.zeros((clients, len(room_C)), np.int64)
-    for label in np.flatnonzero(room_C):
-        share_M = np.where(count_MC.sum(1) < room_C.sum() / clients, share_CM[label], 0)
+    count_MC = np.zeros((clients, len(available_C)), np.int64)
+    for label in np.flatnonzero(available_C):
+        share_M = np.where(count_MC.sum(1) < available_C.sum() / clients, share_CM[label], 0)
         if not share_M.sum() > 0:
             return None
-        edge_M = np.floor(np.cumsum(share_M / share_M.sum()) * room_C[label] + 1e-9)
-        edge_M[-1] = room_C[label]
+        edge_M = np.floor(np.cumsum(share_M / share_M.sum()) * available_C[label] + 1e-9)
+        edge_M[-1] = available_C[label]
         count_MC[:, label] = np.diff(edge_M, prepend=0)
     return count_MC
 

@@ -42,15 +42,15 @@ def trained_of(owned: int) -> int:
 
 def how_to_get_public_images(data: DataSettings, clients: int, images: int) -> str:
     """Which numbers would leave two public images or more, where settings leave none."""
-    room = int(1e4 * (1 - data.fraction) + 1e-6) / 1e4  # rounded down, so that it fits
+    left = int(1e4 * (1 - data.fraction) + 1e-6) / 1e4  # rounded down, so that it fits
     most = most_with_public_images(clients, images)
     if data.public_fraction is None and data.partition != "natural" and most:
         return (
             f"data.fraction={data.fraction:g} leaves too few images over, "
             f"data.fraction of at most {most:g} leaves enough"
         )
-    if room * images >= 2:
-        return f"data.public_fraction must be above 0, at most {room:g} fits beside data.fraction"
+    if left * images >= 2:
+        return f"data.public_fraction must be above 0, at most {left:g} fits beside data.fraction"
     return f"data.fraction={data.fraction:g} leaves none over; both fit as data.fraction=0.9 data.public_fraction=0.1"
 
 

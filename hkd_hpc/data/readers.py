@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hkd_hpc.data.checks import check_room
+from hkd_hpc.data.checks import check_memory
 from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _read_npz(path: Path) -> RawData:
     wanted, remarks = _known(keys)
     with zipfile.ZipFile(path) as archive:
         stored_bytes = {key: archive.getinfo(f"{key}.npy").file_size for key in wanted}
-        check_room(path, sum(stored_bytes.values()))
+        check_memory(path, sum(stored_bytes.values()))
         for key in wanted:
             _check_npy_head(archive, path, key, stored_bytes[key])
     with np.load(path, allow_pickle=False) as archive:
@@ -189,7 +189,7 @@ def _known(keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes: int) -> None:
-    """UsageError unless the array that a member announces has the size of what is stored: NumPy makes room for it
+    """UsageError unless the array that a member announces has the size of what is stored: NumPy allocates it
     first.
     """
     with archive.open(f"{key}.npy") as member:
@@ -216,7 +216,9 @@ def _read_h5(path: Path) -> RawData:
         elsewhere = [key for key, array in found.items() if array.external or array.is_virtual]
         if elsewhere:
             raise UsageError(f"{path}: key {elsewhere[0]}: lies in other files; store the array itself")
-        check_room(path, sum(array.size * array.dtype.itemsize for array in found.values() if array.shape is not None))
+        check_memory(
+            path, sum(array.size * array.dtype.itemsize for array in found.values() if array.shape is not None)
+        )
         return RawData({key: _read_dataset(array, f"{path}: key {key}") for key, array in found.items()}, (), remarks)
 
 

@@ -31,22 +31,22 @@ _OLD_S = (
 def publish(dataset: DataSet) -> str:
     """Write the arrays uncompressed into a new file that only this user can read; returns its path.
 
-    In /dev/shm where that is writable and has room, else in the temporary folder. The caller removes the file, at best
-    as soon as all ranks of the node are attached: mappings stay valid. RunError if no folder has room.
+    In /dev/shm where that is writable and has space, else in the temporary folder. The caller removes the file, at best
+    as soon as all ranks of the node are attached: mappings stay valid. RunError if no folder has space.
     """
     head, arrays = _layout(dataset)
     payload_bytes = sum(array.nbytes for array in arrays)
     problems = []
     for folder in ("/dev/shm", tempfile.gettempdir()):
         _remove_leftovers(folder)
-    for folder in _roomy_folders(payload_bytes):
+    for folder in _folders_with_space(payload_bytes):
         try:
             return _write(folder, head, arrays)
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")
     raise RunError(
-        f"no room for the {payload_bytes / 1e6:.0f} MB of {dataset.name} that a node's ranks share "
-        f"({'; '.join(problems)}); free some or set TMPDIR to a folder with room"
+        f"no space for the {payload_bytes / 1e6:.0f} MB of {dataset.name} that a node's ranks share "
+        f"({'; '.join(problems)}); free some or set TMPDIR to a folder with space"
     )
 
 
@@ -59,7 +59,7 @@ def _remove_leftovers(folder: str) -> None:
                 path.unlink()
 
 
-def _roomy_folders(payload_bytes: int) -> list[str]:
+def _folders_with_space(payload_bytes: int) -> list[str]:
     """Where to try: memory first, but never so that it would be filled up."""
     folders = [tempfile.gettempdir()]
     if os.access("/dev/shm", os.W_OK):

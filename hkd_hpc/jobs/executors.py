@@ -32,13 +32,13 @@ Say = Callable[[str], None]
 
 
 def submit_slurm(root: Path, trials: list[Trial], options: Options, record: Launch, say: Say) -> None:
-    """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued leaves room for.
+    """Arrays of jobs of one size, none longer than SLURM allows; no more jobs than options.max_queued lets in.
 
     UsageError where sbatch takes none or not all of them.
     """
-    room = slurm.room_in_queue(options, Queue())
-    arrays = list(arrays_of(root, trials, options, record.name, slurm.longest_array(), room))
-    record.write(root)  # also where there is no room for a job: its options are for the next try
+    most = slurm.jobs_that_fit_queue(options, Queue())
+    arrays = list(arrays_of(root, trials, options, record.name, slurm.longest_array(), most))
+    record.write(root)  # also where no job fits into the queue: its options are for the next try
     shares = at_a_time_of(options, [len(array.jobs) for array in arrays])
     for number, (array, share) in enumerate(zip(arrays, shares), 1):
         try:
@@ -74,15 +74,15 @@ def at_a_time_of(options: Options, lengths: list[int]) -> list[int]:
 
 
 def arrays_of(
-    root: Path, trials: list[Trial], options: Options, launch: str, longest: int, room: int
+    root: Path, trials: list[Trial], options: Options, launch: str, longest: int, most: int
 ) -> Iterator[Array]:
     """A job for each trial, by their ranks; or with options.pack a few jobs, each of which may take all trials."""
     if options.pack:
-        count = min(options.allocations, -(-len(trials) // options.workers), room, longest)
+        count = min(options.allocations, -(-len(trials) // options.workers), most, longest)
         pools = [Pool(root, turned(trials, number * options.workers), launch) for number in range(count)]
         yield from [Array(options.workers, [Job(pool, trials) for pool in pools])] * bool(pools)
         return
-    trials = trials[:room]
+    trials = trials[:most]
     for ranks in sorted({options.ranks_of(trial) for trial in trials}):
         jobs = [Job(Task(root, trial, launch), [trial]) for trial in trials if options.ranks_of(trial) == ranks]
         for begin in range(0, len(jobs), longest):

@@ -22,7 +22,7 @@ from hkd_hpc.store.atomic import replace_text
 
 JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a trial is worked on, and while a study is launched
 STATUS_BYTES = 4096
-ROOM_BYTES = 1 << 18  # with less than that no checkpoint can be written
+LEAST_FREE_BYTES = 1 << 18  # with less than that no checkpoint can be written
 
 
 @dataclass
@@ -76,13 +76,13 @@ def _overwrite(path: Path, content: bytes) -> bool:
         return False
 
 
-def no_room(folder: Path) -> str:
+def disk_full(folder: Path) -> str:
     """A line where the disk of a folder is full, else nothing. A quota is not seen."""
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError:
         return ""
-    return "" if free_bytes >= ROOM_BYTES else f"no room is left in {folder}; make some, then launch again"
+    return "" if free_bytes >= LEAST_FREE_BYTES else f"no space is left in {folder}; free some, then launch again"
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hkd_hpc.jobs.files import LAUNCH_LOCK, Launch, Status, next_launch, read_la
 from hkd_hpc.jobs.forecast import forecast
 from hkd_hpc.jobs.options import Options, as_options, check_options, cores_of
 from hkd_hpc.jobs.site import Site
-from hkd_hpc.jobs.slurm import Array, Queue, longest_array, room_in_queue
+from hkd_hpc.jobs.slurm import Array, Queue, jobs_that_fit_queue, longest_array
 from hkd_hpc.jobs.sweep import Sweep, Trial
 from hkd_hpc.jobs.task import LOCK_WAIT_S, end, keep_final_weights
 from hkd_hpc.runtime import provenance, versions
@@ -42,10 +42,10 @@ def options_at(site: str | os.PathLike | None, given: dict[str, Any]) -> Options
 
 
 def top_up(root: Path, trials: list[Trial], states: list[watch.TrialState], queue: Queue, say: Say) -> None:
-    """Submit trials that the last launch had to leave outside the queue, as far as there is room now."""
+    """Submit trials that the last launch had to leave outside the queue, as far as they fit now."""
     last = read_launches(root)[-1:]
     options = Options(**last[0].options) if last else Options()
-    if options.max_queued and not last[0].cancelled and room_in_queue(options, queue):
+    if options.max_queued and not last[0].cancelled and jobs_that_fit_queue(options, queue):
         missing = [trial for trial, state in zip(trials, states) if state.state == "missing"]
         launch_trials(missing, last[0].executor, root, options, [], say)
 
@@ -140,7 +140,7 @@ def at_a_time(executor: str, options: Options, root: Path, trials: list[Trial]) 
 
 
 def all_arrays(root: Path, trials: list[Trial], options: Options) -> list[Array]:
-    """What would be submitted if the queue had room for all."""
+    """What would be submitted if the queue took all."""
     return list(arrays_of(root, trials, options, "", longest_array(), sys.maxsize))
 
 

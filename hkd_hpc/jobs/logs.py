@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hkd_hpc.jobs.files import no_room
+from hkd_hpc.jobs.files import disk_full
 from hkd_hpc.stop import STOPPED
 
 START = "--- "  # how a start begins in a log
@@ -42,7 +42,7 @@ def error_in(log: Path, begin: int, code: int) -> str:
     if code in (0, STOPPED):
         return ""
     line = last_line(log, begin)
-    return line if line.startswith(OURS) else no_room(log.parent) or line or f"exit code {code}"
+    return line if line.startswith(OURS) else disk_full(log.parent) or line or f"exit code {code}"
 
 
 def repeated_error(log: Path, end: int) -> str:

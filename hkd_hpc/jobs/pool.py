@@ -17,7 +17,7 @@ from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.environment import world_of_its_own
-from hkd_hpc.jobs.files import JOB_LOCK, Status, no_room
+from hkd_hpc.jobs.files import JOB_LOCK, Status, disk_full
 from hkd_hpc.jobs.slurm import job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.task import FAILED, has_failed, start
@@ -98,7 +98,7 @@ class Pool:
                 return start(trial, self.root, self.launch, job, wait_s=0.0)
         except (UsageError, RunError) as error:
             messages.say(f"{trial.name}: {error}")
-            return FAILED if isinstance(error, RunError) or no_room(self.root) else 0
+            return FAILED if isinstance(error, RunError) or disk_full(self.root) else 0
 
     def _is_free(self, trial: Trial) -> bool:
         """Whether nobody has it and it is neither complete nor failed."""

@@ -90,7 +90,7 @@ def _ask_queue() -> set[str] | None:
     return None if answer is None else set(answer.split())
 
 
-def room_in_queue(options: Options, queue: Queue) -> int:
+def jobs_that_fit_queue(options: Options, queue: Queue) -> int:
     """How many jobs may be submitted now. UsageError where SLURM does not say how many there are."""
     if not options.max_queued:
         return sys.maxsize

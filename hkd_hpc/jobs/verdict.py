@@ -18,7 +18,7 @@ GUESS_MARGIN = 0.5  # a time that was not measured in this study may be twice to
 
 def problems(out: Forecast) -> list[str]:
     """A line for each reason to reject the launch."""
-    return [*no_room(out), *too_short(out), *too_little_memory(out), *too_many_nodes(out)]
+    return [*too_little_disk(out), *too_short(out), *too_little_memory(out), *too_many_nodes(out)]
 
 
 def too_many_nodes(out: Forecast) -> list[str]:
@@ -29,7 +29,7 @@ def too_many_nodes(out: Forecast) -> list[str]:
     return [f"nodes={out.options.nodes}: a trial has {most} rank(s), one node for each at most; --nodes {most}"]
 
 
-def no_room(out: Forecast) -> list[str]:
+def too_little_disk(out: Forecast) -> list[str]:
     place = next(path for path in (out.root, *out.root.parents) if path.exists())
     free_bytes = shutil.disk_usage(place).free
     if out.disk_bytes <= free_bytes:

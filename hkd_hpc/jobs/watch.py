@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
-from hkd_hpc.jobs.files import JOB_LOCK, Launch, Status, no_room
+from hkd_hpc.jobs.files import JOB_LOCK, Launch, Status, disk_full
 from hkd_hpc.jobs.logs import last_line
 from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.sweep import Trial
@@ -86,7 +86,7 @@ def _state(
     if status is None:
         return ("lost", _why_not_begun(folder.path.parent, jobs[-1])) if jobs else ("missing", "")
     if status.state == "running":
-        return "lost", no_room(folder.path) or last_line(folder.path / "log.txt")
+        return "lost", disk_full(folder.path) or last_line(folder.path / "log.txt")
     if status.state == "complete":
         return "lost", folder.damage() or f"{folder.metrics_path} is not there any more"
     return status.state, status.error
@@ -96,7 +96,7 @@ def _why_not_begun(root: Path, job: str) -> str:
     """A job that never reached a trial: the disk, else the last line of its shell or srun, and where that stands."""
     log = root / "submitit" / f"{job}_0_log.err"
     said = last_line(log, weak="srun: ")
-    why = no_room(root) or (f"{said} ({log})" if said else f"see {log}" if log.exists() else "")
+    why = disk_full(root) or (f"{said} ({log})" if said else f"see {log}" if log.exists() else "")
     return "; ".join(filter(None, [f"job {job} ended before it began with this trial", why]))
 
 

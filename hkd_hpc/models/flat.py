@@ -32,7 +32,7 @@ ALIGN = 16
 class TensorSpan:
     """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart.
 
-    `alias`: a second name of a tensor that came before (tied weights); it takes no room of its own.
+    `alias`: a second name of a tensor that came before (tied weights); it takes no space of its own.
     """
 
     name: str

@@ -3,17 +3,17 @@
 Plain h5py opens the file at any moment and finds the rows of all additions that are complete, whatever kills the writer
 and whoever reads meanwhile. The file is
 
-    first block | base | room for rows | room for heads
+    first block | base | space for rows | space for heads
 
 - first block: the checksum (store/checksum.py), and HDF5's superblock, in which 8 bytes change: where the root is;
 - base: what h5py wrote: all that does not grow, and of every column its type and attributes;
-- room for rows: each column in one piece, with room for as many rows again;
-- room for heads: a head (store/head.py) is the root and all below it that changes with the number of rows.
+- space for rows: each column in one piece, with space for as many rows again;
+- space for heads: a head (store/head.py) is the root and all below it that changes with the number of rows.
 
 An addition writes its rows behind the others, a new head behind the older ones, and then, at once, the first block:
 from that moment on it counts. Nothing that an older head speaks of is ever written again, so that whoever has the file
-open goes on reading what was there. When the room is used up the file is made anew, by rename, with room for twice the
-rows: over a run this too is a constant price for each row.
+open goes on reading what was there. When the space is used up the file is made anew, by rename, with space for twice
+the rows: over a run this too is a constant price for each row.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class GrowingTree:
         return True
 
     def _make(self, rest: dict[str, Any], tables: dict[str, Any]) -> None:
-        """Write the whole file, with room for as many rows again."""
+        """Write the whole file, with space for as many rows again."""
         made: list[State] = []
         self._state = None
         write = lambda temporary: made.append(write_new(temporary, rest, tables, self._attributes))
@@ -176,7 +176,7 @@ class GrowingTree:
 
 
 def write_new(path: Path, rest: dict[str, Any], tables: dict[str, Any], attributes: Mapping[str, int]) -> State:
-    """Write the tree to `path`, its tables with room to grow."""
+    """Write the tree to `path`, its tables with space to grow."""
     new = columns_of(tables)
     columns = {
         name: Column(table_of(name), growable(rows.dtype), rows.shape[1:], max(MIN_CAPACITY, 2 * len(rows)))
@@ -222,7 +222,7 @@ def lay_out(disk: Any, state: State) -> dict[str, Any]:
 
 
 def write_rows_and_head(disk: Any, state: State, new: dict[str, np.ndarray]) -> None:
-    """The rows, the first head, and room for a head for each row to come. What is not used takes no disk."""
+    """The rows, the first head, and space for a head for each row to come. What is not used takes no disk."""
     head = state.head.at(state.next_head, state.counts)
     more = max((column.capacity - state.counts[column.table] for column in state.columns.values()), default=0)
     end = state.next_head + (1 + more) * len(head)
@@ -301,5 +301,5 @@ def by_table(columns: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
 
 
 def growable(dtype: np.dtype) -> np.dtype:
-    """Text may become longer: room up to the next power of two, so that it seldom needs a new file."""
+    """Text may become longer: space up to the next power of two, so that it seldom needs a new file."""
     return np.dtype(f"S{1 << (dtype.itemsize - 1).bit_length()}") if dtype.kind == "S" else dtype

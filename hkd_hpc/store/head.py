@@ -34,7 +34,7 @@ PREFIX_BYTES, MESSAGE_BYTES = 16, 8  # before the messages of an object header, 
 
 @dataclass
 class Column:
-    """One column of a table: its type, the shape of one row, for how many rows it has room (`capacity`), and where its
+    """One column of a table: its type, the shape of one row, for how many rows it has space (`capacity`), and where its
     first row is in the file (`offset`).
 
     `described`: type, attributes and all else that h5py says of it, as messages of an object header (`messages` of

@@ -182,11 +182,11 @@ class TreeFile:
 def chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     """Chunks of at most about 1 MiB, complete along the last axes, of equal sizes so that the last wastes little."""
     chunk: list[int] = []
-    room = max(1, CHUNK_BYTES // item_bytes)
+    capacity = max(1, CHUNK_BYTES // item_bytes)
     for size in reversed(shape):
-        pieces = -(-size // room)
+        pieces = -(-size // capacity)
         chunk.append(-(-size // pieces))
-        room = max(1, room // chunk[-1])
+        capacity = max(1, capacity // chunk[-1])
     return tuple(reversed(chunk))
 
 

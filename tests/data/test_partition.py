@@ -124,7 +124,7 @@ def test_a_large_beta_gives_the_class_frequencies_within_one_image():
     assert (abs(counts - [250, 150, 100]) <= 1).all()
 
 
-def test_a_tiny_beta_gives_one_class_as_long_as_there_is_room():
+def test_a_tiny_beta_gives_one_class_as_long_as_there_are_images():
     labels = balanced(10_000, 10)
     counts = count_MC(shares(split(labels, clients=5, beta=1e-6, fraction=0.01)), labels, 10)
     assert (counts.max(1) == 20).all()

@@ -741,16 +741,16 @@ def test_an_old_copy_that_a_killed_job_left_is_removed(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"hkd_hpc-data-young", "others", "mine.npz"}
 
 
-def test_no_room_anywhere_leaves_nothing(tmp_path):
+def test_no_space_anywhere_leaves_nothing(tmp_path):
     code = (
         "import resource, signal, sys, tempfile\nfrom hkd_hpc.data import share, sources\n"
         "from hkd_hpc.errors import RunError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "data = sources.load('fmnist', '', '')\nresource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
-        "share._roomy_folders = lambda size: [sys.argv[1]]\n"
+        "share._folders_with_space = lambda size: [sys.argv[1]]\n"
         "try: share.publish(data)\nexcept RunError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "no room for the 18 MB of fmnist" in done.stdout
+    assert "no space for the 18 MB of fmnist" in done.stdout
     assert "TMPDIR" in done.stdout
     assert os.listdir(tmp_path) == []
 

@@ -215,9 +215,9 @@ def test_where_not_even_a_status_can_be_written_the_disk_is_blamed(disk, data, t
     replace(Status.read(folder.path), starts=7).write(folder.path)  # in place: nothing new fits
     assert Status.read(folder.path).starts == 7
     log = folder.path / "log.txt"
-    assert error_in(log, log.stat().st_size, 1) == f"no room is left in {folder.path}; make some, then launch again"
+    assert error_in(log, log.stat().st_size, 1) == f"no space is left in {folder.path}; free some, then launch again"
     [state] = Study(study.root).status()
-    assert (state.state, state.error) == ("lost", f"no room is left in {folder.path}; make some, then launch again")
+    assert (state.state, state.error) == ("lost", f"no space is left in {folder.path}; free some, then launch again")
 
 
 def test_a_worker_on_a_full_disk_tries_each_trial_once_and_ends(disk, data):

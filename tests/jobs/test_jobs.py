@@ -391,7 +391,7 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     assert states(study) == ["queued"] * 4 + ["missing"] * 5
     assert "5 trials wait outside the queue (max_queued=6)" in capsys.readouterr().out
     resubmit(study.root)
-    assert (fake / "count").read_text() == "1\n"  # there is no room
+    assert (fake / "count").read_text() == "1\n"  # none fits
     ended = ["900", "1_0", "1_1"]
     (fake / "queued").write_text("\n".join(set((fake / "queued").read_text().split()) - set(ended)) + "\n")
     study = Study(study.root)
@@ -403,7 +403,7 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
 
 def test_waiting_goes_on_while_trials_are_outside_the_queue(fake, tmp_path, monkeypatch):
     monkeypatch.setattr("hkd_hpc.jobs.slurm.QUEUE_S", 0.0)
-    (fake / "queued").write_text("900\n")  # a job of another study: there is no room
+    (fake / "queued").write_text("900\n")  # a job of another study: none fits
     study, said = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root", max_queued=1), []
 
     def say(text):

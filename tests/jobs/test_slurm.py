@@ -304,14 +304,14 @@ def test_staged_environment_knows_its_place(packed, tmp_path):
     assert sorted(path.name for path in (tmp_path / "my tmp").iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
-def test_without_room_or_tar_there_is_one_line_and_the_job_ends(packed, tmp_path):
+def test_without_space_or_tar_there_is_one_line_and_the_job_ends(packed, tmp_path):
     (tmp_path / "df").write_text("#!/bin/bash\necho Filesystem; echo disk 100 95 5 95% /tmp\n")
     (tmp_path / "df").chmod(0o755)
     shell = use_staged(packed, tmp_path / "tmp", "echo on", PATH=f"{tmp_path}:{os.environ['PATH']}")
     [line] = shell.stderr.splitlines()
     assert shell.returncode == 1
     assert shell.stdout == ""
-    assert f"no room in {tmp_path}/tmp: 1 MB are needed, 0 free" in line
+    assert f"no space in {tmp_path}/tmp: 1 MB are needed, 0 free" in line
     shell = use_staged(tmp_path, tmp_path / "tmp", "echo on")
     [line] = shell.stderr.splitlines()
     assert shell.returncode == 1

@@ -116,7 +116,7 @@ def mount_again(place, option):
 
 
 def test_a_disk_that_fills_up(tmp_path, data, whole):
-    """Two checkpoints and a third in the making fit, or do not: it ends in one line, and goes on with more room."""
+    """Two checkpoints and a third in the making fit, or do not: it ends in one line, and goes on with more space."""
     disk, folder = tmp_path / "disk", tmp_path / "disk/run"
     with small_disk(disk, "size=3500k"):
         line = failed(toy.train(2, *arguments(data), "--out", folder))
@@ -173,7 +173,7 @@ def flip(path):
 
 
 def flip_first(path):
-    """In the checksum: wherever the rest of a file with room for more has nothing to lose."""
+    """In the checksum: wherever the rest of a file with space for more has nothing to lose."""
     content = bytearray(path.read_bytes())
     content[100] ^= 4
     path.write_bytes(content)

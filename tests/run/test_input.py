@@ -178,7 +178,7 @@ def npy(array, shape=None) -> bytes:
 
 
 def test_an_array_that_promises_more_than_is_there(tmp_path):
-    """NumPy would make room for 10 TB first."""
+    """NumPy would allocate 10 TB first."""
     members = {f"{key}.npy": npy(array) for key, array in GOOD.items()}
     path = write_npz(tmp_path / "a.npz", {**members, "x_train.npy": npy(PIXELS, (10**13,))})
     assert "key x_train: 512 bytes are there, 10000000000128 are announced" in refusal(path)

@@ -293,7 +293,7 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
 # ---- too few images
 
 
-def test_no_room_for_public_images_ends_with_the_largest_fraction(data, tmp_path):
+def test_no_space_for_public_images_ends_with_the_largest_fraction(data, tmp_path):
     """3 clients of n = floor(100 f) images and .75 n more for the public set are at most 300 for n = 80, so f < .81."""
     results = toy.train(1, *settings(data, "fedmd", "data.fraction=1"), "--out", tmp_path / "run")
     lines = toy.our_lines([results[0].output])

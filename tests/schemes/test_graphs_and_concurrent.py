@@ -344,15 +344,15 @@ def test_graphs_of_concurrent_clients(data, usual):
 
 
 class Seen(Scheme):
-    """Notes whose batches come when; `room`: more clients than that do not fit into memory."""
+    """Notes whose batches come when; `capacity`: more clients than that do not fit into memory."""
 
-    def __init__(self, like: Scheme, room: int = 99):
+    def __init__(self, like: Scheme, capacity: int = 99):
         super().__init__(like.settings, like.info)
-        self.seen, self.here, self.room = [], 0, room
+        self.seen, self.here, self.capacity = [], 0, capacity
 
     def begin(self, client):
         self.here += 1
-        if self.here > self.room:
+        if self.here > self.capacity:
             self.here = 0
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
@@ -390,7 +390,7 @@ def test_concurrent_clients_that_do_not_fit_are_halved_and_nothing_is_lost(toy_t
     clients = [toy_client([0, 1, 2], id=id) for id in range(5)]
     alone, _ = toy_trainers(toy_trainer, toy_net, 1)
     expected = [alone.train([task])[0].loss_by_term for task in tasks(alone, clients)]
-    concurrent, _ = toy_trainers(toy_trainer, toy_net, 5, room=1)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 5, capacity=1)
     waiting, got = tasks(concurrent, clients), []
     while waiting:
         trained = concurrent.train(waiting)
@@ -405,7 +405,7 @@ def test_concurrent_clients_that_do_not_fit_are_halved_and_nothing_is_lost(toy_t
 
 def test_a_trainer_that_goes_is_freed(toy_trainer, toy_net, toy_client):
     """Not only after its client's next round: its memory is what the others need."""
-    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, room=1)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, capacity=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
     gone = weakref.ref(concurrent.trainers[1].flat)
     concurrent.train(tasks(concurrent, clients))
@@ -421,13 +421,13 @@ def test_no_client_holds_a_model_between_rounds(data):
 
 
 def test_one_client_that_does_not_fit_is_an_error(toy_trainer, toy_net, toy_client):
-    concurrent, _ = toy_trainers(toy_trainer, toy_net, 1, room=0)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 1, capacity=0)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         concurrent.train(tasks(concurrent, [toy_client([0, 1, 2])]))
 
 
 def test_a_client_keeps_its_state_when_they_are_halved(toy_trainer, toy_net, toy_client):
-    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, room=1)
+    concurrent, _ = toy_trainers(toy_trainer, toy_net, 2, capacity=1)
     clients = [toy_client([0, 1, 2], id=id) for id in range(2)]
     kept = [torch.tensor(float(client.id)) for client in clients]
     for trainer in concurrent.trainers:

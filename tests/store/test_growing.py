@@ -133,7 +133,7 @@ def test_a_row_costs_as_many_bytes_after_a_thousand_as_after_one(tmp_path, monke
     tables = lambda have, last: {"rounds": {"x": np.arange(have.get("rounds", 0), last)}}
     costs = [written_by(monkeypatch, lambda: file.save({}, partial(tables, last=last))) for last in range(1, 1201)]
     anew = [number for number, cost in enumerate(costs) if cost != costs[1]]
-    assert anew == [0, 64, 130, 262, 526, 1054]  # room for 64, 2 x 65, 2 x 131 ... rows
+    assert anew == [0, 64, 130, 262, 526, 1054]  # space for 64, 2 x 65, 2 x 131 ... rows
     assert sum(costs) < 1200 * 3 * costs[1]
     assert load_tree(tmp_path / "m.h5")["rounds"]["x"].tolist() == list(range(1200))
 
@@ -175,7 +175,7 @@ def test_a_reader_of_another_process_that_locks_the_file_disturbs_nothing(tmp_pa
 
 
 def test_no_flipped_bit_gives_wrong_rows(tmp_path):
-    """In what counts it is a bad file; in room that is free, and in older heads, nothing is lost."""
+    """In what counts it is a bad file; in space that is free, and in older heads, nothing is lost."""
     file = GrowingTree(tmp_path / "m.h5")
     save(file, 2)
     save(file, 5)

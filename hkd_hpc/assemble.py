@@ -19,7 +19,7 @@ from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
 from hkd_hpc.data import content, public, share, sources
-from hkd_hpc.data.partition import Partition, make_partition, pooled
+from hkd_hpc.data.partition import Labels, Partition, Rule, make_partition, pooled
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
@@ -237,22 +237,18 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
     data, images = config.data, len(dataset.y_train)
     if needs_public:
         public.check(config.scheme.name, config.data, config.fed.clients, images)
-    public_fraction = public.fraction(config.data, config.fed.clients, images)
-    return make_partition(
-        dataset.y_train,
-        dataset.classes,
+    rule = Rule(
         clients=config.fed.clients,
         kind=data.partition,
-        beta=data.beta,
-        fraction=data.fraction,
-        public_fraction=public_fraction,
-        val_fraction=data.val_fraction,
         seed=config.partition_seed,
-        client_train=dataset.client_train,
-        client_test=dataset.client_test,
+        fraction=data.fraction,
+        public_fraction=public.fraction(data, config.fed.clients, images),
+        beta=data.beta,
         classes_per_client=data.classes_per_client,
-        test_labels=dataset.y_test,
+        val_fraction=data.val_fraction,
     )
+    labels = Labels(dataset.y_train, dataset.y_test, dataset.classes, dataset.client_train, dataset.client_test)
+    return make_partition(labels, rule)
 
 
 def require_equal(comm: Comm, values: dict[str, str | dict[str, str]]) -> None:

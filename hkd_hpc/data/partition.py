@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ KINDS = ("dirichlet", "iid", "natural", "shards", "heuristic")
 HEURISTIC_FEWEST = 10  # training images of the smallest client before its own draw
 HEURISTIC_DRAWS = 1000
 Indices = Sequence[np.ndarray]  # of each client, into a split
+Divided = tuple[Indices, Indices]  # each client's images of the training split, and of the official test split, if any
 
 
 @dataclass(frozen=True)
@@ -49,24 +50,28 @@ def count_MC(indices: tuple[np.ndarray, ...] | list[np.ndarray], labels: np.ndar
     return np.array([np.bincount(labels[index], minlength=classes) for index in indices], np.int64)
 
 
-def make_partition(
-    labels: np.ndarray,
-    classes: int,
-    *,
-    clients: int,
-    kind: str,
-    beta: float,
-    fraction: float,
-    public_fraction: float,
-    test_share: float = 0.25,
-    val_fraction: float = 0.0,
-    seed: int,
-    client_train: np.ndarray | None = None,
-    client_test: np.ndarray | None = None,
-    classes_per_client: int = 2,
-    test_labels: np.ndarray | None = None,
-) -> Partition:
-    """Set the public images aside and partition the other training images among the clients.
+@dataclass(frozen=True)
+class Labels:
+    """What a partition sees of the data.
+
+    Attributes:
+        train: (N,) labels of the training split, in 0..classes-1.
+        test: labels of the official test split.
+        classes: C.
+        client_train: (N,) client ids of the training images, for "natural".
+        client_test: ids of the official test split; given, a client's local test set is its share of that.
+    """
+
+    train: np.ndarray
+    test: np.ndarray
+    classes: int
+    client_train: np.ndarray | None = None
+    client_test: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How training images are divided among clients.
 
     "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
     Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "shards"
@@ -74,22 +79,36 @@ def make_partition(
     follows the client ids; each client keeps floor(fraction * its images), at least one. "heuristic" partitions as
     released code does (`_heuristic`), the official test split in the same proportions.
 
-    Args:
-        labels: (N,) in 0..classes-1, of the training split.
-        classes: C.
+    Attributes:
         clients: M.
         kind: one of KINDS.
-        beta: concentration, for "dirichlet" and "heuristic".
+        seed: of all draws.
         fraction: share of the training split for all clients together.
         public_fraction: share of it for the public set.
+        beta: concentration, for "dirichlet" and "heuristic".
+        classes_per_client: for "shards".
         test_share: floor(test_share * size) of a client's images are its local test set, stratified by class.
         val_fraction: floor(val_fraction * size) of what is left to train on is held out for validation, stratified;
             public and test sets do not depend on it.
-        seed: of all draws.
-        client_train: (N,) client ids, for "natural".
-        client_test: ids of the official test split; given, a client's local test set is its share of that instead.
-        classes_per_client: for "shards".
-        test_labels: of the official test split, for "heuristic".
+    """
+
+    clients: int
+    kind: str
+    seed: int
+    fraction: float
+    public_fraction: float = 0.0
+    beta: float = 0.5
+    classes_per_client: int = 2
+    test_share: float = 0.25
+    val_fraction: float = 0.0
+
+
+def make_partition(labels: Labels, rule: Rule) -> Partition:
+    """Set the public images aside and divide the other training images among the clients.
+
+    Args:
+        labels: of the data.
+        rule: how they are divided.
 
     Returns:
         The partition, a pure function of the arguments.
@@ -97,28 +116,14 @@ def make_partition(
     Raises:
         UsageError: settings that cannot be met.
     """
-    _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction)
-    pool, public = _set_aside(len(labels), public_fraction, seed)
-    official_test: list[np.ndarray] = []
-    if kind == "heuristic":
-        owned, official_test = _heuristic(labels, test_labels, classes, pool, clients, beta, fraction, seed)
-    elif kind == "natural":
-        owned = _natural(client_train, pool, clients, fraction, seed)
-        official_test = _natural_tests(client_train, client_test)
-    else:
-        size = _equal_size(len(labels), len(public), clients, fraction)  # shards too must fit beside the public set
-        if kind == "iid":
-            owned = _iid(pool, clients, size, seed)
-        elif kind == "shards":
-            owned = _shards(labels, classes, pool, clients, classes_per_client, fraction, seed)
-        else:
-            owned = _dirichlet(labels, classes, pool, clients, size, beta, seed)
-    train: Indices = owned
-    test: Indices = official_test
+    _check_rule(rule)
+    pool, public = _set_aside(len(labels.train), rule.public_fraction, rule.seed)
+    owned, official_test = DIVIDE[rule.kind](labels, pool, rule)
+    train, test = owned, official_test
     if not official_test:
-        train, test = _hold_out_each(owned, labels, test_share, seed, "partition/test")
-    train, val = _hold_out_each(train, labels, val_fraction, seed, "partition/val")
-    return _partition(train, val, test, "test" if official_test else "train", public, classes)
+        train, test = _hold_out_each(owned, labels.train, rule.test_share, rule.seed, "partition/test")
+    train, val = _hold_out_each(train, labels.train, rule.val_fraction, rule.seed, "partition/val")
+    return _partition(train, val, test, "test" if official_test else "train", public, labels.classes)
 
 
 def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
@@ -152,24 +157,24 @@ def floor(value: float) -> int:
     return math.floor(value + 1e-9)
 
 
-def _check_settings(clients, kind, beta, fraction, public_fraction, test_share, val_fraction) -> None:
-    if kind not in KINDS:
-        raise UsageError(f"data.partition={kind!r}: allowed are {', '.join(KINDS)}")
-    if clients < 1:
-        raise UsageError(f"fed.clients={clients}: allowed are integers >= 1")
-    if kind in ("dirichlet", "heuristic") and not (beta is not None and 0 < beta < math.inf):
-        raise UsageError(f"data.beta={beta}: allowed are finite numbers > 0")
-    if not 0 < fraction <= 1:
-        raise UsageError(f"data.fraction={fraction}: allowed is 0 < fraction <= 1")
-    if not 0 <= public_fraction < 1:
-        raise UsageError(f"data.public_fraction={public_fraction}: allowed is 0 <= public_fraction < 1")
-    if not 0 <= test_share < 1:
-        raise UsageError(f"test_share={test_share}: allowed is 0 <= test_share < 1")
-    if not 0 <= val_fraction < 1:
-        raise UsageError(f"data.val_fraction={val_fraction}: allowed is 0 <= val_fraction < 1")
+def _check_rule(rule: Rule) -> None:
+    if rule.kind not in KINDS:
+        raise UsageError(f"data.partition={rule.kind!r}: allowed are {', '.join(KINDS)}")
+    if rule.clients < 1:
+        raise UsageError(f"fed.clients={rule.clients}: allowed are integers >= 1")
+    if rule.kind in ("dirichlet", "heuristic") and not 0 < rule.beta < math.inf:
+        raise UsageError(f"data.beta={rule.beta}: allowed are finite numbers > 0")
+    if not 0 < rule.fraction <= 1:
+        raise UsageError(f"data.fraction={rule.fraction}: allowed is 0 < fraction <= 1")
+    shares = {"data.public_fraction": rule.public_fraction, "data.val_fraction": rule.val_fraction}
+    for key, share in (shares | {"test_share": rule.test_share}).items():
+        if not 0 <= share < 1:
+            raise UsageError(f"{key}={share}: allowed is 0 <= {key.removeprefix('data.')} < 1")
 
 
-def _equal_size(images: int, public: int, clients: int, fraction: float) -> int:
+def _equal_size(images: int, public: int, rule: Rule) -> int:
+    """Images of each client, where all have as many."""
+    clients, fraction = rule.clients, rule.fraction
     size = floor(fraction * images / clients)
     if clients * size + public > images:
         raise UsageError(
@@ -195,42 +200,53 @@ def _set_aside(images: int, public_fraction: float, seed: int) -> tuple[np.ndarr
 # ---------------------------------------------------------------------------------------------- who owns what
 
 
-def _iid(pool: np.ndarray, clients: int, size: int, seed: int) -> list[np.ndarray]:
-    order = stream(seed, "partition/iid").permutation(pool)
-    return list(order[: clients * size].reshape(clients, size))
+def _iid(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
+    size = _equal_size(len(labels.train), len(labels.train) - len(pool), rule)
+    order = stream(rule.seed, "partition/iid").permutation(pool)
+    return list(order[: rule.clients * size].reshape(rule.clients, size)), []
 
 
-def _shards(
-    labels, classes: int, pool: np.ndarray, clients: int, per_client: int, fraction: float, seed: int
-) -> list[np.ndarray]:
-    """Shards of images sorted by class (McMahan et al. 2017, section 3), `per_client` of them to each client.
+def _shards(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
+    """Shards of images sorted by class (McMahan et al. 2017, section 3), `classes_per_client` of them to each client.
 
-    S = clients * per_client shards of z = floor(fraction * N / S) images: the pool is sorted by label, at random within
-    a class; every (pool / (S z))-th image of it is taken, which keeps the class frequencies within one image; these are
-    cut into S shards in a row, assigned at random without replacement. All clients have per_client * z images. A shard
-    across the border of two classes has both, and two shards of a client may be of one class.
+    S = clients * classes_per_client shards of z = floor(fraction * N / S) images: the pool is sorted by label, at
+    random within a class; every (pool / (S z))-th image of it is taken, which keeps the class frequencies within one
+    image; these are cut into S shards in a row, assigned at random without replacement. All clients have
+    classes_per_client * z images. A shard across the border of two classes has both, and two shards of a client may be
+    of one class.
     """
+    images, per_client = len(labels.train), rule.classes_per_client
+    _equal_size(images, images - len(pool), rule)  # shards too must fit beside the public set
+    shards = rule.clients * per_client
+    size = _shard_size(images, labels.classes, rule)
+    rng = stream(rule.seed, "partition/shards")
+    shuffled = rng.permutation(pool)
+    ordered = shuffled[np.argsort(labels.train[shuffled], kind="stable")]
+    taken = ordered[np.arange(shards * size) * len(pool) // (shards * size)].reshape(shards, size)
+    return list(taken[rng.permutation(shards)].reshape(rule.clients, per_client * size)), []
+
+
+def _shard_size(images: int, classes: int, rule: Rule) -> int:
+    """Images of a shard. UsageError where there is none, or more shards for a client than classes."""
+    per_client, fraction = rule.classes_per_client, rule.fraction
     if per_client > classes:
         raise UsageError(
             f"data.classes_per_client={per_client}: the data have {classes} classes; allowed is 1 to {classes}"
         )
-    shards = clients * per_client
-    size = floor(fraction * len(labels) / shards)
+    shards = rule.clients * per_client
+    size = floor(fraction * images / shards)
     if size < 1:
         raise UsageError(
-            f"data.classes_per_client={per_client}: data.fraction={fraction} of {len(labels)} training "
-            f"images is {floor(fraction * len(labels))}, fewer than one for each of {shards} shards; "
+            f"data.classes_per_client={per_client}: data.fraction={fraction} of {images} training "
+            f"images is {floor(fraction * images)}, fewer than one for each of {shards} shards; "
             "lower it or fed.clients, or raise data.fraction"
         )
-    rng = stream(seed, "partition/shards")
-    shuffled = rng.permutation(pool)
-    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    taken = ordered[np.arange(shards * size) * len(pool) // (shards * size)].reshape(shards, size)
-    return list(taken[rng.permutation(shards)].reshape(clients, per_client * size))
+    return size
 
 
-def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed: int) -> list[np.ndarray]:
+def _natural(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     """The images of each client id, in the order of the ids; a client that the public set emptied stays, with none."""
+    client_train, clients = labels.client_train, rule.clients
     if client_train is None:
         raise UsageError("data.partition=natural needs client ids: data.name=file with the key client_train")
     ids, image_count = np.unique(client_train, return_counts=True)
@@ -239,9 +255,9 @@ def _natural(client_train, pool: np.ndarray, clients: int, fraction: float, seed
     owned = []
     for client, (number, count) in enumerate(zip(ids, image_count)):
         own = pool[client_train[pool] == number]
-        order = stream(seed, "partition/natural", client=client).permutation(own)
-        owned.append(order[: max(1, floor(fraction * count))])
-    return owned
+        order = stream(rule.seed, "partition/natural", client=client).permutation(own)
+        owned.append(order[: max(1, floor(rule.fraction * count))])
+    return owned, _natural_tests(client_train, labels.client_test)
 
 
 def _natural_tests(client_train, client_test) -> list[np.ndarray]:
@@ -251,16 +267,18 @@ def _natural_tests(client_train, client_test) -> list[np.ndarray]:
     return [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
 
 
-def _dirichlet(labels, classes: int, pool, clients: int, size: int, beta: float, seed: int) -> list[np.ndarray]:
-    prior_C = np.bincount(labels, minlength=classes) / len(labels)
-    available_C = np.bincount(labels[pool], minlength=classes)
+def _dirichlet(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
+    size = _equal_size(len(labels.train), len(labels.train) - len(pool), rule)
+    prior_C = np.bincount(labels.train, minlength=labels.classes) / len(labels.train)
+    available_C = np.bincount(labels.train[pool], minlength=labels.classes)
+    alpha_C = rule.beta * labels.classes * prior_C
     log_mix_MC = np.array(
-        [_log_mix(beta * classes * prior_C, stream(seed, "partition/mix", client=client)) for client in range(clients)]
+        [_log_mix(alpha_C, stream(rule.seed, "partition/mix", client=client)) for client in range(rule.clients)]
     )
-    rng = stream(seed, "partition/round")
+    rng = stream(rule.seed, "partition/round")
     count_MC = _round_rows(_share_out(log_mix_MC, size, available_C), size, rng)
     _return_excess(count_MC, log_mix_MC, available_C, rng)
-    return _cut_classes(labels, pool, count_MC, seed)
+    return _cut_classes(labels.train, pool, count_MC, rule.seed), []
 
 
 def _cut_classes(labels, pool, count_MC: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -349,9 +367,7 @@ def _return_excess(
 # ---------------------------------------------------------------------------------------------- as released code does
 
 
-def _heuristic(
-    labels, test_labels, classes: int, pool, clients: int, beta: float, fraction: float, seed: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     """(train, test) as the code released with FedHKD partitions them, for comparison with it and nothing else.
 
     The heuristic of FedMA and MOON: for each class the clients' shares are drawn from Dir(beta, ..., beta); a client
@@ -361,24 +377,25 @@ def _heuristic(
     of its t_i test images WITH replacement: sizes differ, images repeat, and local tests are part of the global test.
     N is the whole training split less the public set. UsageError when 1000 draws do not give each client 10 images.
     """
-    if len(pool) < HEURISTIC_FEWEST * clients:
+    if len(pool) < HEURISTIC_FEWEST * rule.clients:
         raise UsageError(
-            f"fed.clients={clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
+            f"fed.clients={rule.clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
             f"than {HEURISTIC_FEWEST} for each client; lower fed.clients"
         )
-    available_C, test_available_C = (np.bincount(y, minlength=classes) for y in (labels[pool], test_labels))
-    count_MC, test_count_MC = heuristic_counts(
-        available_C, test_available_C, clients, beta, stream(seed, "partition/heuristic")
+    available_C, test_available_C = (
+        np.bincount(y, minlength=labels.classes) for y in (labels.train[pool], labels.test)
     )
-    train = _cut_classes(labels, pool, count_MC, seed)
+    rng = stream(rule.seed, "partition/heuristic")
+    count_MC, test_count_MC = heuristic_counts(available_C, test_available_C, rule.clients, rule.beta, rng)
+    train = _cut_classes(labels.train, pool, count_MC, rule.seed)
     by_class = [
-        np.split(np.flatnonzero(test_labels == label), np.cumsum(count_M))[:-1]
+        np.split(np.flatnonzero(labels.test == label), np.cumsum(count_M))[:-1]
         for label, count_M in enumerate(test_count_MC.T)
     ]
     test = [np.concatenate(own) for own in zip(*by_class)]
     return (
-        _draw_again(train, fraction, seed, "partition/heuristic train"),
-        _draw_again(test, 2 * fraction, seed, "partition/heuristic test"),
+        _draw_again(train, rule.fraction, rule.seed, "partition/heuristic train"),
+        _draw_again(test, 2 * rule.fraction, rule.seed, "partition/heuristic test"),
     )
 
 
@@ -466,3 +483,12 @@ def pooled(partition: Partition) -> Partition:
     """The same images with one client, who has those of all."""
     join = lambda parts: (_sorted(np.concatenate(parts)),)
     return replace(partition, train=join(partition.train), test=join(partition.test), val=join(partition.val))
+
+
+DIVIDE: dict[str, Callable[[Labels, np.ndarray, Rule], Divided]] = {
+    "dirichlet": _dirichlet,
+    "iid": _iid,
+    "natural": _natural,
+    "shards": _shards,
+    "heuristic": _heuristic,
+}

@@ -12,7 +12,9 @@ import pytest
 from hkd_hpc import assemble, config
 from hkd_hpc.data import public, sources
 from hkd_hpc.data.partition import (
+    Labels,
     Partition,
+    Rule,
     capped_counts,
     count_MC,
     heuristic_counts,
@@ -27,9 +29,10 @@ def balanced(images: int, classes: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(np.arange(images) % classes)
 
 
-def split(labels, **changes) -> Partition:
-    settings = dict(clients=10, kind="dirichlet", beta=0.5, fraction=1.0, public_fraction=0.0, seed=1) | changes
-    return make_partition(labels, int(labels.max()) + 1, **settings)
+def split(labels, *, client_train=None, client_test=None, test_labels=None, **changes) -> Partition:
+    rule = Rule(**dict(clients=10, kind="dirichlet", beta=0.5, fraction=1.0, seed=1) | changes)
+    test = labels if test_labels is None else test_labels
+    return make_partition(Labels(labels, test, int(labels.max()) + 1, client_train, client_test), rule)
 
 
 def shares(partition: Partition) -> list[np.ndarray]:

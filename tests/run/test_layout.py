@@ -91,23 +91,14 @@ def test_unequal_natural_clients(tmp_path, unequal):
 
 def test_a_client_without_data(tmp_path):
     """Its only image lies in the public set, by the seed; it takes part with weight 0."""
-    from hkd_hpc.data.partition import make_partition
+    from hkd_hpc.data.partition import Labels, Rule, make_partition
 
     ids = np.repeat(np.arange(4), (1, 60, 50, 89))
     labels = np.arange(200) % 10
 
     def sizes(seed):
-        made = make_partition(
-            labels,
-            10,
-            clients=4,
-            kind="natural",
-            beta=None,
-            fraction=0.5,
-            public_fraction=0.3,
-            seed=seed,
-            client_train=ids,
-        )
+        rule = Rule(clients=4, kind="natural", seed=seed, fraction=0.5, public_fraction=0.3)
+        made = make_partition(Labels(labels, labels, 10, client_train=ids), rule)
         return [len(index) for index in made.train]
 
     seed = next(seed for seed in range(100) if sizes(seed)[0] == 0)

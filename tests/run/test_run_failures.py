@@ -324,24 +324,14 @@ def test_a_round_never_has_clients_alone_that_cannot_train(tmp_path, few, settin
 
 def small_clients(folder):
     """(data, training images by client, partition seed): fraction .5 of twice the images, all of client 0 set aside."""
-    from hkd_hpc.data.partition import make_partition
+    from hkd_hpc.data.partition import Labels, Rule, make_partition
 
     counts = [1, 1, *(2 * size for size in SIZES)]
     ids = np.repeat(np.arange(7), counts)
     labels = np.arange(len(ids)) % 10
     for seed in range(3000):
-        made = make_partition(
-            labels,
-            10,
-            clients=7,
-            kind="natural",
-            beta=None,
-            fraction=0.5,
-            public_fraction=0.01,
-            seed=seed,
-            client_train=ids,
-            client_test=np.arange(70) // 10,
-        )
+        rule = Rule(clients=7, kind="natural", seed=seed, fraction=0.5, public_fraction=0.01)
+        made = make_partition(Labels(labels, labels, 10, client_train=ids, client_test=np.arange(70) // 10), rule)
         sizes = [len(index) for index in made.train]
         if sizes == [0, 1, *SIZES]:
             break

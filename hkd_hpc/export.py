@@ -23,6 +23,14 @@ from hkd_hpc.store.atomic import replace_file
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: its words; None: those of this process.
+
+    Returns:
+        0 done; 2 wrong input, or the file cannot be written: one line says which.
+    """
     parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.pt|FILE.safetensors")
@@ -40,8 +48,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """The whole file or none, as `replace_file` makes it. UsageError for another suffix, RunError where it is
-    rejected.
+    """Write a state dict: the whole file or none.
+
+    Args:
+        path: ends in .pt or .safetensors.
+        arrays: by name.
+
+    Raises:
+        UsageError: another suffix, or safetensors is not installed.
+        RunError: the file cannot be written.
     """
     import torch
 
@@ -58,6 +73,17 @@ def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def safetensors_of(tensors: dict) -> bytes:
+    """The content of a .safetensors file.
+
+    Args:
+        tensors: by name.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        UsageError: safetensors is not installed.
+    """
     try:
         from safetensors.torch import save
     except ImportError:

@@ -109,7 +109,18 @@ class Server:
     # --- within a round
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
-        """The message of this round (one record), from the reports of the clients that delivered."""
+        """Let the scheme combine the reports of the clients that delivered.
+
+        Args:
+            round: from 1 on.
+            gathered: (clients,) records of `worker.report_type`, in client order.
+
+        Returns:
+            The message of this round, (1,) record of `message_type`.
+
+        Raises:
+            RunError: the scheme does not keep its contract, or its message is not finite.
+        """
         good = gathered[gathered["status"] == OK]
         server = self.scheme_server
         server.round, server.client_ids = round, good["client"].tolist()
@@ -134,7 +145,11 @@ class Server:
         return message
 
     def record_round(self, result: RoundResult) -> None:
-        """Append the row of this round; `save` and `run_pending_evaluation` follow."""
+        """Append the row of this round; `save` and `run_pending_evaluation` follow.
+
+        Args:
+            result: of the round.
+        """
         numbers = self._numbers_of(result)
         self.wire_before = result.wire_bytes
         client_row = {
@@ -180,10 +195,15 @@ class Server:
         return {kind: count * FLOAT_BYTES for kind, count in floats.items()}
 
     def report_rejected(self, round: int, gathered: np.ndarray, names: list[str]) -> None:
-        """Say and record which clients do not count in this round, and why; `names` of what may be bad
-        (quarantine.names).
+        """Say and record which clients do not count in this round, and why.
 
-        RunError when they are more than fed.max_bad_fraction of those that trained.
+        Args:
+            round: from 1 on.
+            gathered: (clients,) records of `worker.report_type`, in client order.
+            names: of what may be bad (quarantine.names).
+
+        Raises:
+            RunError: they are more than fed.max_bad_fraction of those that trained.
         """
         bad = gathered[np.isin(gathered["status"], INVALID)]
         for record in bad:
@@ -223,7 +243,15 @@ class Server:
     # --- beside the next round
 
     def save(self, state: RoundState, is_due: bool) -> None:
-        """Hash the recorded round, and write its checkpoint if one is due."""
+        """Hash the weights of the recorded round, and write its checkpoint.
+
+        Args:
+            state: after the round.
+            is_due: whether a checkpoint is written.
+
+        Raises:
+            RunError: the checkpoint cannot be written.
+        """
         start_s = time.perf_counter()
         arrays = self.trainer.flat.arrays(state.weights_V, state.counters)
         self.history.set_last(weights_sha256=weights_sha256(arrays))
@@ -251,7 +279,11 @@ class Server:
         self.folder.save_checkpoint(state.round, tree)
 
     def run_pending_evaluation(self) -> None:
-        """Test the model after the last round and write its row, if that is still to be done."""
+        """Test the model after the last round and write its row, if that is still to be done.
+
+        Raises:
+            RunError: metrics.h5 cannot be written.
+        """
         if self.pending is None:
             return
         start_s = time.perf_counter()
@@ -281,7 +313,16 @@ class Server:
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
     def test(self, weights_V: torch.Tensor, counters, images: Images) -> Tested:
-        """A global model on these images."""
+        """Test a global model.
+
+        Args:
+            weights_V: its weights, V floats.
+            counters: its integer buffers.
+            images: N of them.
+
+        Returns:
+            How many were tested, and how many it has right.
+        """
         self.trainer.flat.load(weights_V, counters)
         return evaluate.test(self.trainer.flat.net, images.x_NCHW, images.y_N)
 

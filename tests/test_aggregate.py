@@ -73,7 +73,7 @@ def test_only_the_spans_are_summed_and_moved(piece):
     assert [part.tolist() for part in total.parts(out)] == [[1.0, 2.0], [5.0, 6.0, 7.0]]
 
 
-def test_a_bad_number_between_the_spans_is_refused_too():
+def test_a_bad_number_between_the_spans_is_rejected_too():
     total = FixedPointSum(3, 4, spans=[(0, 1), (2, 3)])
     assert total.add(torch.tensor([1.0, float("inf"), 1.0]), 1) == (1.0, float("inf"))
 
@@ -135,7 +135,7 @@ def test_zeros_have_no_sign():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 65537.0, -65537.0])
-def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
+def test_bad_values_are_rejected_and_nothing_of_them_is_added(bad):
     length = CHUNK + 5
     total = added([(torch.ones(length), 3)], 10)
     before = content(total)
@@ -149,7 +149,7 @@ def test_bad_values_are_refused_and_nothing_of_them_is_added(bad):
     assert torch.equal(out, torch.ones(length))
 
 
-def test_refused_first_client_leaves_zeros():
+def test_rejected_first_client_leaves_zeros():
     total = FixedPointSum(2, 10)
     assert total.add(torch.tensor([float("nan"), 1.0]), 5)
     assert content(total).tolist() == [0, 0, 0]

@@ -36,7 +36,7 @@ def with_head(net, **options):
     return net
 
 
-def refuse(net):
+def reject(net):
     raise UsageError("model.name=mine:Net: forward must return (feature_BD, logits_BC)")
 
 
@@ -71,7 +71,7 @@ DIFFERENT = {
         "model than rank 0 (classifier.bias is absent on rank 2, (10,) torch.float32 on rank 0)",
     ),
     "problem": (
-        on_rank_2("models.networks", "build", refuse),
+        on_rank_2("models.networks", "build", reject),
         "model than rank 0 (its problem is model.name=mine:Net: forward must return (feature_BD, logits_BC) on rank 2, "
         "None on "
         "rank 0)",

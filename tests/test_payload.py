@@ -42,7 +42,7 @@ def test_tensors_come_back_bit_for_bit():
     "sizes, nbytes",
     [([600_000_000], "2,400,000,008"), ([300_000_000] * 2, "2,400,000,008"), ([536_870_910], "2,147,483,648")],
 )
-def test_a_record_that_numpy_cannot_count_is_refused_before_it_is_made(sizes, nbytes):
+def test_a_record_that_numpy_cannot_count_is_rejected_before_it_is_made(sizes, nbytes):
     """Two tensors of 1.2 GB make a record of -1,894,967,296 bytes there."""
     shapes = {f"tensor{number}": (size,) for number, size in enumerate(sizes)}
     told = f"has {nbytes} bytes, the most in 'tensor0', and at most 2,147,483,647 can travel"

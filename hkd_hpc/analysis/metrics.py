@@ -383,8 +383,8 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         "status",
         {
             "unit": "1",
-            "meaning": "0 entered the average, 1 weights refused, 2 too few images, 3 report refused, 4 loss "
-            "refused, 5 did not answer, 6 came too late, 7 predictions refused; NaN not sampled",
+            "meaning": "0 entered the average, 1 weights rejected, 2 too few images, 3 report rejected, 4 loss "
+            "rejected, 5 dropped out, 6 straggler, 7 predictions rejected; NaN not sampled",
         },
         of_clients=lambda r: r.reports["status"],
     ),

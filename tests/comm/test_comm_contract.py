@@ -8,7 +8,7 @@ import comm_contract
 import numpy as np
 import pytest
 import torch
-from comm_contract import refuses, sum_
+from comm_contract import rejects, sum_
 from comm_launch import mpirun
 
 from hkd_hpc.comm import World
@@ -75,11 +75,11 @@ def _out_of_step(comm, variant):
         comm.at(3, "weights")
     ones = torch.ones(5 if variant == "other length" and comm.rank == 1 else 4, dtype=torch.float64)
     if variant == "other call" and comm.rank == 1:
-        text = refuses(lambda: comm.gather(np.zeros(32, np.uint8), "weights"), "out of step")
+        text = rejects(lambda: comm.gather(np.zeros(32, np.uint8), "weights"), "out of step")
     else:
-        text = refuses(lambda: sum_(comm, ones), "out of step")
+        text = rejects(lambda: sum_(comm, ones), "out of step")
     assert ones.tolist() == [1] * len(ones)
-    refuses(comm.agree, "out of step")
+    rejects(comm.agree, "out of step")
     print(text)
     time.sleep(1)  # leaving the world is out of step too, and ends the others: let them print first
 
@@ -123,7 +123,7 @@ def _sleeper(comm):
     if comm.rank == 1:
         comm.at(4, "training", 7)
         time.sleep(600)
-    refuses(comm.agree, "did not reach agreement of status (round 4, phase weights")
+    rejects(comm.agree, "did not reach agreement of status (round 4, phase weights")
     raise SystemExit(3)
 
 
@@ -145,7 +145,7 @@ def test_rank_that_shows_progress_may_take_longer_than_the_time_out():
     run_rank_values(2, with_comm, _talkative, 1.0)
 
 
-def test_wrong_buffers_are_refused_before_anything_travels():
+def test_wrong_buffers_are_rejected_before_anything_travels():
     with World.open(env={}) as world:
         comm = world.connect(device="cpu")
         for wrong in (torch.zeros(3), torch.zeros(2, 2).double(), torch.zeros(8).double()[::2]):

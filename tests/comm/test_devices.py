@@ -79,7 +79,7 @@ def test_what_is_asked_for_is_taken():
         ("ucc", [CPU, CPU], False, ["comm.backend=ucc", "auto, nccl, gloo, mpi"]),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_one_line(requested, places, has_mpi, parts):
+def test_what_cannot_be_had_is_rejected_in_one_line(requested, places, has_mpi, parts):
     with pytest.raises(UsageError) as caught:
         choose_backend(requested, places, has_mpi)
     assert all(part in str(caught.value) for part in parts), str(caught.value)

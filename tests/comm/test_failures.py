@@ -351,7 +351,7 @@ def _twice(rank):
     World.open(start_timeout_s=5)
 
 
-def test_two_processes_of_one_rank_are_refused():
+def test_two_processes_of_one_rank_are_rejected():
     results = run_ranks(3, _twice)
     assert [result.exit_code for result in results] == [2, 1, 1]
     assert len(messages(results)) == 1

@@ -34,7 +34,7 @@ def test_messages_survive_any_cut_of_the_stream():
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\3{a}", b"\xff\xff\xff\xff"])
-def test_what_is_not_a_message_is_refused(data):
+def test_what_is_not_a_message_is_rejected(data):
     with pytest.raises(ValueError):
         Unpacker().feed(data)
 
@@ -108,7 +108,7 @@ def test_port_in_use_is_skipped_and_a_single_one_is_named():
             listen(Address("127.0.0.1", (taken,), "token"))
 
 
-def test_strangers_are_refused_and_the_job_starts_all_the_same():
+def test_strangers_are_rejected_and_the_job_starts_all_the_same():
     """A wrong token, a web browser and one who hangs up come first; then the right one."""
     listener = listen(Address("127.0.0.1", (0,), "ours"))
     port = listener.getsockname()[1]
@@ -128,7 +128,7 @@ def test_strangers_are_refused_and_the_job_starts_all_the_same():
 
 
 def test_two_jobs_on_the_same_candidates_find_their_own():
-    """Job B's first port is held by job A's rank 0, which refuses B's ranks; they go on to the next one."""
+    """Job B's first port is held by job A's rank 0, which rejects B's ranks; they go on to the next one."""
     with held_port() as first, held_port() as second:
         addresses = {name: Address("127.0.0.1", (first, second), name) for name in "AB"}
         listeners = {name: listen(address) for name, address in addresses.items()}

@@ -74,7 +74,7 @@ READABLE = {
     "mpirun and a user's port": ({**OPEN_MPI, **MASTER}, Hint("mpi", 5, 11, 1, 4)),
 }
 
-REFUSED = {
+REJECTED = {
     "half-set open mpi": ({"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]),
     "half-set pmi": ({"PMI_SIZE": "4"}, ["PMI_RANK", "PMI_SIZE"]),
     "half-set torch": ({"RANK": "0", **MASTER}, ["RANK", "WORLD_SIZE"]),
@@ -97,9 +97,9 @@ def test_world_is_read(name):
     assert read_hint(env, has_mpi4py=expected.launcher == "mpi") == expected
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_impossible_world_is_refused_and_the_variables_are_named(name):
-    env, parts = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_impossible_world_is_rejected_and_the_variables_are_named(name):
+    env, parts = REJECTED[name]
     with pytest.raises(UsageError) as caught:
         read_hint(env, has_mpi4py=True)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -116,7 +116,7 @@ def test_gloo_goes_without_mpi_under_srun_only():
     assert without_mpi(read_hint(OPEN_MPI, has_mpi4py=True), OPEN_MPI) == Hint("mpi", 5, 11, 1, 4)
 
 
-def test_worlds_of_one_rank_each_are_refused_with_both_numbers():
+def test_worlds_of_one_rank_each_are_rejected_with_both_numbers():
     hint = read_hint({**STEP, "PMIX_RANK": "4"}, has_mpi4py=True)
     with pytest.raises(UsageError, match=r"started 11 ranks .*SLURM_PROCID.*world of 1.*--mpi=list.*comm.backend=gloo"):
         check_world(1, hint)

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and how, what one asks of another; none of it imports torch."""
+"""Settings: who wins, what is rejected and how, what one asks of another; none of it imports torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = {
 NUMERIC = {key: field for key, field in FIELDS.items() if field.type.split(" | ")[0] in ("int", "float")}
 
 
-def refusal(*overrides: str, **arguments) -> str:
+def rejection(*overrides: str, **arguments) -> str:
     """The one line of the error."""
     with pytest.raises(UsageError) as caught:
         config.resolve(overrides=overrides, **arguments)
@@ -90,15 +90,15 @@ def test_every_preset_is_valid_with_every_scheme():
             assert config.resolve([preset], overrides=[f"scheme.name={scheme}"]).scheme.name == scheme
 
 
-def test_a_presets_setting_of_another_scheme_is_dropped_but_a_persons_is_refused(monkeypatch):
+def test_a_presets_setting_of_another_scheme_is_dropped_but_a_persons_is_rejected(monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "toy", {"scheme.lam": 0.5, "fed.rounds": 2})
     assert config.resolve(["toy"]).scheme.lam == 0.5
     assert not hasattr(config.resolve(["toy"], overrides=["scheme.name=fedavg"]).scheme, "lam")
-    assert "scheme.lam" in refusal("scheme.name=fedavg", "scheme.lam=0.5", preset_names=["toy"])
+    assert "scheme.lam" in rejection("scheme.name=fedavg", "scheme.lam=0.5", preset_names=["toy"])
 
 
 def test_unknown_preset():
-    message = refusal(preset_names=["cifar11"])
+    message = rejection(preset_names=["cifar11"])
     assert "cifar11" in message
     assert all(name in message for name in presets.PRESETS)
 
@@ -130,7 +130,7 @@ def test_other_learning_rates():
     assert [settings.lr(round) for round in (1, 2, 3, 4)] == [0.8, 0.4, 0.2, 0.1]
 
 
-# --- what is refused
+# --- what is rejected
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_learning_rates():
 )
 @pytest.mark.parametrize("key", ["fed.max_norm", "train.lr", "fed.rounds", "fed.clients"])
 def test_numbers_are_plain_ones(key, text):
-    assert refusal(f"{key}={text}").startswith(f"{key}=")
+    assert rejection(f"{key}={text}").startswith(f"{key}=")
 
 
 @pytest.mark.parametrize("value", ["3.0", "true", '"x"', "[3]", "1e2", "nan"])
@@ -158,7 +158,7 @@ def test_a_whole_number_in_a_file_is_a_whole_number(tmp_path, value):
     ],
 )
 def test_unknown_keys_suggest_the_nearest(key, near):
-    assert refusal(f"{key}=3") == f"{key}: no such setting; did you mean {near}?"
+    assert rejection(f"{key}=3") == f"{key}: no such setting; did you mean {near}?"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_unknown_keys_suggest_the_nearest(key, near):
     ],
 )
 def test_unknown_keys_are_matched_by_their_last_part_and_by_nothing_far_fetched(key, told):
-    assert refusal(f"{key}=3") == f"{key}: no such setting; {told}"
+    assert rejection(f"{key}=3") == f"{key}: no such setting; {told}"
 
 
 @pytest.mark.parametrize(
@@ -187,16 +187,16 @@ def test_unknown_keys_are_matched_by_their_last_part_and_by_nothing_far_fetched(
     ],
 )
 def test_a_key_that_is_near_settings_of_other_schemes_names_both(key, told):
-    assert refusal(f"{key}=3") == f"{key}: no such setting; did you mean {told}?"
+    assert rejection(f"{key}=3") == f"{key}: no such setting; did you mean {told}?"
 
 
 def test_every_name_that_is_wrong_is_told_in_one_line():
-    assert refusal("lr=.1", "train.optimizer=adam", "scheme.mu=1", "fed.rounds=3") == (
+    assert rejection("lr=.1", "train.optimizer=adam", "scheme.mu=1", "fed.rounds=3") == (
         "lr: no such setting; did you mean train.lr?; train.optimizer: no such setting; python -m hkd_hpc.train --help "
         "lists "
         "them; scheme.mu: no such setting of fedhkd; fedprox, moon, fedalign have it"
     )
-    message = refusal("scheme.name=fedavgg", "scheme.mu=1", "lr=.1")  # whose mu may be right
+    message = rejection("scheme.name=fedavgg", "scheme.mu=1", "lr=.1")  # whose mu may be right
     assert message.startswith("scheme.name=fedavgg: no such scheme; ")
     assert "scheme.mu" not in message
     assert message.endswith("; lr: no such setting; did you mean train.lr?")
@@ -208,26 +208,26 @@ def test_at_most_five_names_are_suggested():
 
 
 def test_a_setting_of_other_schemes_names_them():
-    assert refusal("scheme.name=fedavg", "scheme.mu=1") == (
+    assert rejection("scheme.name=fedavg", "scheme.mu=1") == (
         "scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it"
     )
-    assert refusal("scheme.name=moon", "scheme.zeta=1").startswith("scheme.zeta: no such setting of moon; fedhkd")
+    assert rejection("scheme.name=moon", "scheme.zeta=1").startswith("scheme.zeta: no such setting of moon; fedhkd")
 
 
 @pytest.mark.parametrize("key", ["rounds", "feed.rounds", "fed", "fed.", ".rounds", "fed.rounds.x"])
 def test_keys_that_are_no_keys(key):
-    assert refusal(f"{key}=3").startswith(f"{key}: no such setting")
+    assert rejection(f"{key}=3").startswith(f"{key}: no such setting")
 
 
 @pytest.mark.parametrize("text", ["fed.rounds", "=3", "--fed.rounds", ""])
 def test_words_that_are_no_settings(text):
-    assert "section.key=value" in refusal(text)
+    assert "section.key=value" in rejection(text)
 
 
 @pytest.mark.parametrize("key", NUMERIC)
 @pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-inf", "1e999", "word", "0x10", "1,5", "[1]", "true"])
 def test_no_number_setting_takes_what_is_no_finite_number(key, value):
-    message = refusal(f"{key}={value}")
+    message = rejection(f"{key}={value}")
     assert message.startswith(f"{key}={value}: not allowed; {key} must be a")
 
 
@@ -239,10 +239,12 @@ def test_every_number_setting_has_a_range_and_keeps_it(key):
     step = 1 if field.type.startswith("int") else 1e-6
     outside = [low - step if low is not None else above] + ([high + step * max(1, high)] if high is not None else [])
     for value in outside:
-        assert refusal(f"{key}={value!r}").startswith(f"{key}={value!r}: not allowed")
-        assert f"{'>=' if low is not None else '>'} {low if low is not None else above}" in refusal(f"{key}={value!r}")
+        assert rejection(f"{key}={value!r}").startswith(f"{key}={value!r}: not allowed")
+        assert f"{'>=' if low is not None else '>'} {low if low is not None else above}" in rejection(
+            f"{key}={value!r}"
+        )
     if field.metadata["below"] is not None:
-        assert f"< {field.metadata['below']}" in refusal(f"{key}={field.metadata['below']!r}")
+        assert f"< {field.metadata['below']}" in rejection(f"{key}={field.metadata['below']!r}")
     for value in [low if low is not None else above + step] + ([high] if high is not None else []):
         assert check(key, field, value) == value == check(key, field, repr(value))
     assert field.default is None or check(key, field, field.default) == field.default
@@ -259,12 +261,12 @@ def test_a_number_without_a_range_must_be_finite_too(value):
 @pytest.mark.parametrize("key", [key for key, field in NUMERIC.items() if field.type.startswith("int")])
 def test_whole_numbers_are_whole(key):
     for value in ("2.5", "2.0", "1e1"):
-        assert "must be a whole number" in refusal(f"{key}={value}")
+        assert "must be a whole number" in rejection(f"{key}={value}")
 
 
 @pytest.mark.parametrize("key", [key for key, field in FIELDS.items() if field.metadata.get("choices")])
 def test_choices_are_listed(key):
-    message = refusal(f"{key}=nope")
+    message = rejection(f"{key}=nope")
     assert message.startswith(f"{key}=nope: not allowed")
     assert all(choice in message for choice in FIELDS[key].metadata["choices"])
 
@@ -273,7 +275,7 @@ def test_true_and_false():
     for text, value in (("true", True), ("false", False), ("True", True), ("FALSE", False)):
         assert config.resolve(overrides=[f"run.client_models={text}"]).run.client_models is value
     for text in ("1", "0", "yes", "", "none", "t"):
-        assert "true or false" in refusal(f"run.client_models={text}")
+        assert "true or false" in rejection(f"run.client_models={text}")
 
 
 def test_none_only_where_it_is_allowed():
@@ -281,9 +283,9 @@ def test_none_only_where_it_is_allowed():
     assert settings.data.partition_seed is None
     assert settings.partition_seed == 4
     assert config.resolve(overrides=["data.partition_seed=0", "run.seed=4"]).partition_seed == 0
-    assert "or none" in refusal("data.partition_seed=x")
+    assert "or none" in rejection("data.partition_seed=x")
     for key in ("run.seed", "train.lr", "comm.timeout_s"):
-        assert refusal(f"{key}=none").startswith(f"{key}=none: not allowed")
+        assert rejection(f"{key}=none").startswith(f"{key}=none: not allowed")
 
 
 @pytest.mark.parametrize(
@@ -296,14 +298,14 @@ def test_none_only_where_it_is_allowed():
     ],
 )
 def test_unknown_schemes(name, part):
-    message = refusal(f"scheme.name={name}")
+    message = rejection(f"scheme.name={name}")
     assert message.startswith(f"scheme.name={name}")
     assert part in message
 
 
 @pytest.mark.parametrize("name", ["json:JSONDecoder", "math:pi", ".relative:A"])
 def test_things_that_are_no_schemes(name):
-    assert refusal(f"scheme.name={name}").startswith(f"scheme.name={name}")
+    assert rejection(f"scheme.name={name}").startswith(f"scheme.name={name}")
 
 
 @pytest.mark.parametrize("first_line", ["from __future__ import annotations", "import dataclasses"])
@@ -324,7 +326,7 @@ def test_a_scheme_of_ones_own_brings_its_settings(tmp_path, monkeypatch, first_l
     assert settings.scheme.rank is None
     assert settings.scheme.name == "toy_own_scheme:Mine"
     assert config.from_json(settings.to_json()) == settings
-    assert refusal("scheme.name=toy_own_scheme:Mine", "scheme.mu=2").startswith("scheme.mu=2: not allowed")
+    assert rejection("scheme.name=toy_own_scheme:Mine", "scheme.mu=2").startswith("scheme.mu=2: not allowed")
 
 
 # --- TOML
@@ -364,7 +366,7 @@ def test_toml_types(tmp_path):
     ],
 )
 def test_toml_errors_are_one_line(tmp_path, text, part):
-    assert part in refusal(file=toml(tmp_path, text))
+    assert part in rejection(file=toml(tmp_path, text))
 
 
 def test_toml_files_that_cannot_be_read(tmp_path):
@@ -373,13 +375,13 @@ def test_toml_files_that_cannot_be_read(tmp_path):
     with pytest.raises(LocalUsageError, match="directory"):
         config.resolve(file=str(tmp_path))
     (tmp_path / "latin.toml").write_bytes(b'[data]\npath = "\xe9"')
-    assert "not valid TOML" in refusal(file=str(tmp_path / "latin.toml"))
+    assert "not valid TOML" in rejection(file=str(tmp_path / "latin.toml"))
 
 
 @pytest.mark.parametrize("content", [b"\x89HDF\r\n\x1a\n", b"[1,2]", b"\x89HDF\r\n\x1a\n" + bytes(1 << 20)])
 def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, content):
     (tmp_path / "other").write_bytes(content)
-    message = refusal(file=str(tmp_path / "other"))
+    message = rejection(file=str(tmp_path / "other"))
     assert message.startswith(f"--config {tmp_path}/other: ")
     assert "TOML" in message
     assert ", nor a run's config.json" in message
@@ -403,7 +405,7 @@ def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, con
     ],
 )
 def test_settings_that_do_not_go_together(overrides, part):
-    assert part in refusal(*overrides)
+    assert part in rejection(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -598,7 +600,7 @@ def test_config_json_of_an_earlier_version(tmp_path):
 )
 def test_a_damaged_config_json_is_one_line(tmp_path, text, part):
     (tmp_path / "config.json").write_text(text)
-    message = refusal(file=str(tmp_path / "config.json"))
+    message = rejection(file=str(tmp_path / "config.json"))
     assert message.startswith(f"--config {tmp_path}/config.json: ")
     assert part in message
     assert "\n" not in message

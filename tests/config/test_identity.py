@@ -175,7 +175,7 @@ def with_other(path, data, **change):
 
 
 @pytest.mark.parametrize("change", [{"x_train": lambda x: 255 - x}, {"x_test": lambda x: 255 - x}])
-def test_other_data_are_refused_or_recorded(killed, resume, tmp_path, change):
+def test_other_data_are_rejected_or_recorded(killed, resume, tmp_path, change):
     other = with_other(tmp_path / "other.npz", killed[1], **change)
     before, now = (sha_of(path) for path in (killed[1], other))
     folder, output = resume(f"data.path={other}", code=2)
@@ -217,7 +217,7 @@ def other_code(rank):
     revision.package_sha256 = lambda: "ab" * 32
 
 
-def test_other_code_is_told_recorded_and_refused_on_request(killed, resume):
+def test_other_code_is_told_recorded_and_rejected_on_request(killed, resume):
     before = json.loads(toy.metrics(killed[0])["identity_json"])["code.hkd_hpc"]
     text = f"code.hkd_hpc {before[:8]} -> abababab"
     folder, output = resume("--strict-code", patch=other_code, code=2)

@@ -1,4 +1,4 @@
-"""Images in one folder per class: pixels, order, sizes, and every kind of folder that is refused."""
+"""Images in one folder per class: pixels, order, sizes, and every kind of folder that is rejected."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def load(path, image_size=None) -> sources.DataSet:
     return sources.load("folder", "", path, image_size)
 
 
-def refusal(call, *arguments) -> str:
+def rejection(call, *arguments) -> str:
     with pytest.raises(UsageError) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)
@@ -98,7 +98,7 @@ def refusal(call, *arguments) -> str:
 
 
 def check(path) -> str:
-    return refusal(sources.check_present, "folder", "", path)
+    return rejection(sources.check_present, "folder", "", path)
 
 
 # ---- what is read
@@ -299,7 +299,7 @@ def test_resizing_is_bilinear(images):
     assert load(images, 40).x_test.shape == (3, 3, 40, 40)
 
 
-# ---- what is refused
+# ---- what is rejected
 
 
 def test_folders_that_are_not_there(tmp_path, images):
@@ -340,7 +340,7 @@ def test_empty_and_single_classes(images):
 @pytest.mark.parametrize("place", ["train/cat/2.png", "test/dog/y.png"])
 def test_the_first_odd_size_is_named(images, place):
     write(images / place, png(pixels(1, 24, 40, 3)))
-    message = refusal(load, images)
+    message = rejection(load, images)
     assert message.startswith(f"{images / place}: 40 x 24 px, but {images / 'train/cat/1.png'} has 32 x 32")
     assert "data.image_size=N" in message
     assert load(images, 32).classes == 2
@@ -353,18 +353,18 @@ def test_the_first_odd_size_is_named(images, place):
 def test_an_unreadable_image_is_named_and_does_not_hold_up_the_quick_check(images, content):
     write(images / "train/dog/a.png", content)
     sources.check_present("folder", "", images)
-    assert f"{images / 'train/dog/a.png'}: truncated or not what its name says" in refusal(load, images)
+    assert f"{images / 'train/dog/a.png'}: truncated or not what its name says" in rejection(load, images)
 
 
-def test_grey_of_16_bits_is_refused_not_cut(images):
+def test_grey_of_16_bits_is_rejected_not_cut(images):
     write(images / "test/cat/1.png", png(pixels(1, 32, 32) * 200, bits=16))
-    message = refusal(load, images)
+    message = rejection(load, images)
     assert message.startswith(f"{images / 'test/cat/1.png'}: grey of more than 8 bits")
 
 
 def test_too_many_images(images, monkeypatch):
     monkeypatch.setattr(folder, "MOST_IMAGES", 7)
-    assert refusal(load, images) == f"{images}: found 8 images, at most 7 are allowed"
+    assert rejection(load, images) == f"{images}: found 8 images, at most 7 are allowed"
 
 
 def test_without_pillow_it_says_how_to_get_it(images, monkeypatch):

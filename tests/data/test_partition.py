@@ -40,7 +40,7 @@ def shares(partition: Partition) -> list[np.ndarray]:
     return [np.concatenate(pair) for pair in zip(partition.train, partition.test)]
 
 
-def refusal(labels, **changes) -> str:
+def rejection(labels, **changes) -> str:
     with pytest.raises(UsageError) as caught:
         split(labels, **changes)
     assert "\n" not in str(caught.value)
@@ -219,8 +219,8 @@ def test_no_public_set_by_default():
 
 def test_the_largest_public_fraction_is_named():
     labels = balanced(1000, 10)
-    assert "the largest that fits is 0.1" in refusal(labels, fraction=0.9, public_fraction=0.2)
-    assert "the largest that fits is 0" in refusal(labels, public_fraction=0.01)
+    assert "the largest that fits is 0.1" in rejection(labels, fraction=0.9, public_fraction=0.2)
+    assert "the largest that fits is 0" in rejection(labels, public_fraction=0.01)
     assert len(split(labels, fraction=0.9, public_fraction=0.1).public) == 100
 
 
@@ -258,7 +258,7 @@ def test_the_default_public_set_has_a_clients_training_images_or_none(images, cl
         assert len(set(dealt) | set(partition.public)) == clients * int(images * fraction / clients + 1e-9) + public
 
 
-def test_the_default_public_set_never_refuses():
+def test_the_default_public_set_never_rejects():
     for images, counts in ((50_000, range(2, 1001)), (5000, (150,))):
         for clients in counts:
             settings = config.resolve(overrides=[f"fed.clients={clients}", "data.fraction=1"])
@@ -448,8 +448,8 @@ def test_natural_clients_give_up_the_public_images():
 
 
 def test_the_right_number_of_natural_clients_is_named():
-    assert "set fed.clients=3" in refusal(LABELS, kind="natural", clients=10, client_train=IDS)
-    assert "client_train" in refusal(LABELS, kind="natural", clients=3)
+    assert "set fed.clients=3" in rejection(LABELS, kind="natural", clients=10, client_train=IDS)
+    assert "client_train" in rejection(LABELS, kind="natural", clients=3)
 
 
 # ---- shards
@@ -604,13 +604,13 @@ def test_the_heuristic_is_a_function_of_its_inputs_and_ends():
         heuristic(labels, test_labels, **change).sha256
         for change in (dict(seed=2), dict(beta=0.4), dict(clients=6), dict(fraction=0.9))
     }
-    message = refusal(labels, kind="heuristic", clients=50, beta=0.01, test_labels=test_labels)
+    message = rejection(labels, kind="heuristic", clients=50, beta=0.01, test_labels=test_labels)
     assert "none of 1000 draws with data.beta=0.01" in message
     assert "raise data.beta or lower fed.clients" in message
-    assert "fewer than 10 for each" in refusal(labels, kind="heuristic", clients=501, test_labels=test_labels)
+    assert "fewer than 10 for each" in rejection(labels, kind="heuristic", clients=501, test_labels=test_labels)
 
 
-# ---- refusals
+# ---- rejections
 
 
 @pytest.mark.parametrize(
@@ -640,5 +640,5 @@ def test_the_heuristic_is_a_function_of_its_inputs_and_ends():
     ],
 )
 def test_settings_that_cannot_be_met(changes, words):
-    message = refusal(balanced(1000, 10), **changes)
+    message = rejection(balanced(1000, 10), **changes)
     assert all(word in message for word in words), message

@@ -69,7 +69,7 @@ def save(path, arrays: dict) -> str:
     return str(path)
 
 
-def refusal(call, *arguments) -> str:
+def rejection(call, *arguments) -> str:
     with pytest.raises(UsageError) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)
@@ -119,7 +119,7 @@ def test_cifar100_reads_fine_labels(tmp_path):
     assert data.classes == 100
     assert data.y_train.tolist() == list(range(100))
     write_pickle(tmp_path / "cifar-100-python/test", {"labels": list(range(100)), "data": pixels(100, 3072)})
-    assert "fine_labels" in refusal(sources.load, "cifar100", tmp_path, "")
+    assert "fine_labels" in rejection(sources.load, "cifar100", tmp_path, "")
 
 
 def test_pickle_as_python_2_wrote_it(tmp_path):
@@ -151,14 +151,14 @@ def test_svhn_official_layout(tmp_path):
     assert np.array_equal(data.x_test[4, 1], test[:, :, 1, 4])
     whole = (tmp_path / "test_32x32.mat").read_bytes()
     (tmp_path / "test_32x32.mat").write_bytes(whole[: len(whole) // 2])
-    assert "test_32x32.mat: truncated" in refusal(sources.load, "svhn", tmp_path, "")
+    assert "test_32x32.mat: truncated" in rejection(sources.load, "svhn", tmp_path, "")
 
 
 def test_svhn_without_scipy_says_how_to_get_it(tmp_path, monkeypatch):
     for name in ("train", "test"):
         (tmp_path / f"{name}_32x32.mat").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert "pip install scipy" in refusal(sources.load, "svhn", tmp_path, "")
+    assert "pip install scipy" in rejection(sources.load, "svhn", tmp_path, "")
 
 
 class Evil:
@@ -170,12 +170,12 @@ class Evil:
 
 
 @pytest.mark.parametrize("function", [os.system, os.mkdir, eval, getattr, np.load, np.save])
-def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, function):
+def test_a_malicious_pickle_is_rejected_and_not_run(tmp_path, function):
     write_cifar10(tmp_path)
     victim = tmp_path / "victim"
     argument = f"touch {victim}" if function is os.system else str(victim)
     write_pickle(tmp_path / "cifar-10-batches-py/data_batch_3", {"data": Evil(function, argument), "labels": []})
-    message = refusal(sources.load, "cifar10", tmp_path, "")
+    message = rejection(sources.load, "cifar10", tmp_path, "")
     assert "data_batch_3" in message
     assert "was not run" in message
     assert not victim.exists()
@@ -185,20 +185,20 @@ def test_a_pickle_may_not_choose_a_codec(tmp_path):
     import _codecs
 
     write_pickle(tmp_path / "batch", {"data": Evil(_codecs.encode, "x", "rot13")})
-    assert "codec" in refusal(readers.unpickle, tmp_path / "batch")
+    assert "codec" in rejection(readers.unpickle, tmp_path / "batch")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02", b"not a pickle", pickle.dumps([1, 2], protocol=2)])
 def test_broken_pickles(tmp_path, content):
     (tmp_path / "batch").write_bytes(content)
-    assert "batch: truncated or not what its name says" in refusal(readers.unpickle, tmp_path / "batch")
+    assert "batch: truncated or not what its name says" in rejection(readers.unpickle, tmp_path / "batch")
 
 
 def test_truncated_cifar_and_wrong_shapes(tmp_path):
     write_cifar10(tmp_path)
     batch = tmp_path / "cifar-10-batches-py/data_batch_2"
     batch.write_bytes(batch.read_bytes()[:-500])
-    assert "data_batch_2: truncated" in refusal(sources.load, "cifar10", tmp_path, "")
+    assert "data_batch_2: truncated" in rejection(sources.load, "cifar10", tmp_path, "")
     for bad in (
         {"data": pixels(4, 3071), "labels": [0] * 4},
         {"data": pixels(4, 3072).astype(float), "labels": [0] * 4},
@@ -207,45 +207,45 @@ def test_truncated_cifar_and_wrong_shapes(tmp_path):
         {"data": pixels(4, 3072)},
     ):
         write_pickle(batch, bad)
-        assert "data_batch_2" in refusal(sources.load, "cifar10", tmp_path, "")
+        assert "data_batch_2" in rejection(sources.load, "cifar10", tmp_path, "")
     write_pickle(batch, {"data": pixels(4, 3072), "labels": [0, 1, 2]})
-    assert "key y_train: found shape (19,), allowed is (20,)" in refusal(sources.load, "cifar10", tmp_path, "")
+    assert "key y_train: found shape (19,), allowed is (20,)" in rejection(sources.load, "cifar10", tmp_path, "")
 
 
 def test_cifar10_with_the_classes_of_another_set(tmp_path):
     write_cifar10(tmp_path)
     write_pickle(tmp_path / "cifar-10-batches-py/data_batch_1", {"data": pixels(4, 3072), "labels": [10, 10, 2, 3]})
     write_pickle(tmp_path / "cifar-10-batches-py/data_batch_5", {"data": pixels(4, 3072), "labels": [0, 1, 10, 9]})
-    assert "found 11 classes, cifar10 has 10" in refusal(sources.load, "cifar10", tmp_path, "")
+    assert "found 11 classes, cifar10 has 10" in rejection(sources.load, "cifar10", tmp_path, "")
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_missing_official_data_gives_the_exact_command(tmp_path, name):
     folder = tmp_path / "my data"
     for call in (sources.check_present, sources.load):
-        assert f"python -m hkd_hpc.data prepare {name} --dir '{folder}'" in refusal(call, name, folder, "")
+        assert f"python -m hkd_hpc.data prepare {name} --dir '{folder}'" in rejection(call, name, folder, "")
 
 
 def test_one_missing_or_empty_official_file_is_named(tmp_path):
     write_cifar10(tmp_path)
     sources.check_present("cifar10", tmp_path, "")
     (tmp_path / "cifar-10-batches-py/data_batch_4").write_bytes(b"")
-    assert "data_batch_4 is missing" in refusal(sources.check_present, "cifar10", tmp_path, "")
+    assert "data_batch_4 is missing" in rejection(sources.check_present, "cifar10", tmp_path, "")
 
 
 def test_unknown_name():
-    assert "data.name='mnist': allowed are fmnist, cifar10" in refusal(sources.check_present, "mnist", "", "")
+    assert "data.name='mnist': allowed are fmnist, cifar10" in rejection(sources.check_present, "mnist", "", "")
 
 
 def test_checking_imports_nothing_heavy(tmp_path):
     code = (
         "import sys\nfrom hkd_hpc.data import sources, share, partition, prepare\n"
         "from hkd_hpc.errors import UsageError\n"
-        f"try: sources.check_present('cifar10', {str(tmp_path)!r}, '')\nexcept UsageError: print('refused')\n"
+        f"try: sources.check_present('cifar10', {str(tmp_path)!r}, '')\nexcept UsageError: print('rejected')\n"
         "print([m for m in ('torch', 'mpi4py', 'scipy', 'h5py') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "refused\n[]\n"
+    assert done.stdout == "rejected\n[]\n"
 
 
 # ---- own files
@@ -293,7 +293,7 @@ def test_image_shapes(shape, full):
 
 def test_odd_padding_and_channel_order():
     raw = np.arange(2 * 3 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3, 3)
-    assert "ambiguous" in refusal(checks.to_images, raw, "here")
+    assert "ambiguous" in rejection(checks.to_images, raw, "here")
     images = checks.to_images(pixels(1, 31, 29, 3) | 1, "here")
     assert not images[0, 0, 0, 0]
     assert images[0, 0, :31, 1:30].all()
@@ -346,7 +346,7 @@ def test_images_that_are_right_are_not_copied():
 @pytest.mark.parametrize("ending", [".npz", ".h5"])
 def test_bad_own_files(tmp_path, changes, words, ending):
     path = save(tmp_path / f"mine{ending}", own(**changes))
-    message = refusal(sources.load, "file", "", path)
+    message = rejection(sources.load, "file", "", path)
     assert path in message, message
     assert all(word in message for word in words), message
 
@@ -392,7 +392,7 @@ def test_following_the_advice_on_images_gives_the_right_ones(tmp_path, stored, h
     low = GREY // half
     test = {1: stored, 2: np.take(stored.reshape(-1), low.astype(int)).reshape(stored.shape)}[half]
     arrays = own(x_train=stored, x_test=test[:3])
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
     data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
     for split, right in (("train", GREY), ("test", low[:3])):
         assert abs(getattr(data, f"x_{split}")[:, 0, 12:20, 12:20].astype(int) - right).max() <= (
@@ -406,7 +406,7 @@ def test_following_the_advice_on_images_gives_the_right_ones(tmp_path, stored, h
 )
 def test_images_that_are_right_already_stay_when_the_advice_is_followed(tmp_path, key, stored):
     arrays = own(x_train=GREY, x_test=GREY) | {"y_test": np.array([0, 1, 2, 0, 1, 2]), key: stored}
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
     data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
     for images in (data.x_train, data.x_test):
         assert np.array_equal(images[:, 0, 12:20, 12:20], GREY)
@@ -415,7 +415,7 @@ def test_images_that_are_right_already_stay_when_the_advice_is_followed(tmp_path
 def test_images_of_two_other_types_are_each_converted_by_their_own_advice(tmp_path):
     arrays = own(x_train=GREY.astype(np.uint16) * 257, x_test=GREY / 255) | {"y_test": np.array([0, 1, 2, 0, 1, 2])}
     for _ in range(2):
-        arrays = follow(refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays)), arrays)
+        arrays = follow(rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays)), arrays)
     data = sources.load("file", "", save(tmp_path / "mine.npz", arrays))
     for images in (data.x_train, data.x_test):
         assert np.array_equal(images[:, 0, 12:20, 12:20], GREY)
@@ -424,7 +424,7 @@ def test_images_of_two_other_types_are_each_converted_by_their_own_advice(tmp_pa
 @pytest.mark.parametrize("stored", [GREY > 99, (GREY > 99).astype(np.int32), (GREY > 99).astype(float)])
 def test_following_the_advice_on_masks_gives_black_and_white(tmp_path, stored):
     arrays = own(x_train=stored, x_test=stored[:3])
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
     data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
     assert np.array_equal(data.x_train[:, 0, 12:20, 12:20], np.where(GREY > 99, 255, 0))
 
@@ -443,7 +443,7 @@ def test_what_no_expression_can_mend_gets_none(tmp_path):
             "NaN, allowed are integers or names; leave out the images without one",
         ),
     ]:
-        assert refusal(sources.load, "file", "", save(tmp_path / "mine.npz", own(**changes))).endswith(words)
+        assert rejection(sources.load, "file", "", save(tmp_path / "mine.npz", own(**changes))).endswith(words)
 
 
 ONE_HOT = np.eye(2)[[1, 0] * 3]
@@ -462,7 +462,7 @@ ONE_HOT = np.eye(2)[[1, 0] * 3]
 )
 def test_following_the_advice_on_labels_gives_the_right_ones(tmp_path, labels):
     arrays = own(y_train=labels, y_test=labels[:3])
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
     data = sources.load("file", "", save(tmp_path / "mine.npz", follow(message, arrays)))
     assert data.y_train.tolist() == [1, 0, 1, 0, 1, 0]
     assert data.y_test.tolist() == [1, 0, 1]
@@ -475,7 +475,7 @@ def test_following_the_advice_on_python_objects_gives_the_right_array(tmp_path, 
     )
     objects = np.empty(6, object)
     objects[:] = list(arrays[key])
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays | {key: objects}))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays | {key: objects}))
     assert f"key {key}: holds Python objects (a pickle, which is never loaded)" in message
     assert "truncated" not in message
     plain = eval(message.partition("save the plain array ")[2].partition(";")[0], {key: objects, "numpy": np})
@@ -489,8 +489,8 @@ def test_following_the_advice_on_python_objects_gives_the_right_array(tmp_path, 
 @pytest.mark.parametrize(
     "key, values", [("client_train", ["a", "", "b", " ", "a", "b"]), ("y_train", ["a", "b", "", "a", "b", "a"])]
 )
-def test_empty_names_are_refused(tmp_path, key, values):
-    message = refusal(
+def test_empty_names_are_rejected(tmp_path, key, values):
+    message = rejection(
         sources.load,
         "file",
         "",
@@ -508,7 +508,7 @@ def test_pieces_of_unequal_length_in_an_h5_are_told(tmp_path):
         for name, array in own(x_train=None).items():
             file[name] = array
         file.create_dataset("x_train", (6,), h5py.vlen_dtype(np.uint8))[:] = [np.zeros(n, np.uint8) for n in range(6)]
-    assert "key x_train: holds entries that each have a length of their own" in refusal(
+    assert "key x_train: holds entries that each have a length of their own" in rejection(
         sources.load, "file", "", tmp_path / "mine.h5"
     )
 
@@ -569,7 +569,7 @@ def test_labels_and_clients_may_be_names(tmp_path, ending, kind):
 )
 def test_names_that_do_not_fit(tmp_path, changes, words):
     arrays = own(**{"y_train": np.array(["a", "b"] * 3), "y_test": np.array(["a", "b", "b"]), **changes})
-    message = refusal(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
+    message = rejection(sources.load, "file", "", save(tmp_path / "mine.npz", arrays))
     assert all(word in message for word in words), message
 
 
@@ -603,16 +603,16 @@ def test_natural_clients_are_counted(tmp_path):
     for ending in (".npz", ".h5"):
         path = save(tmp_path / f"mine{ending}", own(client_train=np.array([9, 2, 9, 400, 2, 9])))
         assert sources.natural_clients(path) == 3
-        assert "key client_train is missing" in refusal(
+        assert "key client_train is missing" in rejection(
             sources.natural_clients, save(tmp_path / f"none{ending}", own())
         )
 
 
-def test_npz_with_pickled_objects_is_refused_and_not_run(tmp_path):
+def test_npz_with_pickled_objects_is_rejected_and_not_run(tmp_path):
     victim = tmp_path / "victim"
     arrays = own(y_test=np.array([Evil(os.mkdir, str(victim))] * 3, dtype=object))
     np.savez(tmp_path / "mine.npz", **arrays)
-    assert "mine.npz" in refusal(sources.load, "file", "", tmp_path / "mine.npz")
+    assert "mine.npz" in rejection(sources.load, "file", "", tmp_path / "mine.npz")
     assert not victim.exists()
 
 
@@ -623,7 +623,7 @@ def test_truncated_own_files(tmp_path, ending, keep):
     save(path, own())
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
-    assert f"{path}: truncated or not what its name says" in refusal(sources.load, "file", "", path)
+    assert f"{path}: truncated or not what its name says" in rejection(sources.load, "file", "", path)
 
 
 def test_corrupted_npz(tmp_path):
@@ -632,12 +632,12 @@ def test_corrupted_npz(tmp_path):
     whole = bytearray(path.read_bytes())
     whole[300:400] = bytes(100)
     path.write_bytes(whole)
-    assert "truncated or not" in refusal(sources.load, "file", "", path)
+    assert "truncated or not" in rejection(sources.load, "file", "", path)
 
 
 def test_what_is_wrong_with_data_path(tmp_path):
     def said(path) -> str:
-        return refusal(sources.check_present, "file", "", path)
+        return rejection(sources.check_present, "file", "", path)
 
     assert "needs data.path=FILE" in said("")
     assert "needs data.path=FILE" in said(None)
@@ -670,7 +670,7 @@ def test_h5_group_in_place_of_an_array(tmp_path):
         for key, value in own(x_train=None).items():
             file[key] = value
         file.create_group("x_train")
-    assert "key x_train is missing" in refusal(sources.load, "file", "", tmp_path / "mine.h5")
+    assert "key x_train is missing" in rejection(sources.load, "file", "", tmp_path / "mine.h5")
 
 
 @pytest.mark.parametrize(
@@ -681,9 +681,9 @@ def test_h5_group_in_place_of_an_array(tmp_path):
         ((28, 30), "(1, 28, 30)"),
     ],
 )
-def test_test_images_of_another_shape_are_refused_though_padding_would_make_them_alike(tmp_path, test_shape, words):
+def test_test_images_of_another_shape_are_rejected_though_padding_would_make_them_alike(tmp_path, test_shape, words):
     path = save(tmp_path / "mine.npz", own(x_test=pixels(3, *test_shape)))
-    assert words in refusal(sources.load, "file", "", path)
+    assert words in rejection(sources.load, "file", "", path)
 
 
 # ---- the shared copy
@@ -755,7 +755,7 @@ def test_no_space_anywhere_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_attach_refuses_what_is_no_shared_copy(tmp_path):
+def test_attach_rejects_what_is_no_shared_copy(tmp_path):
     data = sources.load("file", "", save(tmp_path / "mine.npz", own()))
     path = share.publish(data)
     whole = open(path, "rb").read()

@@ -302,7 +302,7 @@ FAKE = {
     "sbatch": '''
 if [[ $1 == --test-only ]]; then cat >/dev/null; exit 0; fi
 n=$(cat "$FAKE/count" 2>/dev/null || echo 0); n=$((n + 1)); echo $n > "$FAKE/count"
-if [[ $n == "$REFUSE" ]]; then echo "sbatch: error: Batch job submission failed: Job violates policy" >&2; exit 1; fi
+if [[ $n == "$REJECT" ]]; then echo "sbatch: error: Batch job submission failed: Job violates policy" >&2; exit 1; fi
 env > "$FAKE/env.$n"; cp "$1" "$FAKE/script.$n"
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
 if [[ -z $last ]]; then echo "$n"; else seq -f "${n}_%.0f" 0 "$last"; fi >> "$FAKE/queued"
@@ -325,7 +325,7 @@ def fake(tmp_path, monkeypatch):
 
 def test_arrays_keep_to_the_limit_and_a_rejected_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):
     sweep = Sweep(scheme=["fedavg"], seed=range(37))
-    monkeypatch.setenv("REFUSE", "3")
+    monkeypatch.setenv("REJECT", "3")
     with pytest.raises(
         UsageError, match=r"rejected array 3 of 4 \(.*Job violates policy\); 20 of 37 trials are submitted"
     ):

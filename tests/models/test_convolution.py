@@ -94,7 +94,7 @@ def test_what_is_left_to_the_library():
         assert type(conv) is nn.Conv2d
 
 
-def test_a_map_of_another_size_is_refused():
+def test_a_map_of_another_size_is_rejected():
     conv = tapped(nn.Conv2d(2, 2, 3, padding=1, bias=False), 2, 2)
     with pytest.raises(RuntimeError, match=r"made for maps of \(2, 2\) pixels got \(4, 2\).*model.convolution=library"):
         conv(torch.zeros(1, 2, 4, 2))

@@ -140,7 +140,7 @@ def test_hash_covers_names_dtypes_shapes_and_bytes():
         ("s", torch.eye(2).to_sparse(), "s is torch.sparse_coo"),
     ],
 )
-def test_what_no_file_can_hold_is_refused_before_the_first_round(name, tensor, words):
+def test_what_no_file_can_hold_is_rejected_before_the_first_round(name, tensor, words):
     net = small_net()
     net.register_buffer(name, tensor)
     with pytest.raises(UsageError, match=words) as caught:
@@ -149,7 +149,7 @@ def test_what_no_file_can_hold_is_refused_before_the_first_round(name, tensor, w
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_floats_are_refused_by_name(dtype):
+def test_other_floats_are_rejected_by_name(dtype):
     net = small_net()
     net[2].to(dtype)
     with pytest.raises(UsageError, match="2.weight is torch"):

@@ -173,7 +173,7 @@ def test_own_model(own_module):
         ("{own}:NoClassifier", "classifier"),
     ],
 )
-def test_own_models_that_cannot_work_are_refused_in_one_line(own_module, name, message):
+def test_own_models_that_cannot_work_are_rejected_in_one_line(own_module, name, message):
     name = name.format(own=own_module)
     with pytest.raises(UsageError, match=message) as caught:
         build(name=name, latent=5)
@@ -182,7 +182,7 @@ def test_own_models_that_cannot_work_are_refused_in_one_line(own_module, name, m
 
 
 @pytest.mark.parametrize("name", ["{own}:FeatureIsNoTensor", "{own}:not_a_class", ".relative:Net"])
-def test_own_models_that_fail_at_once_are_refused_in_one_line(own_module, name):
+def test_own_models_that_fail_at_once_are_rejected_in_one_line(own_module, name):
     name = name.format(own=own_module)
     with pytest.raises(UsageError) as caught:
         build(name=name, latent=5)

@@ -75,8 +75,8 @@ def failed(results, code=1):
 # ---- while it runs
 
 
-def refuse_large_files():
-    """From here on the system refuses to write beyond 20 kB of a file, as a quota does: in the middle of a write."""
+def reject_large_files():
+    """From here on the system does not let it write beyond 20 kB of a file, as a quota does: in the middle of a write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
@@ -90,7 +90,7 @@ def refuse_large_files():
 )
 def test_a_quota_in_the_middle_of_a_write(tmp_path, data, whole, round, what):
     folder = tmp_path / "run"
-    line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(round, "saving", refuse_large_files)))
+    line = failed(toy.train(2, *arguments(data), "--out", folder, patch=break_at(round, "saving", reject_large_files)))
     assert f"cannot write {folder}/checkpoints/{what}" in line
     assert not list(folder.rglob(".*")), "no temporary file is left"
     toy.train_ok(1, "--resume", "--out", folder)

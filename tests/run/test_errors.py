@@ -88,7 +88,7 @@ def test_the_line_is_there_when_rank_0_is_the_last_to_start(shadow):
     check(folder, *toy.mpirun(3, "data.beta=nan", env=env, cwd=folder), ("data.beta=nan",))
 
 
-def test_nobody_waits_for_a_rank_0_that_refuses(tmp_path):
+def test_nobody_waits_for_a_rank_0_that_rejects(tmp_path):
     """Missing data is seen by rank 0 alone. Without a launcher that ends the others they must learn of it at once."""
     results = toy.train(3, "data.name=cifar10", f"data.dir={tmp_path}")
     assert [result.exit_code for result in results] == [2, 2, 2]

@@ -211,10 +211,10 @@ def test_only_rank_0_writes_files(tmp_path, data):
             return
         from hkd_hpc.store import atomic, folder, tree
 
-        def refuse(*_, **__):
+        def reject(*_, **__):
             raise AssertionError("a client rank writes")
 
-        folder.save_tree = tree.save_tree = folder.replace_text = atomic.replace_file = refuse
+        folder.save_tree = tree.save_tree = folder.replace_text = atomic.replace_file = reject
 
     toy.train_ok(3, *toy.settings(data), "--out", tmp_path / "run", patch=patch)
     assert sorted(toy.file_hashes(tmp_path / "run")) == [

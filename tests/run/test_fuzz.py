@@ -1,4 +1,4 @@
-"""10,000 generated inputs in one process: each is understood, or refused in one line with exit code 2. Never a
+"""10,000 generated inputs in one process: each is understood, or rejected in one line with exit code 2. Never a
 traceback.
 
 The generated inputs are the same in every run (derandomize), so that CI is stable; `HKD_FUZZ=50000 pytest

@@ -153,7 +153,7 @@ PIXELS, LABELS = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2] * 2)
 GOOD = {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "y_test": LABELS}
 
 
-def refusal(path) -> str:
+def rejection(path) -> str:
     with pytest.raises(UsageError) as caught:
         sources.load("file", "", path)
     assert str(path) in str(caught.value)
@@ -181,7 +181,7 @@ def test_an_array_that_promises_more_than_is_there(tmp_path):
     """NumPy would allocate 10 TB first."""
     members = {f"{key}.npy": npy(array) for key, array in GOOD.items()}
     path = write_npz(tmp_path / "a.npz", {**members, "x_train.npy": npy(PIXELS, (10**13,))})
-    assert "key x_train: 512 bytes are there, 10000000000128 are announced" in refusal(path)
+    assert "key x_train: 512 bytes are there, 10000000000128 are announced" in rejection(path)
     assert sources.load("file", "", write_npz(tmp_path / "b.npz", members)).classes == 3
 
 
@@ -191,13 +191,13 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     members = {f"{key}.npy": npy(array) for key, array in GOOD.items()}
     bomb = write_npz(tmp_path / "a.npz", {**members, "x_train.npy": npy(np.zeros((10**8 // 64, 8, 8), np.uint8))})
     assert bomb.stat().st_size < 200_000
-    assert "its arrays need 0.1 GB, and this machine has 0.1 GB of memory" in refusal(bomb)
+    assert "its arrays need 0.1 GB, and this machine has 0.1 GB of memory" in rejection(bomb)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for key, array in {**GOOD, "x_train": PIXELS[:0]}.items():
             file.create_dataset(key, data=array)
         del file["x_train"]
         file.create_dataset("x_train", (10**12, 8, 8), np.uint8, chunks=(1, 8, 8))  # nothing of it is stored
-    assert "its arrays need 64,000.0 GB" in refusal(tmp_path / "a.h5")
+    assert "its arrays need 64,000.0 GB" in rejection(tmp_path / "a.h5")
     with pytest.raises(UsageError, match="its arrays need"):  # grey images of a pixel grow to 3 x 32 x 32
         checks.to_images(np.zeros((20_000, 1, 1), np.uint8), "here")
 
@@ -211,7 +211,7 @@ def test_a_damaged_directory_of_an_npz(tmp_path, at, byte):
     if at == "name":
         content[entry + 9] |= 8  # the flag that names are UTF-8
     path.write_bytes(content)
-    assert "truncated or not what its name says" in refusal(path)
+    assert "truncated or not what its name says" in rejection(path)
 
 
 def test_arrays_in_other_files_are_not_followed(tmp_path):
@@ -220,11 +220,11 @@ def test_arrays_in_other_files_are_not_followed(tmp_path):
         file.update(GOOD)
         del file["x_train"]
         file.create_dataset("x_train", (6, 8, 8), np.uint8, external=[(str(tmp_path / "secret"), 0, 384)])
-    assert "key x_train: lies in other files" in refusal(tmp_path / "a.h5")
+    assert "key x_train: lies in other files" in rejection(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "a") as file:
         del file["x_train"]
         file["x_train"] = h5py.ExternalLink("other.h5", "x_train")
-    assert "key x_train is missing" in refusal(tmp_path / "a.h5")
+    assert "key x_train is missing" in rejection(tmp_path / "a.h5")
 
 
 # ---- twenty of them on three real ranks

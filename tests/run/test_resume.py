@@ -184,7 +184,7 @@ def test_a_complete_run_is_left_alone(tmp_path, data, whole):
         assert toy.file_hashes(folder) == before
 
 
-def test_resume_takes_equal_settings_and_refuses_others(tmp_path, data, whole):
+def test_resume_takes_equal_settings_and_rejects_others(tmp_path, data, whole):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     before = toy.file_hashes(folder)
@@ -238,7 +238,7 @@ def test_changed_settings_are_allowed_on_request_and_recorded(tmp_path, data, wh
         (["--allow-change"], "--allow-change: is for --resume"),
     ],
 )
-def test_changes_that_cannot_be_are_refused(tmp_path, data, whole, given, text):
+def test_changes_that_cannot_be_are_rejected(tmp_path, data, whole, given, text):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     before = toy.file_hashes(folder)

@@ -35,7 +35,7 @@ def wait_for(path, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
-def test_refused_second_job_leaves_the_first_alone_in_its_first_round(tmp_path):
+def test_rejected_second_job_leaves_the_first_alone_in_its_first_round(tmp_path):
     """The first job has saved nothing yet, so that its checkpoint folder is empty: it must not be tidied away."""
     data = toy.save_data(tmp_path / "data.npz")
     long_round = toy.settings(data, "train.epochs=60", "fed.rounds=1")
@@ -62,7 +62,7 @@ def test_two_jobs_at_the_same_instant_without_out_get_folders_of_their_own(tmp_p
     assert [toy.rounds_done(folder) for folder in folders] == [2, 2, 2]
 
 
-def test_empty_folder_of_the_user_stays_after_a_refused_start(tmp_path):
+def test_empty_folder_of_the_user_stays_after_a_rejected_start(tmp_path):
     (tmp_path / "mine").mkdir()
     job = start("data.name=file", f"data.path={tmp_path}/missing.npz", "--out", tmp_path / "mine")
     assert job.communicate(timeout=300)
@@ -127,7 +127,7 @@ def test_clients_without_enough_images_are_told_before_the_first_round(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_resume_of_a_mistyped_folder_is_refused_with_the_likely_one(tmp_path):
+def test_resume_of_a_mistyped_folder_is_rejected_with_the_likely_one(tmp_path):
     for name in ("fedhkd-s1", "fedhkd-s2"):
         (tmp_path / name).mkdir()
     (tmp_path / "fedhkd-s2/config.json").write_text("{}")

@@ -61,7 +61,7 @@ class Forgets(nn.Module):
         return feature_BD, self.classifier(feature_BD)
 
 
-class Refuses(nn.Module):
+class Rejects(nn.Module):
     def __init__(self, classes, latent):
         self.classifier = nn.Linear(latent, classes)  # line 52: before super().__init__()
 """
@@ -104,12 +104,12 @@ def test_the_users_line_comes_first_and_once(tmp_path, own, size, setting):
 
 
 def test_a_mistake_in_the_constructor_of_a_model_is_one_line(tmp_path, own):
-    result = toy.train(1, *toy.settings(own, "model.name=typos:Refuses"), "--out", tmp_path / "run")[0]
+    result = toy.train(1, *toy.settings(own, "model.name=typos:Rejects"), "--out", tmp_path / "run")[0]
     [line] = toy.our_lines([result.output])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
-    assert f"model.name=typos:Refuses: {tmp_path}/typos.py:52, in __init__: self.classifier" in line
-    assert "Refuses(10, 8) raised AttributeError: cannot assign module before Module.__init__() call" in line
+    assert f"model.name=typos:Rejects: {tmp_path}/typos.py:52, in __init__: self.classifier" in line
+    assert "Rejects(10, 8) raised AttributeError: cannot assign module before Module.__init__() call" in line
 
 
 @pytest.mark.parametrize(

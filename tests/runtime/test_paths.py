@@ -1,4 +1,4 @@
-"""Names of files with ~ and $VARIABLES, wherever one is read: expanded, or refused before anything is made."""
+"""Names of files with ~ and $VARIABLES, wherever one is read: expanded, or rejected before anything is made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_expanded_and_what_is_not(home):
         ("~nobody_of_that_name/x", "no home folder of ~nobody_of_that_name is known"),
     ],
 )
-def test_what_means_nothing_is_refused(text, part):
+def test_what_means_nothing_is_rejected(text, part):
     with pytest.raises(UsageError) as error:
         expanded(text, "--out ")
     assert part in str(error.value)
@@ -109,7 +109,7 @@ WRONG = {  # the program, and its arguments
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_every_program_refuses_in_one_line_and_makes_nothing(home, capsys, name):
+def test_every_program_rejects_in_one_line_and_makes_nothing(home, capsys, name):
     Path("spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
     Path("study.toml").write_text('[study]\nschemes = ["fedavg"]\nseeds = [0]\n')
     program, arguments = WRONG[name]
@@ -124,7 +124,7 @@ def test_every_program_refuses_in_one_line_and_makes_nothing(home, capsys, name)
     "arguments",
     [["--out=$NO_SUCH/x"], ["--config=$NO_SUCH/x"], ["data.dir=$NO_SUCH/x"], ["--resume", "--out", "$NO_SUCH/x"]],
 )
-def test_training_refuses_before_torch(tmp_path, arguments):
+def test_training_rejects_before_torch(tmp_path, arguments):
     env = toy.write_module(tmp_path, "torch", 'raise SystemExit("torch was imported")\n')
     paths = os.pathsep.join([env["PYTHONPATH"], str(toy.PROJECT)])
     ran = subprocess.run(

@@ -218,8 +218,8 @@ def test_clients_of_one_image_and_of_none(data, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_clients_that_cannot_train_or_are_refused(data, scheme):
-    """One image is too few for BatchNorm, a training that ends in NaN is refused; neither harms a later round."""
+def test_clients_that_cannot_train_or_are_rejected(data, scheme):
+    """One image is too few for BatchNorm, a training that ends in NaN is rejected; neither harms a later round."""
     run = Federation(data, scheme)
     alone, broken = run.clients[0], run.clients[1]
     alone.x_train, alone.y_train = alone.x_train[:1], alone.y_train[:1]

@@ -71,7 +71,7 @@ def test_its_command_runs_on_ranks_and_resumes_to_the_same_bits(data, tmp_path):
     assert f"{NAME} on file: 3 clients" in out
 
 
-def test_a_wrong_setting_of_it_is_refused_like_any_other(data, tmp_path):
+def test_a_wrong_setting_of_it_is_rejected_like_any_other(data, tmp_path):
     (result,) = toy.train(1, *settings(data, NAME, "scheme.tau=-1"), "--out", tmp_path / "run")
     assert result.exit_code == 2
     assert "scheme.tau=-1: not allowed; scheme.tau must be a number >= 0 and <= 100" in result.output

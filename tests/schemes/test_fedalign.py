@@ -253,7 +253,7 @@ def test_student_of_full_width_is_the_teacher(prepared):
     assert max(float(each.abs().max()) for each in found.values()) < 1
 
 
-def test_a_model_without_last_stage_is_refused(toy_trainer, toy_client):
+def test_a_model_without_last_stage_is_rejected(toy_trainer, toy_client):
     class Own(nn.Module):
         def __init__(self):
             super().__init__()

@@ -409,7 +409,7 @@ def test_report_is_the_head_and_the_label_counts(toy_trainer, toy_net, toy_clien
 
 
 @pytest.mark.parametrize("change", ["no bias", "not linear"])
-def test_a_head_that_is_no_matrix_and_bias_is_refused(toy_trainer, toy_net, toy_client, change):
+def test_a_head_that_is_no_matrix_and_bias_is_rejected(toy_trainer, toy_net, toy_client, change):
     """The server trains its generator against the heads of the clients."""
     net = toy_net()
     trainer = toy_trainer(net, "fedgen")

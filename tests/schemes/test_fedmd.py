@@ -260,7 +260,7 @@ def test_a_layer_that_never_tracked_statistics_stays_so():
 
 @pytest.mark.parametrize("rule", ["keep", "train"])
 def test_one_public_image(data, rule):
-    """Statistics of one image are none (at 1 x 1 maps BatchNorm raises): refused before the first round."""
+    """Statistics of one image are none (at 1 x 1 maps BatchNorm raises): rejected before the first round."""
     with pytest.raises(
         UsageError, match="fedmd: needs 2 public images or more, there is 1; raise data.public_fraction"
     ):

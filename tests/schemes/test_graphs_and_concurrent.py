@@ -229,7 +229,7 @@ def test_stages_of_a_trainer_share_the_received_weights(toy_client):
 
 
 def test_an_epoch_of_many_steps_is_not_recorded(toy_client, capsys):
-    own, client = Graphs(refuse), staged(toy_client([0, 1]))
+    own, client = Graphs(reject), staged(toy_client([0, 1]))
     bounds = [(0, 1)] * (graphs.MOST_STEPS + 1)
     for _ in range(3):
         assert own.run(lambda *_: torch.tensor(7.0), client, torch.arange(2), bounds, 0.1).item() == 7
@@ -240,22 +240,22 @@ def test_an_epoch_of_many_steps_is_not_recorded(toy_client, capsys):
     )
 
 
-def refuse_memory(work):
+def reject_memory(work):
     try:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
     finally:
         raise RuntimeError("operation failed due to a previous error during capture")
 
 
-def refuse(work):
+def reject(work):
     raise RuntimeError("operation not permitted when stream is capturing\nand a long explanation")
 
 
 @pytest.mark.parametrize(
     "record, why",
     [
-        (refuse, "RuntimeError: operation not permitted when stream is capturing"),
-        (refuse_memory, "OutOfMemoryError: CUDA out of memory"),
+        (reject, "RuntimeError: operation not permitted when stream is capturing"),
+        (reject_memory, "OutOfMemoryError: CUDA out of memory"),
     ],
 )  # the cause, not the end of the recording
 def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, record, why, capsys):
@@ -268,7 +268,7 @@ def test_a_recording_that_fails_is_one_warning_and_nothing_else(data, usual, rec
 
 
 def test_a_recording_without_memory_beside_others_halves_the_concurrent_clients(data, usual, capsys):
-    run = concurrently(Federation(data, "fedhkd", *LONGER), 2, refuse_memory)
+    run = concurrently(Federation(data, "fedhkd", *LONGER), 2, reject_memory)
     assert same(run.play(ROUNDS), usual("fedhkd", ()))
     [last] = run.part.trainer.trainers
     assert last.graphs.alone

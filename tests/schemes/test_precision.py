@@ -88,7 +88,7 @@ def test_tf32_is_allowed_where_it_was_asked_for_on_a_gpu(torch_flags, precision,
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
 
 
-def test_on_resume_precision_is_refused_while_graphs_and_lanes_are_places():
+def test_on_resume_precision_is_rejected_while_graphs_and_lanes_are_places():
     stored = config.resolve()
     assert config.difference(stored, {"train.precision": "bf16"}) == "train.precision: stored fp32, asked bf16"
     assert config.difference(stored, {"run.graphs": "on", "run.lanes": "4"}) is None

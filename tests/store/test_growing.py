@@ -225,7 +225,7 @@ def test_a_file_that_is_not_as_it_was_left_is_made_anew(tmp_path, what):
     assert_rows(load_tree(path), 4)
 
 
-# ---- writers that die or are refused
+# ---- writers that die or are rejected
 
 WRITER = """
 import sys, time
@@ -351,9 +351,9 @@ for limit in (100, 1000, 10_000):
     for _ in range(2):  # the second time it would be made anew
         try:
             save(file, 4)
-        except RunError as refused:
-            assert str(refused).startswith(f"cannot write {path}: File too large; the "), refused
-            assert str(refused).endswith("untouched"), refused
+        except RunError as rejected:
+            assert str(rejected).startswith(f"cannot write {path}: File too large; the "), rejected
+            assert str(rejected).endswith("untouched"), rejected
         else:
             raise AssertionError(limit)
         assert_rows(load_tree(path), 3)
@@ -387,10 +387,10 @@ def test_a_full_disk_is_one_line_and_the_rows_before_stay(tmp_path):
         with open(tmp_path / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(bytes(4096))
-        with pytest.raises(RunError) as refused:
+        with pytest.raises(RunError) as rejected:
             for last in range(4, MIN_CAPACITY):
                 save(file, last)
-        assert str(refused.value) in (
+        assert str(rejected.value) in (
             f"cannot write {tmp_path}/m.h5: {os.strerror(errno.ENOSPC)}; the {what} untouched"
             for what in ("rows before are", "older file is")
         )

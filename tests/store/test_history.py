@@ -84,7 +84,7 @@ def test_parts_of_the_tables():
     """A table without rows up to there is left out; one with no new rows keeps its columns."""
     history = two_rounds()
     history.finalize()
-    history.add_event(round=3, client=1, what="weights refused", tensor="a", value=NAN)
+    history.add_event(round=3, client=1, what="weights rejected", tensor="a", value=NAN)
     assert history.tree(until=history.finalized).keys() == {"rounds", "clients"}
     new = history.tree(since={"rounds": 1, "clients": 1, "events": 1})
     assert new["rounds"]["round"].value.tolist() == [2]
@@ -93,13 +93,13 @@ def test_parts_of_the_tables():
     assert len(new["events"]["what"]) == 0
 
 
-def test_the_first_refused_client_of_a_run_can_be_saved(tmp_path):
+def test_the_first_rejected_client_of_a_run_can_be_saved(tmp_path):
     """Its event is in the checkpoint's round, and not yet among the rows before."""
     history, rows = two_rounds(), GrowingTree(tmp_path / "rows.hdf5")
     history.finalize()
     for count in (0, 1, 1, 2):
         if count > history.finalized["events"]:
-            history.add_event(round=3, client=1, what="weights refused", tensor="a" * count, value=NAN)
+            history.add_event(round=3, client=1, what="weights rejected", tensor="a" * count, value=NAN)
             rows.save({}, lambda since: history.tree(since, history.finalized))  # not yet final
         history.finalize()
         rows.save({}, lambda since: history.tree(since, history.finalized))
@@ -114,7 +114,7 @@ def test_clients_that_did_not_take_part_are_nan():
 
 
 def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
-    """NaN in the rows that lack them; a row that lacks one of theirs is refused."""
+    """NaN in the rows that lack them; a row that lacks one of theirs is rejected."""
     save_tree(tmp_path / "metrics.h5", two_rounds().tree())
     history = History.from_tree(load_tree(tmp_path / "metrics.h5"), 3)
     row, client_row = (
@@ -152,7 +152,7 @@ NO_IMAGES = Images(torch.zeros(0, 3, 2, 2), torch.zeros(0))
 
 
 class Round:
-    """A server with three of its four clients sampled: one delivered, one was refused, one has no data."""
+    """A server with three of its four clients sampled: one delivered, one was rejected, one has no data."""
 
     def __init__(self, toy_net, toy_trainer):
         self.trainer = toy_trainer(toy_net(), "fedhkd")

@@ -136,9 +136,9 @@ def test_clean_removes_only_temporary_files(folder):
 def test_a_file_in_the_way_is_a_usage_error(tmp_path, in_the_way):
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("x")
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as rejected:
         RunFolder(tmp_path / "a" / "b").create()
-    assert str(refused.value) == (
+    assert str(rejected.value) == (
         f"--out {tmp_path}/a/b: a file is in the way ({tmp_path / in_the_way}); name a folder, or one that is new"
     )
 
@@ -168,8 +168,8 @@ def create_as_ordinary_user(parent) -> int:
         os.setresuid(65534, 65534, 65534)
     try:
         RunFolder("a").create()
-    except UsageError as refused:
-        return 42 if str(refused).startswith("--out a: Permission denied (a/.probe.") else 43
+    except UsageError as rejected:
+        return 42 if str(rejected).startswith("--out a: Permission denied (a/.probe.") else 43
     return 44
 
 

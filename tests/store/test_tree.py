@@ -155,10 +155,10 @@ def test_the_file_is_plain_hdf5_with_checksums_units_and_a_last_mark(tmp_path):
     ],
 )
 def test_an_unstorable_value_is_named_before_anything_is_written(tmp_path, tree, key):
-    with pytest.raises(TypeError) as refused:
+    with pytest.raises(TypeError) as rejected:
         save_tree(tmp_path / "t.h5", tree)
-    assert key in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert key in str(rejected.value)
+    assert "\n" not in str(rejected.value)
     assert os.listdir(tmp_path) == []
 
 
@@ -228,7 +228,7 @@ def test_large_array(tmp_path):
     assert os.path.getsize(tmp_path / "t.h5") < 12_000_004 * 1.02
 
 
-# ---- files that must be refused ----
+# ---- files that must be rejected ----
 
 
 def test_missing_foreign_and_unsealed_files(tmp_path):
@@ -310,7 +310,7 @@ def test_no_truncated_file_gives_wrong_data(tmp_path):
         load_tree(tmp_path / "bad.h5")
 
 
-# ---- writers that die or are refused ----
+# ---- writers that die or are rejected ----
 
 KILLED_WRITER = """
 import os, random, signal, sys, time
@@ -384,11 +384,11 @@ def open_by_a_reader(path: Path) -> h5py.File:
     return h5py.File(path)
 
 
-def assert_refused_write_is_harmless(path: Path, reason: str) -> None:
+def assert_rejected_write_is_harmless(path: Path, reason: str) -> None:
     """Whatever stops a large write to `path`: one line, the older file, no leftover."""
-    with pytest.raises(RunError) as refused:
+    with pytest.raises(RunError) as rejected:
         save_tree(path, {"big": np.ones(1_000_000), **{f"small_{i}": np.ones(100) for i in range(100)}})
-    assert str(refused.value) == f"cannot write {path}: {reason}; the older file is untouched"
+    assert str(rejected.value) == f"cannot write {path}: {reason}; the older file is untouched"
     assert_small_tree(load_tree(path))
     assert os.listdir(path.parent) == [path.name]
 
@@ -402,7 +402,7 @@ def test_a_full_disk_leaves_the_older_file(tmp_path):
     try:
         save_tree(tmp_path / "t.h5", small_tree())
         for _ in range(3):
-            assert_refused_write_is_harmless(tmp_path / "t.h5", os.strerror(errno.ENOSPC))
+            assert_rejected_write_is_harmless(tmp_path / "t.h5", os.strerror(errno.ENOSPC))
         save_tree(tmp_path / "t.h5", small_tree())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -416,13 +416,13 @@ SIZE_LIMIT = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_tree import assert_refused_write_is_harmless, save_tree, small_tree
+from test_tree import assert_rejected_write_is_harmless, save_tree, small_tree
 path = Path(sys.argv[1])
 save_tree(path, small_tree())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for limit in (1000, 20_000, 2_000_000, 8_000_000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    assert_refused_write_is_harmless(path, "File too large")
+    assert_rejected_write_is_harmless(path, "File too large")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 save_tree(path, small_tree())
 """
@@ -456,9 +456,9 @@ def test_a_full_disk_in_a_stream_stops_making_members(tmp_path):
 
 
 def test_a_missing_folder_is_one_line(tmp_path):
-    with pytest.raises(RunError) as refused:
+    with pytest.raises(RunError) as rejected:
         save_tree(tmp_path / "gone" / "t.h5", small_tree())
-    assert str(refused.value) == (
+    assert str(rejected.value) == (
         f"cannot write {tmp_path}/gone/t.h5: No such file or directory; no file was left behind"
     )
 

@@ -197,7 +197,7 @@ def check_wire_bytes(comm) -> None:
     assert (comm.wire_bytes["control"] > 0) == (n > 1)
 
 
-def refuses(action, part: str) -> str:
+def rejects(action, part: str) -> str:
     """The text of the RunError that `action` must raise."""
     from hkd_hpc.errors import RunError
 

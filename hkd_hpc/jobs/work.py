@@ -45,8 +45,8 @@ class Work:
 
     @property
     def images(self) -> int:
-        dealt = self._assigned
-        kept = dealt - floor(0.25 * dealt)
+        assigned = self._assigned
+        kept = assigned - floor(0.25 * assigned)
         return max(1, (kept - floor(self.config.data.val_fraction * kept)) * self._times)
 
     @property

@@ -68,7 +68,7 @@ def rejection(labels, **changes) -> str:
     ],
 )
 @pytest.mark.parametrize("fraction, public_fraction", [(1.0, 0.0), (0.9, 0.1), (0.3, 0.05)])
-def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fraction, public_fraction):
+def test_sizes_are_exact_and_nothing_is_assigned_twice(kind, clients, beta, fraction, public_fraction):
     labels = balanced(6000, 10)
     size = int(fraction * 6000 / clients + 1e-9)
     for seed in range(4):
@@ -87,7 +87,7 @@ def test_sizes_are_exact_and_nothing_is_dealt_twice(kind, clients, beta, fractio
             assert np.array_equal(index, np.sort(index))
 
 
-def test_a_whole_imbalanced_split_is_dealt_to_the_last_image():
+def test_a_whole_imbalanced_split_is_assigned_to_the_last_image():
     labels = np.repeat(np.arange(4), [1, 10, 100, 889])
     partition = split(labels, beta=0.05)
     counts = partition.train_count_MC(labels) + partition.test_count_MC(labels)
@@ -145,7 +145,7 @@ def test_dirichlet_moments():
 
 @pytest.mark.parametrize("kind, beta", [("dirichlet", 0.1), ("dirichlet", 1e-3), ("iid", None)])
 def test_no_client_is_favoured_by_its_number(kind, beta):
-    """All is dealt, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
+    """All is assigned, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
     labels = np.repeat(np.arange(3), [20, 40, 60])
     counts_SMC = np.array(
         [count_MC(shares(split(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3) for seed in range(800)]
@@ -254,8 +254,8 @@ def test_the_default_public_set_has_a_clients_training_images_or_none(images, cl
             "data.classes_per_client=1",
         )
         assert len(partition.public) == public
-        dealt = np.concatenate(partition.train + partition.test)
-        assert len(set(dealt) | set(partition.public)) == clients * int(images * fraction / clients + 1e-9) + public
+        assigned = np.concatenate(partition.train + partition.test)
+        assert len(set(assigned) | set(partition.public)) == clients * int(images * fraction / clients + 1e-9) + public
 
 
 def test_the_default_public_set_never_rejects():
@@ -274,7 +274,7 @@ def test_the_default_public_set_never_rejects():
     "images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)]
 )
 def test_a_scheme_that_needs_public_images_names_the_fraction_that_leaves_them(images, clients, most):
-    """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are dealt below 55 / 60."""
+    """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are assigned below 55 / 60."""
     assert public.most_with_public_images(clients, images) == most
     settings = f"fed.clients={clients}", "data.partition=iid", "scheme.name=fedmd"
     if most < 1:
@@ -496,7 +496,7 @@ def test_shards_beside_a_public_set_and_of_a_size_that_does_not_divide():
     assert len(np.unique(everything)) == len(everything) == 99
 
 
-def test_shards_are_dealt_at_random():
+def test_shards_are_assigned_at_random():
     """32 of 40 images in 8 shards: each image is equally often each client's, each pair of shards equally likely."""
     labels = np.repeat(np.arange(4), 10)
     owner_count = np.zeros((4, 40))

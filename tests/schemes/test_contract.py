@@ -157,7 +157,7 @@ def test_with_its_terms_it_is_not(data, fedavg, scheme):
 def test_public_images_and_clients_are_the_same_for_every_scheme(data):
     runs = [Federation(data, scheme) for scheme in SCHEMES]
     assert len({run.part.server.static["partition"]["sha256"] for run in runs}) == 1
-    assert {run.scheme.info.public for run in runs} == {45}  # 300 * .6 / 3 = 60 dealt, 15 of them for the local test
+    assert {run.scheme.info.public for run in runs} == {45}  # 300 * .6 / 3 = 60 assigned, 15 of them for the local test
     for run in runs:
         assert all((client.x_public is not None) == (run.scheme.needs_public) for client in run.clients)
 

@@ -154,11 +154,11 @@ def test_public_images_are_the_same_for_all_and_nobodys(data):
     run = Federation(data, "fedmd")
     partition = run.part.server.static["partition"]
     public, x_train = partition["public_index"], np.load(data)["x_train"]
-    dealt = np.concatenate([partition["train_index"], partition["test_index"]])
+    assigned = np.concatenate([partition["train_index"], partition["test_index"]])
     assert partition["test_split"] == "train"
     assert len(public) == len(set(public)) == 45 == run.scheme.info.public
-    assert len(set(dealt)) == 180
-    assert not set(public) & set(dealt)
+    assert len(set(assigned)) == 180
+    assert not set(public) & set(assigned)
     for client in run.clients:
         np.testing.assert_array_equal(client.x_public.numpy(), x_train[public])
 

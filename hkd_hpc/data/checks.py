@@ -105,7 +105,7 @@ def to_images(raw: np.ndarray, where: str) -> np.ndarray:
     return images
 
 
-def dull_images(raw: np.ndarray, where: str) -> tuple[int, int]:
+def degenerate_images(raw: np.ndarray, where: str) -> tuple[int, int]:
     """(images that are constant, images that have two values only) in each channel, of raw images that `to_images`
     takes.
     """

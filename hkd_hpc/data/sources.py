@@ -140,7 +140,7 @@ def _checked(source: Source, found: readers.RawData, where: Path) -> DataSet:
     raw = found.arrays
     checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in SPLITS})
     names = {key: _number(raw, key, where) for key in ("y", "client")}
-    remarks = _dull_remarks(raw, where) if source.is_own else []
+    remarks = _degenerate_remarks(raw, where) if source.is_own else []
     stored_shapes = [raw[f"x_{split}"].shape for split in SPLITS]
     train, test = (_checked_split(raw, split, where) for split in SPLITS)
     shapes = list(map(checks.image_shape, stored_shapes))  # before any padding
@@ -190,8 +190,8 @@ def _checked_split(raw: readers.Arrays, split: str, where: Path) -> _Split:
     return _Split(images, labels, clients)
 
 
-def _dull_remarks(raw: readers.Arrays, where: Path) -> list[str]:
-    return [text for split in SPLITS for text in dull_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")]
+def _degenerate_remarks(raw: readers.Arrays, where: Path) -> list[str]:
+    return [text for split in SPLITS for text in degenerate_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")]
 
 
 def form_remarks(shape: tuple[int, int, int]) -> list[str]:
@@ -204,11 +204,11 @@ def form_remarks(shape: tuple[int, int, int]) -> list[str]:
     ] * small
 
 
-def dull_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
+def degenerate_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
     """A remark where raw images are constant or have two values only: they hold little, or were cut when they were
     stored.
     """
-    counts = zip(checks.dull_images(images, where), ("are constant", "have two values only"))
+    counts = zip(checks.degenerate_images(images, where), ("are constant", "have two values only"))
     found = [f"{count:,} {what}" for count, what in counts if count]
     return [
         f"of {len(images):,} {split} images {' and '.join(found)} (all values: {images.min()}..{images.max()})"

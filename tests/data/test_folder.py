@@ -260,7 +260,7 @@ def test_what_is_changed_is_told_with_counts(images):
     write(images / "train/dog/d.png", png(np.where(pixels(25, 32, 32) < 9, 0, 255)))
     data = load(images, 32)
     assert np.array_equal(data.x_train[6].transpose(1, 2, 0), pixels(21))
-    told, dull = data.remarks
+    told, degenerate = data.remarks
     assert sorted(told.removeprefix("images changed: ").split(", ")) == [
         "CMYK made RGB 1",
         "first of several frames taken 1",
@@ -270,7 +270,7 @@ def test_what_is_changed_is_told_with_counts(images):
         "transparency dropped 1",
         "turned upright as EXIF says 1",
     ]
-    assert dull == "of 11 train images 1 are constant and 1 have two values only (all values: 0..255)"
+    assert degenerate == "of 11 train images 1 are constant and 1 have two values only (all values: 0..255)"
 
 
 def test_class_names_are_kept(images):

@@ -581,7 +581,7 @@ def test_names_are_shown_without_control_characters():
     )
 
 
-def test_what_is_not_read_changed_or_dull_is_told(tmp_path):
+def test_what_is_not_read_changed_or_degenerate_is_told(tmp_path):
     x_train, x_test = pixels(6, 3, 40, 40), pixels(3, 3, 40, 40)
     assert sources.load("file", "", save(tmp_path / "a.npz", own(x_train=x_train, x_test=x_test))).remarks == ()
     x_train[0], x_train[1], x_train[2] = 7, 0, np.arange(3)[:, None, None]

@@ -355,11 +355,11 @@ def table(title: str, found: Accuracies) -> list[str | Table]:
         ]
         for scheme, row in found.items()
     ]
-    told = how_it_was_told(found) if against else ""
+    told = method_text(found) if against else ""
     return [title, "", Table(["scheme", *shown, *against], rows, title), *(["", told] if told else [])]
 
 
-def how_it_was_told(found: Accuracies) -> str:
+def method_text(found: Accuracies) -> str:
     """The test behind better and worse, and the seeds that it needs."""
     family = sum(name != schemes.REFERENCE and name not in schemes.CONTROLS for name in found)
     return (

@@ -19,7 +19,7 @@ from hkd_hpc.server import Server
 from hkd_hpc.worker import counter_size, unpack_counters
 
 PHASE = "final evaluation"
-Rows = dict[str, np.ndarray]  # "global" and "finetuned": (clients, 4) as Worker.examine makes them
+Rows = dict[str, np.ndarray]  # "global" and "finetuned": (clients, 4) as Worker.test_global makes them
 
 
 def final_evaluation(run: RankRun) -> None:
@@ -34,7 +34,7 @@ def final_evaluation(run: RankRun) -> None:
     """
     comm, worker = run.comm, run.worker
     comm.at(run.done, PHASE)
-    found = dict(rows_of(run, "global", worker.examine(run.weights_V, run.counters)))
+    found = dict(rows_of(run, "global", worker.test_global(run.weights_V, run.counters)))
     reestimated_V = with_statistics_of(run, list(range(len(run.rank_of))), PHASE)
     if run.config.fed.finetune_epochs and not run.trainer.scheme.pools_data:  # else there are no clients to tune it on
         found |= rows_of(run, "finetuned", worker.finetune(run.weights_V, run.counters, run.done + 1))
@@ -133,7 +133,7 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, nonfinite: str)
 
 
 def accuracy_of_rows(rows: np.ndarray) -> float:
-    """Over all images of the rows (Worker.examine); NaN without any, and where one has no finite prediction."""
+    """Over all images of the rows (Worker.test_global); NaN without any, and where one has no finite prediction."""
     _, n, correct, nonfinite = map(int, rows.sum(0))
     return Tested(n, correct, nonfinite=nonfinite).accuracy
 

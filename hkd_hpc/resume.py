@@ -192,7 +192,7 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
     if settings:
         messages.say(f"settings changed {messages.changes_text(json.dumps([{'after_round': round, **settings}]))}")
     history = History.from_tree(tree, server.config.fed.clients)
-    state = server.take_over(history, tree, stored_evaluation(server.folder, history))
+    state = server.restore(history, tree, stored_evaluation(server.folder, history))
     if settings:
         server.folder.write_config(static["config_json"])
     messages.say(f"resuming after round {round}")

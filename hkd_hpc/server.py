@@ -258,8 +258,8 @@ class Server:
         if is_due:
             save_s = time.perf_counter()
             self._save_checkpoint(state, arrays)
-            self._book(save_s, "save")
-        self._book(start_s)
+            self._add_seconds(save_s, "save")
+        self._add_seconds(start_s)
 
     def _save_checkpoint(self, state: RoundState, arrays: dict[str, np.ndarray]) -> None:
         """The state after a round, and in another file the rows before it: a checkpoint with all rows would cost more
@@ -290,7 +290,7 @@ class Server:
         state, self.pending = self.pending, None
         if self.config.due(state.round, self.config.run.evaluate_every):
             self._test_round(state)
-        self._book(start_s)
+        self._add_seconds(start_s)
         self.history.finalize()
         start_s = time.perf_counter()
         self.write_metrics()
@@ -307,7 +307,7 @@ class Server:
         if nonfinite:
             messages.warn(f"round {state.round}: the global model has {nonfinite}: no accuracy")
 
-    def _book(self, start_s: float, phase: str = "evaluate_and_save") -> None:
+    def _add_seconds(self, start_s: float, phase: str = "evaluate_and_save") -> None:
         """Add the seconds since then to the row."""
         name = f"seconds/{phase}"
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
@@ -326,8 +326,8 @@ class Server:
         self.trainer.flat.load(weights_V, counters)
         return evaluate.test(self.trainer.flat.net, images.x_NCHW, images.y_N)
 
-    def take_over(self, history: History, tree: dict[str, Any], evaluation: dict[str, Any] | None) -> RoundState:
-        """Go on from a checkpoint.
+    def restore(self, history: History, tree: dict[str, Any], evaluation: dict[str, Any] | None) -> RoundState:
+        """Resume from a checkpoint.
 
         Args:
             history: its rows.

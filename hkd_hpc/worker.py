@@ -113,17 +113,17 @@ class Worker:
         return epochs_by_id
 
     def _train_some(self, waiting: list[tuple[np.void, ClientRound]], keep: bool) -> int:
-        """Train the first of the waiting clients, take in what they give; how many they were."""
+        """Train the first of the waiting clients, collect what they give; how many they were."""
         group = [given for _, given in waiting[: self.trainer.at_once]]
         self.comm.at(group[0].round, "training", group[0].client.id if self.trainer.at_once == 1 else None)
         self.sum.flush()  # the models' memory is about to be used for the next clients
         states = [dict(given.client.state) for given in group]
         trained = self.trainer.train(group)
         for (report, given), state, each in zip(waiting, states, trained):
-            self._take_in(report, given.client, each, state, keep)
+            self._collect(report, given.client, each, state, keep)
         return len(trained)
 
-    def _take_in(self, report: np.void, client: Client, trained: Trained, state: dict, keep: bool) -> None:
+    def _collect(self, report: np.void, client: Client, trained: Trained, state: dict, keep: bool) -> None:
         """Fill the report; a valid client's weights enter the sum, an invalid one's `state` is as it was before."""
         if keep:
             client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
@@ -183,7 +183,7 @@ class Worker:
                         f"{rejected[0]:.6g} to {rejected[1]:.6g}; they count with weight 0"
                     )
 
-    def examine(self, weights_V: torch.Tensor, counters) -> np.ndarray:
+    def test_global(self, weights_V: torch.Tensor, counters) -> np.ndarray:
         """(slots, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
         how many its logits are not finite."""
         rows = np.full((self.slots, 4), -1, np.int64)

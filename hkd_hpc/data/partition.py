@@ -352,13 +352,13 @@ def _return_excess(
     The images taken back are a random draw from all that were given, and their owners choose in random order, so that
     no client is favoured. Every image finds an owner, because all clients together never get more than there is.
     """
-    owed = []
+    taken_back = []
     for label in np.flatnonzero(count_MC.sum(0) > available_C):
         taken_M = rng.multivariate_hypergeometric(count_MC[:, label], count_MC[:, label].sum() - available_C[label])
         count_MC[:, label] -= taken_M
-        owed.append(np.repeat(np.arange(len(taken_M)), taken_M))
+        taken_back.append(np.repeat(np.arange(len(taken_M)), taken_M))
     left_C = available_C - count_MC.sum(0)
-    for client in rng.permutation(np.concatenate(owed)) if owed else ():
+    for client in rng.permutation(np.concatenate(taken_back)) if taken_back else ():
         label = np.argmax(np.where(left_C > 0, log_mix_MC[client] + rng.gumbel(size=len(left_C)), -np.inf))
         count_MC[client, label] += 1
         left_C[label] -= 1

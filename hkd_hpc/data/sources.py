@@ -191,7 +191,9 @@ def _checked_split(raw: readers.Arrays, split: str, where: Path) -> _Split:
 
 
 def _degenerate_remarks(raw: readers.Arrays, where: Path) -> list[str]:
-    return [text for split in SPLITS for text in degenerate_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")]
+    return [
+        text for split in SPLITS for text in degenerate_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")
+    ]
 
 
 def form_remarks(shape: tuple[int, int, int]) -> list[str]:

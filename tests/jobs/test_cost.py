@@ -51,11 +51,11 @@ def test_ranks_beyond_the_cores_take_turns():
 
 def test_barriers_grow_with_the_square_of_the_ranks_and_status_messages_with_the_ranks():
     """1,000 peers: 1 s of their own, 1 us for each of a million pairs; twice 10 us a peer. One rank meets nobody."""
-    hub = replace(PLAIN, pair_s=1e-6, status_s=1e-5)
-    assert cost.seconds("agree", 1_001, 0, hub) == pytest.approx(2.0)
-    assert cost.status_messages_s(1_001, hub) == pytest.approx(0.02)
-    assert cost.seconds("agree", 1, 0, hub) == cost.status_messages_s(1, hub) == 0.0
-    assert scaling.barriers_s(1_001, hub) == pytest.approx(5 * 2.0 + 0.02)
+    coordinator = replace(PLAIN, pair_s=1e-6, status_s=1e-5)
+    assert cost.seconds("agree", 1_001, 0, coordinator) == pytest.approx(2.0)
+    assert cost.status_messages_s(1_001, coordinator) == pytest.approx(0.02)
+    assert cost.seconds("agree", 1, 0, coordinator) == cost.status_messages_s(1, coordinator) == 0.0
+    assert scaling.barriers_s(1_001, coordinator) == pytest.approx(5 * 2.0 + 0.02)
 
 
 @pytest.mark.parametrize("workers, expected", [(1, 0.0), (2, 0.564), (10, 1.539), (1000, 3.241)])
@@ -112,7 +112,7 @@ def test_the_fit_finds_the_constants_that_made_the_times(network):
 
 
 def test_the_fit_finds_the_constants_of_rank_0():
-    hub = Network(5e-5, 0, 0, 0, pair_s=2e-7, status_s=3e-5)
+    coordinator = Network(5e-5, 0, 0, 0, pair_s=2e-7, status_s=3e-5)
     points = [
         scaling.Point(name, peers + 1, 0, 5e-5 * peers + 2e-7 * peers**2 + 3e-5 * peers * (name == "status"))
         for name in ("agree", "status")
@@ -120,7 +120,7 @@ def test_the_fit_finds_the_constants_of_rank_0():
     ]
     fitted = scaling.fit_coordinator(points, Network(0, 0, 0, 0))
     assert (fitted.barrier_s, fitted.pair_s, fitted.status_s) == pytest.approx(
-        (hub.barrier_s, hub.pair_s, hub.status_s)
+        (coordinator.barrier_s, coordinator.pair_s, coordinator.status_s)
     )
     assert scaling.left_out(points, Network(0, 0, 0, 0), scaling.fit_coordinator) == pytest.approx([1.0] * 8)
 

@@ -145,7 +145,7 @@ def test_dirichlet_moments():
 
 @pytest.mark.parametrize("kind, beta", [("dirichlet", 0.1), ("dirichlet", 1e-3), ("iid", None)])
 def test_no_client_is_favoured_by_its_number(kind, beta):
-    """All is assigned, so classes run out. Over many seeds the mean and the spread of each client's counts must agree."""
+    """All is assigned, so classes run out. Over many seeds mean and spread of each client's counts must agree."""
     labels = np.repeat(np.arange(3), [20, 40, 60])
     counts_SMC = np.array(
         [count_MC(shares(split(labels, kind=kind, clients=6, beta=beta, seed=seed)), labels, 3) for seed in range(800)]
@@ -274,7 +274,7 @@ def test_the_default_public_set_never_rejects():
     "images, clients, most", [(60, 5, 0.9166), (5000, 10, 0.9319), (5000, 150, 1.0), (50_000, 2, 0.7272)]
 )
 def test_a_scheme_that_needs_public_images_names_the_fraction_that_leaves_them(images, clients, most):
-    """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are assigned below 55 / 60."""
+    """60 images, 5 clients: 10 each and 8 public ones are 58; 11 each and 9 are 64. 10 each are given below 55 / 60."""
     assert public.most_with_public_images(clients, images) == most
     settings = f"fed.clients={clients}", "data.partition=iid", "scheme.name=fedmd"
     if most < 1:

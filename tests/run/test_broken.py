@@ -76,7 +76,7 @@ def failed(results, code=1):
 
 
 def reject_large_files():
-    """From here on the system does not let it write beyond 20 kB of a file, as a quota does: in the middle of a write."""
+    """From here on the system takes no more than 20 kB of a file, as a quota does: in the middle of a write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 

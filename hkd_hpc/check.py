@@ -52,7 +52,7 @@ class FileReport:
         return f"  {self.name:28s} {text}" + (f"; {self.advice}" if self.advice else "")
 
 
-class Wrong(Exception):
+class FileProblem(Exception):
     """What is wrong with a file that can be read; `advice` where that is not to remove it."""
 
     def __init__(self, text: str, advice: str = "") -> None:
@@ -122,13 +122,13 @@ def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
             told = completeness(file, rows, settings)
             other = identity.different(settings, config) if settings and config and config.fed.rounds == rows else ""
             if told == "complete" and other:
-                raise Wrong(
+                raise FileProblem(
                     f"it is that of another run ({other})",
                     "put back the one that belongs "
                     "to config.json, or remove it to have it written anew from the last checkpoint",
                 )
             return FileReport(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
-    except (BadFile, Wrong) as bad:
+    except (BadFile, FileProblem) as bad:
         return FileReport(
             name,
             reason_of(bad),
@@ -149,7 +149,7 @@ def check_earlier_rows(folder: RunFolder) -> Iterator[FileReport]:
     try:
         with open_tree(folder.rows_path) as file:
             yield FileReport(name, f"ok: {check_rows(file)} rows, for the checkpoints to continue")
-    except (BadFile, Wrong) as bad:
+    except (BadFile, FileProblem) as bad:
         yield FileReport(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
 
 
@@ -159,14 +159,14 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
     try:
         with open_tree(path) as file:
             if file.load("round") != round:
-                raise Wrong(f"it is of round {file.load('round')}, not of {round}")
+                raise FileProblem(f"it is of round {file.load('round')}, not of {round}")
             check_partition(file)
             check_same_partition(folder, file)
             if "before" in file.names() and not folder.with_all_rows({"before": file.load("before")}):
-                raise Wrong(NO_ROWS)
+                raise FileProblem(NO_ROWS)
             return FileReport(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
-    except (BadFile, Wrong) as bad:
-        advice = bad.advice if isinstance(bad, Wrong) else ""
+    except (BadFile, FileProblem) as bad:
+        advice = bad.advice if isinstance(bad, FileProblem) else ""
         return FileReport(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
 
 
@@ -185,11 +185,11 @@ def reason_of(bad: Exception) -> str:
 
 
 def check_rows(file: TreeFile) -> int:
-    """The number of rows; Wrong unless they are complete, consecutive and hashed."""
+    """The number of rows; FileProblem unless they are complete, consecutive and hashed."""
     history = history_of(file)
     rows = len(history)
     if complete_rows(history) < rows or not rows:
-        raise Wrong(f"of its {rows} rows the first {complete_rows(history)} are complete, consecutive and hashed")
+        raise FileProblem(f"of its {rows} rows the first {complete_rows(history)} are complete, consecutive and hashed")
     return rows
 
 
@@ -214,21 +214,21 @@ def history_of(file: TreeFile, complete: Callable[[dict], dict | None] = lambda 
     try:
         return History.from_tree({"rounds": {}, "clients": {}, **(complete(tree) or {})}, 0)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Wrong(f"its rows cannot be read ({error})") from None
+        raise FileProblem(f"its rows cannot be read ({error})") from None
 
 
 def completeness(file: TreeFile, rows: int, config: Config | None) -> str:
-    """Complete, or how far; Wrong for a summary of too few rounds."""
+    """Complete, or how far; FileProblem for a summary of too few rounds."""
     wanted = config.fed.rounds if config else rows
     if "summary" not in file.names():
         return f"of {wanted}: not complete, --resume continues"
     if rows != wanted:
-        raise Wrong(f"it has a summary, but {rows} rows of {wanted}")
+        raise FileProblem(f"it has a summary, but {rows} rows of {wanted}")
     return "complete"
 
 
 def check_partition(file: TreeFile) -> None:
-    """Wrong unless the stored indices have the stored hash."""
+    """FileProblem unless the stored indices have the stored hash."""
     if "partition" not in file.names():
         return
     part = file.load("partition")
@@ -238,19 +238,19 @@ def check_partition(file: TreeFile) -> None:
         )
         found = partition_sha256(train, val, test, part["public_index"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Wrong(f"its partition cannot be read ({error})") from None
+        raise FileProblem(f"its partition cannot be read ({error})") from None
     if found != part.get("sha256"):
-        raise Wrong(f"its partition has hash {found[:16]}, and says {str(part.get('sha256'))[:16]}")
+        raise FileProblem(f"its partition has hash {found[:16]}, and says {str(part.get('sha256'))[:16]}")
 
 
 def settings_of(file: TreeFile) -> Config | None:
-    """The settings that a file was written with, None in one that keeps none; Wrong if they cannot be read."""
+    """The settings that a file was written with, None in one that keeps none; FileProblem if they cannot be read."""
     if "config_json" not in file.names():
         return None
     try:
         return config_module.from_json(file.load("config_json"))
     except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise Wrong(f"its settings cannot be read ({error})") from None
+        raise FileProblem(f"its settings cannot be read ({error})") from None
 
 
 def changed_since(file: TreeFile, config: Config | None) -> str:
@@ -261,7 +261,7 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
         return ""
     fixed = [key for key in changes if key.startswith(config_module.FIXED)]
     if fixed:
-        raise Wrong(
+        raise FileProblem(
             f"it was written with another {', '.join(fixed)} than config.json has, which nothing of ours changes",
             "put back config.json: config_json in this file is the text",
         )
@@ -269,19 +269,19 @@ def changed_since(file: TreeFile, config: Config | None) -> str:
 
 
 def check_same_partition(folder: RunFolder, file: TreeFile) -> None:
-    """Wrong for a checkpoint of another partition than the metrics."""
+    """FileProblem for a checkpoint of another partition than the metrics."""
     told = value_in(folder.metrics_path, "partition/sha256")
     if told and "partition" in file.names() and file.load("partition/sha256") != told:
-        raise Wrong("its partition is another one than that of metrics.h5")
+        raise FileProblem("its partition is another one than that of metrics.h5")
 
 
 def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
-    """Recompute the hash of the global weights; Wrong if a row of this round, here or in metrics.h5, has another."""
+    """Compute the hash of the global weights; FileProblem if a row of this round has another, here or in metrics.h5."""
     tensors = file.load("global")
     names = file.load("global_names").tolist()
     if set(names) != set(tensors):
         other = ", ".join(sorted(set(names) ^ set(tensors)))[:200]
-        raise Wrong(f"its global weights are not those that it names ({other})")
+        raise FileProblem(f"its global weights are not those that it names ({other})")
     found = weights_sha256({name: np.asarray(tensors[name]) for name in names})
     rows = {
         "its own row": row_sha(history_of(file), round),
@@ -289,7 +289,7 @@ def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
     }
     for where, sha in rows.items():
         if sha and sha != found:
-            raise Wrong(f"its weights have hash {found[:16]}, {where} says {sha[:16]} for round {round}")
+            raise FileProblem(f"its weights have hash {found[:16]}, {where} says {sha[:16]} for round {round}")
     return f"weights {found[:16]}, " + ("as in its row" if any(rows.values()) else "no row to compare them with")
 
 
@@ -304,7 +304,7 @@ def history_in(path: Path, complete: Callable[[dict], dict | None] = lambda tree
     try:
         with open_tree(path) as file:
             return history_of(file, complete)
-    except (BadFile, Wrong):
+    except (BadFile, FileProblem):
         return History(0)
 
 

@@ -38,7 +38,7 @@ class NotOfThisScheme(UsageError):
         self.key, self.scheme, self.owners = key, scheme, owners
 
 
-class Several(UsageError):
+class SeveralProblems(UsageError):
     """More than one thing is wrong: all of them in one line, and each by itself in `parts`."""
 
     def __init__(self, parts: list[UsageError]) -> None:
@@ -48,13 +48,13 @@ class Several(UsageError):
 
 def parts_of(error: UsageError) -> list[UsageError]:
     """Each thing that is wrong by itself."""
-    return error.parts if isinstance(error, Several) else [error]
+    return error.parts if isinstance(error, SeveralProblems) else [error]
 
 
 def raise_all(problems: list[UsageError]) -> None:
     """Raises what is wrong, if anything is."""
     if problems:
-        raise problems[0] if len(problems) == 1 else Several(problems)
+        raise problems[0] if len(problems) == 1 else SeveralProblems(problems)
 
 
 def wrong_names(scheme: str, keys: Iterable[str], soft=frozenset()) -> list[UsageError]:

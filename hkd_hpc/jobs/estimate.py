@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.jobs.options import Options
-from hkd_hpc.jobs.probe import Answer
+from hkd_hpc.jobs.probe import ProbeResult
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.store.atomic import replace_text
 
 PROBE_FILE = "probe.json"
 
 
-class Probed(Answer):
+class StoredProbe(ProbeResult):
     """As ROOT/probe.json keeps it; machine: what it holds for."""
 
     machine: dict[str, Any]
@@ -51,7 +51,7 @@ class Forecast:
     estimates: list[Estimate] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    probed: Probed | None = None
+    probed: StoredProbe | None = None
 
     @property
     def start_s(self) -> float:

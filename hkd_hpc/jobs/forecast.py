@@ -22,7 +22,7 @@ from typing import Any
 from hkd_hpc import __version__, schemes
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import cost, probe, verdict
-from hkd_hpc.jobs.estimate import PROBE_FILE, Estimate, Forecast, Probed
+from hkd_hpc.jobs.estimate import PROBE_FILE, Estimate, Forecast, StoredProbe
 from hkd_hpc.jobs.footprint import disk_bytes, memory_bytes
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.probe import Kind, SchemeSizes
@@ -49,7 +49,7 @@ def kind_of(trial: Trial) -> str:
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def ask_probe(root: Path, works: dict[str, tuple[Trial, Work]], device: str, timed: bool) -> Probed:
+def ask_probe(root: Path, works: dict[str, tuple[Trial, Work]], device: str, timed: bool) -> StoredProbe:
     """The probe's answer for kinds of trials, as far as ROOT/probe.json does not have it."""
     threads = max(work.config.run.threads for _, work in works.values())
     machine = machine_here(threads, device)
@@ -76,7 +76,7 @@ def machine_here(threads: int, device: str) -> dict[str, Any]:
     return {"threads": threads, "device": device, **here}
 
 
-def read_probed(root: Path, machine: dict[str, Any]) -> Probed | None:
+def read_probed(root: Path, machine: dict[str, Any]) -> StoredProbe | None:
     """What is known of this machine; None where nothing is."""
     try:
         known = json.loads((root / PROBE_FILE).read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def read_probed(root: Path, machine: dict[str, Any]) -> Probed | None:
     return known if is_of_this_machine else None
 
 
-def _is_new(name: str, kind: Kind, known: Probed, timed: bool) -> bool:
+def _is_new(name: str, kind: Kind, known: StoredProbe, timed: bool) -> bool:
     return name not in known["kinds"] or (timed and kind["model"] not in known["models"])
 
 
@@ -136,7 +136,7 @@ def forecast(
 
 def _probe_for(
     known: list[tuple[Trial, Work, int]], rounds: list[Measured], gpus: int, executor: str, root: Path
-) -> Probed:
+) -> StoredProbe:
     """Steps are timed only where rounds of the study do not tell, and on the device that the trials would have."""
     works = [work for _, work, _ in known]
     cpu_only = all(work.config.run.device == "cpu" for work in works) or (executor == "slurm" and not gpus)
@@ -160,7 +160,7 @@ def has_gpu() -> bool:
 
 
 def estimate(
-    trial: Trial, work: Work, done: int, out: Forecast, probed: Probed, rounds: list[Measured], gpus: int
+    trial: Trial, work: Work, done: int, out: Forecast, probed: StoredProbe, rounds: list[Measured], gpus: int
 ) -> Estimate:
     config, options, sizes = work.config, out.options, probed["kinds"][kind_of(trial)]
     ranks = options.ranks_of(trial) if out.executor == "slurm" else 1
@@ -196,7 +196,7 @@ def billed_gpus(options: Options, executor: str, gpus: int) -> float:
 
 
 def round_seconds(
-    trial: Trial, work: Work, ranks: int, gpus: int, probed: Probed, rounds: list[Measured]
+    trial: Trial, work: Work, ranks: int, gpus: int, probed: StoredProbe, rounds: list[Measured]
 ) -> tuple[float, str, bool]:
     """(seconds of a round, where they come from, whether this study has measured them)."""
     scheme, workers = work.config.scheme.name, workers_of(ranks, gpus)

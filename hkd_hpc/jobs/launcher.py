@@ -54,18 +54,18 @@ def launch_trials(
     trials: list[Trial], executor: str, root: Path, options: Options, problems: list[str], say: Say
 ) -> None:
     """Check, record, submit. Raises Problems with those given and those found, before anything is submitted."""
-    look = examine(trials, executor, root, options, problems)
-    if look.problems:
-        raise Problems(look.problems)
+    found = preflight(trials, executor, root, options, problems)
+    if found.problems:
+        raise Problems(found.problems)
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
     with RunLock(root, LOCK_WAIT_S, say, name=LAUNCH_LOCK):
-        if look.outlook:
-            look.outlook.remember()
+        if found.outlook:
+            found.outlook.remember()
         write_trials(root, {trial.id: trial for trial in [*read_trials(root), *trials]}.values())
         states, todo = to_start(root, trials)
         say(f"{watch.counts(states)}; {len(todo)} to start")
-        for line in look.remarks:
+        for line in found.remarks:
             say(f"remark: {line}")
         if not options.keep_state:
             tidy_up(root, trials, states)
@@ -75,7 +75,7 @@ def launch_trials(
 
 
 @dataclass
-class Look:
+class Preflight:
     """What a launch finds before it does anything: how the trials stand, which are to start, their forecast (if there
     are any, with options that can be meant, and torch to try them), a line for each reason to reject the launch, and
     for what to know."""
@@ -87,14 +87,14 @@ class Look:
     remarks: list[str]
 
 
-def examine(trials: list[Trial], executor: str, root: Path, options: Options, problems: list[str]) -> Look:
+def preflight(trials: list[Trial], executor: str, root: Path, options: Options, problems: list[str]) -> Preflight:
     problems = problems + check(trials, executor, root, options)
     states, todo = to_start(root, trials)
     problems += [f"{state.error}; move it away" for state in states if state.state == watch.OTHER]
     remarks = code_remarks(root, trials, todo, options)
     problems += [f"--strict-code: {line}" for line in remarks if options.strict_code]
     if not todo or executor not in SUBMIT or not options_fit(options, executor) or not versions.installed("torch"):
-        return Look(states, todo, None, problems, remarks)
+        return Preflight(states, todo, None, problems, remarks)
     rounds = {state.name: state.round for state in states}
     study = {trial.name: trial for trial in [*read_trials(root), *trials]}.values()
     outlook = forecast(
@@ -106,7 +106,7 @@ def examine(trials: list[Trial], executor: str, root: Path, options: Options, pr
         options,
         at_a_time(executor, options, root, todo),
     )
-    return Look(states, todo, outlook, [*problems, *outlook.problems], remarks)
+    return Preflight(states, todo, outlook, [*problems, *outlook.problems], remarks)
 
 
 def code_remarks(root: Path, trials: list[Trial], todo: list[Trial], options: Options) -> list[str]:
@@ -169,14 +169,14 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     written or submitted."""
     root = root_at(root)
     trials, problems = sweep.trials()
-    look = examine(trials, executor, root, options, problems)
+    found = preflight(trials, executor, root, options, problems)
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
-    lines = [f"{axes}: {watch.counts(look.states)}; {len(look.todo)} to start"]
+    lines = [f"{axes}: {watch.counts(found.states)}; {len(found.todo)} to start"]
     if executor == "slurm" and options_fit(options, executor):
-        lines += submission_lines(all_arrays(root, look.todo, options), options)
-    lines += verdict.lines(look.outlook) if look.outlook else []
-    lines += [f"remark: {line}" for line in look.remarks]
-    return "\n".join([*lines, *(f"would be rejected: {problem}" for problem in look.problems)])
+        lines += submission_lines(all_arrays(root, found.todo, options), options)
+    lines += verdict.lines(found.outlook) if found.outlook else []
+    lines += [f"remark: {line}" for line in found.remarks]
+    return "\n".join([*lines, *(f"would be rejected: {problem}" for problem in found.problems)])
 
 
 def submission_lines(arrays: list[Array], options: Options) -> list[str]:

@@ -64,7 +64,7 @@ class Times(TypedDict):
     eval_s: float
 
 
-class Answer(TypedDict):
+class ProbeResult(TypedDict):
     """Sizes by kind, times by model; start_s: from `begun` to the first model; rss_bytes: of the process at most."""
 
     kinds: dict[str, SchemeSizes]
@@ -74,7 +74,7 @@ class Answer(TypedDict):
     rss_bytes: int
 
 
-def ask(request: Request) -> Answer:
+def ask(request: Request) -> ProbeResult:
     """The answer. UsageError with the line that a model or scheme cannot be built; RunError where none came in time."""
     try:
         done = subprocess.run(

@@ -19,7 +19,7 @@ from hkd_hpc.config import Config, resolve
 from hkd_hpc.data import public
 from hkd_hpc.data.partition import floor
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.jobs.probe import Answer, Kind, Request, SchemeSizes, Times
+from hkd_hpc.jobs.probe import Kind, ProbeResult, Request, SchemeSizes, Times
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.runtime.machine import peak_memory_bytes
@@ -33,7 +33,7 @@ MOST_STEPS = 20
 EVAL_IMAGES = 250
 
 
-def answer(request: Request) -> Answer:
+def answer(request: Request) -> ProbeResult:
     """Try every kind, one model after the other. UsageError for a model or scheme that cannot be built."""
     torch.set_num_threads(request["threads"])
     on_gpu = request["device"] != "cpu" and torch.cuda.is_available()

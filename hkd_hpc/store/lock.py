@@ -43,7 +43,7 @@ def to_standard_error(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LockContent:
     """A lock file as it was at one moment: its bytes and its time of change."""
 
     content: bytes
@@ -135,7 +135,7 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self._remove_own(seen)
 
-    def _remove_own(self, seen: Seen) -> None:
+    def _remove_own(self, seen: LockContent) -> None:
         """On a full disk a claim cannot be written; then the lock itself, whose holder lives, is linked as the
         claim.
         """
@@ -189,7 +189,7 @@ class RunLock:
                 self._on_lost(f"the lock of {self.path.parent} was taken over by {_describe(lost)}")
                 return
 
-    def _touch(self) -> Seen | None:
+    def _touch(self) -> LockContent | None:
         """Show that we live; the lock of someone else, if that is what is there now."""
         seen = _look(self.path)
         if seen is None:
@@ -224,7 +224,7 @@ class _Watch:
 
     def __init__(self, stale_s: float):
         self._stale_s = stale_s
-        self._last: Seen | None = None
+        self._last: LockContent | None = None
         self._changed_s = 0.0
 
     @property
@@ -232,7 +232,7 @@ class _Watch:
         """Whether there was a holder at all."""
         return self._last is not None
 
-    def is_dead(self, seen: Seen) -> bool:
+    def is_dead(self, seen: LockContent) -> bool:
         if seen != self._last:
             self._last, self._changed_s = seen, time.monotonic()
         if seen.holder and is_visible(seen.holder):
@@ -271,16 +271,16 @@ def _create(path: Path, content: bytes) -> bool:
     return seen is not None and seen.content == content
 
 
-def _look(path: Path) -> Seen | None:
+def _look(path: Path) -> LockContent | None:
     """The file now (opened anew, since that makes NFS ask its server), None if there is none."""
     try:
         with open(path, "rb") as file:
-            return Seen(file.read(), os.fstat(file.fileno()).st_mtime_ns)
+            return LockContent(file.read(), os.fstat(file.fileno()).st_mtime_ns)
     except FileNotFoundError:
         return None
 
 
-def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
+def _remove(path: Path, seen: LockContent, stale_s: float) -> bool:
     """Remove the lock that was seen and no other; False if someone else is about to do it."""
     claim = _claim_path(path, seen)
     if not _create(claim, _own_content()):
@@ -295,7 +295,7 @@ def _remove(path: Path, seen: Seen, stale_s: float) -> bool:
     return True
 
 
-def _claim_path(path: Path, seen: Seen) -> Path:
+def _claim_path(path: Path, seen: LockContent) -> Path:
     return path.with_name(f".{path.name}.{seen.mark}")
 
 
@@ -313,7 +313,7 @@ def _remove_dead_claim(claim: Path, stale_s: float) -> None:
         _remove(claim, seen, stale_s)
 
 
-def _describe(seen: Seen) -> str:
+def _describe(seen: LockContent) -> str:
     holder = seen.holder
     if not holder:
         return "someone whose lock cannot be read"

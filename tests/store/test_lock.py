@@ -16,7 +16,7 @@ import pytest
 import toy
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.lock import RunLock, Seen, _own_content, _pid_space, is_held
+from hkd_hpc.store.lock import LockContent, RunLock, _own_content, _pid_space, is_held
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -205,7 +205,7 @@ def test_a_lock_file_removed_by_hand_comes_back(tmp_path):
 def test_a_taker_that_died_in_between_stops_nobody(tmp_path, claimant):
     dead = content_of(pid_start=1)
     (tmp_path / "run.lock").write_bytes(dead)
-    (tmp_path / f".run.lock.{Seen(dead, 0).mark}").write_bytes(claimant)
+    (tmp_path / f".run.lock.{LockContent(dead, 0).mark}").write_bytes(claimant)
     with RunLock(tmp_path, wait_s=60, stale_s=0.2, progress=silent):
         assert os.listdir(tmp_path) == ["run.lock"]
     assert os.listdir(tmp_path) == []
@@ -214,7 +214,7 @@ def test_a_taker_that_died_in_between_stops_nobody(tmp_path, claimant):
 def test_a_taker_at_work_is_not_disturbed(tmp_path):
     dead = content_of(pid_start=1)
     (tmp_path / "run.lock").write_bytes(dead)
-    claim = tmp_path / f".run.lock.{Seen(dead, 0).mark}"
+    claim = tmp_path / f".run.lock.{LockContent(dead, 0).mark}"
     claim.write_bytes(content_of())
     with pytest.raises(UsageError):
         RunLock(tmp_path).acquire(wait_s=0.3)

@@ -162,7 +162,7 @@ def _check_rule(rule: Rule) -> None:
         raise UsageError(f"data.partition={rule.kind!r}: allowed are {', '.join(KINDS)}")
     if rule.clients < 1:
         raise UsageError(f"fed.clients={rule.clients}: allowed are integers >= 1")
-    if rule.kind in ("dirichlet", "heuristic") and not 0 < rule.beta < math.inf:
+    if rule.kind in ("dirichlet", "heuristic") and not (rule.beta is not None and 0 < rule.beta < math.inf):
         raise UsageError(f"data.beta={rule.beta}: allowed are finite numbers > 0")
     if not 0 < rule.fraction <= 1:
         raise UsageError(f"data.fraction={rule.fraction}: allowed is 0 < fraction <= 1")

@@ -167,7 +167,11 @@ def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
 
 
 def _mean(trials: list[Trial], found: StudyRecords, goal: str) -> Cell | str:
-    return "different data" if different_data(trials, found.provenances) else estimate(_values(trials, found.summaries, goal))
+    return (
+        "different data"
+        if different_data(trials, found.provenances)
+        else estimate(_values(trials, found.summaries, goal))
+    )
 
 
 def _values(trials: list[Trial], summaries: dict, goal: str) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hkd_hpc.analysis.metrics import FINAL, METRICS, READ_THRICE, READINGS, Metric, MetricGroup
+from hkd_hpc.analysis.metrics import FINAL, METRICS, SUMMARISED, SUMMARY_WAYS, Metric, MetricGroup
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ SUMMARY = (
     *(Entry(f"summary/{metric.name}", "", "float64", "1", metric.title.strip()) for metric in FINAL),
     Entry("summary/<global or finetuned>_on_local_test", "clients, 4", "int64", "", _TEST_ROWS),
     Entry(
-        f"summary/<accuracy>_<{' or '.join(READINGS)}>",
+        f"summary/<accuracy>_<{' or '.join(SUMMARY_WAYS)}>",
         "",
         "float64",
         "1",
-        f"of {', '.join(metric.name for metric in READ_THRICE)}: last round, mean of the last five tested, best round",
+        f"of {', '.join(metric.name for metric in SUMMARISED)}: last round, mean of the last five tested, best round",
     ),
     *(
         Entry(f"summary/{name}", "", "text", "", meaning)

@@ -40,9 +40,9 @@ from hkd_hpc.analysis.tables import COLUMNS, FORMATS, NOTHING, SUFFIXES, Cell, D
 from hkd_hpc.comm.launchers import outside_of_jobs
 from hkd_hpc.config import Config, NotOfThisScheme, from_file, identity, parts_of, read_toml, resolve, split_override
 from hkd_hpc.config.command_line import Parser
+from hkd_hpc.config.words import as_text, flat
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
-from hkd_hpc.jobs.sweep import as_text, flat
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import expanded

@@ -2,20 +2,24 @@
 
 Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that
 the job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not
-cost the minute that importing it takes many ranks); rounds.
+cost the minute that importing it takes many ranks); rounds. From Python the module is a function (in_this_process).
 Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 stopped by a signal (--resume continues).
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import io
 import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, Literal
 
 from hkd_hpc import config as config_module
 from hkd_hpc import resume
@@ -23,12 +27,14 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.config import CommSettings, Config
-from hkd_hpc.config.command_line import Request, ResumeOptions, understand
+from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect
+from hkd_hpc.config.words import words_of
 from hkd_hpc.console import messages
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
+from hkd_hpc.results import Run
 from hkd_hpc.runtime import environment, versions
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
@@ -74,26 +80,31 @@ def with_rank(problem: Exception, rank: int) -> Exception:
 
 
 def work(request: Request, world: World, stop: StopRequest) -> bool:
+    """The run in its folder; False when it was stopped before its end."""
+    with run_folder(request, world.rank) as folder:
+        return work_in(folder, request, world, stop)
+
+
+def work_in(folder: RunFolder | None, request: Request, world: World, stop: StopRequest) -> bool:
     """Settings from rank 0, so that nothing set on one node only can change one rank; then torch; then the rounds.
 
     False when the run was stopped before its end.
     """
-    with run_folder(request, world.rank) as folder:
-        text = world.share(settings_to_use(request, folder) if world.rank == 0 else None)
-        if text is None:
-            return True
-        config = config_module.from_json(text)
-        for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
-            messages.warn(line)
-        os.environ.update(torch_environment(config.run.threads))
-        with handlers_kept():
-            comm = world.connect(config.run.device, config.comm.backend)
-            from hkd_hpc import run  # imports torch
+    text = world.share(settings_to_use(request, folder) if world.rank == 0 else None)
+    if text is None:
+        return True
+    config = config_module.from_json(text)
+    for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
+        messages.warn(line)
+    os.environ.update(torch_environment(config.run.threads))
+    with handlers_kept():
+        comm = world.connect(config.run.device, config.comm.backend)
+        from hkd_hpc import run  # imports torch
 
-        if request.dry_run:
-            run.show_plan(config, comm)
-            return True
-        return run.execute(config, comm, folder, request, stop)
+    if request.dry_run:
+        run.show_plan(config, comm)
+        return True
+    return run.execute(config, comm, folder, request, stop)
 
 
 def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
@@ -152,9 +163,9 @@ def require_no_run(folder: RunFolder) -> None:
 
 
 @contextlib.contextmanager
-def run_folder(request: Request, rank: int) -> Iterator[RunFolder | None]:
+def run_folder(request: Request, rank: int, on_lost: Callable[[str], None] | None = None) -> Iterator[RunFolder | None]:
     """Rank 0: the folder, made and locked for as long as this is open; a dry run only looks at one to resume. Else
-    None.
+    None. `on_lost`: as RunLock takes it, in place of `lock_lost`.
 
     What this made goes again if nothing was written to it; what was there before, or is another job's, stays.
     """
@@ -170,7 +181,7 @@ def run_folder(request: Request, rank: int) -> Iterator[RunFolder | None]:
     folder.create()
     unused = False
     try:
-        with RunLock(folder.path, HOLDER_WAIT_S, messages.say, on_lost=lock_lost):
+        with RunLock(folder.path, HOLDER_WAIT_S, messages.say, on_lost=on_lost or lock_lost):
             folder.create()  # a job that failed in its start has perhaps taken it away with its lock
             if not request.resume:
                 require_no_run(folder)  # one that began between the first look and the lock
@@ -214,6 +225,78 @@ def lock_lost(text: str) -> None:
     """Another job has taken the run's folder: to write on would spoil its files."""
     messages.warn(f"{text}; this job ends")
     os._exit(1)
+
+
+# --- from Python
+
+
+def in_this_process(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    out: str | os.PathLike | None = None,
+    preset: str | Sequence[str] = (),
+    config: str | os.PathLike | None = None,
+    resume: bool | Literal["auto"] = False,
+    allow_change: bool = False,
+    strict_code: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train in this process, as `python -m hkd_hpc.train` does: the same words, the same checks, the same bits.
+
+    It may be called any number of times. Ctrl-C ends it with KeyboardInterrupt, and the run can be resumed.
+
+    Args:
+        settings: {"section.key": value}, over everything else; may be nested by section.
+        out: The run's folder; None: runs/<time>-<scheme>-<data>-s<seed>.
+        preset: A preset, or several, of which later ones win.
+        config: A TOML file of settings, or the config.json of a run, which is repeated.
+        resume: Whether to resume the run in `out`; "auto": or begin one where there is none.
+        allow_change: With `resume`, whether to continue with other settings from here.
+        strict_code: With `resume`, whether only with the code of the rounds before.
+        quiet: Whether to print nothing but warnings.
+
+    Returns:
+        The run. Its state is "stopped" where a signal (SIGUSR1, SIGUSR2) asked for the end after a round.
+
+    Raises:
+        UsageError: One line that says what is wrong with a setting, a folder or the data.
+        RunError: The run could not go on.
+    """
+    given = {"--out": out, "--config": config, "--resume": "auto" if resume == "auto" else None}
+    flags = {"--resume": resume is True, "--allow-change": allow_change, "--strict-code": strict_code}
+    words = [f"{name}={os.fspath(value)}" for name, value in given.items() if value is not None]
+    words += [f"--preset={name}" for name in ([preset] if isinstance(preset, str) else preset)]
+    words += [name for name, is_set in flags.items() if is_set]
+    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+        return Run(trained([*words, *words_of(settings or {})]))
+
+
+def trained(words: Sequence[str]) -> Path:
+    """Train as one process, and leave that as it was; the run's folder."""
+    with environment.kept(), handlers_kept():
+        request = parse(words)
+        if not isinstance(request, Request):
+            raise UsageError(f"{words}: only settings and options of a training are understood here")
+        environment.prepare()
+        with StopRequest().listening() as stop, World.alone() as world, run_folder(request, 0, interrupt) as folder:
+            assert folder is not None  # which a dry run has not
+            work_in(folder, request, world, stop)
+        return folder.path
+
+
+def interrupt(text: str) -> None:
+    """As `lock_lost`, where the process is somebody else's."""
+    messages.warn(f"{text}; this training ends")
+    _thread.interrupt_main()
+
+
+class TrainModule(types.ModuleType):
+    """The module of the command, which called trains in this process: hkd_hpc.train({"fed.rounds": 3})."""
+
+    __call__ = staticmethod(in_this_process)
+
+
+sys.modules[__name__].__class__ = TrainModule
 
 
 # --- the process

@@ -17,8 +17,9 @@ import toy
 
 from hkd_hpc import check
 from hkd_hpc.config import as_values, from_json, resolve
+from hkd_hpc.config.words import as_text
 from hkd_hpc.jobs.files import write_trials
-from hkd_hpc.jobs.sweep import as_text, make_trial
+from hkd_hpc.jobs.sweep import make_trial
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
 

@@ -110,6 +110,27 @@ class World:
         except (UsageError, RunError) as error:
             end_alone(error, env)
 
+    @classmethod
+    def alone(cls, env: Mapping[str, str] = os.environ) -> World:
+        """A world of this process within somebody else's program: what leaves its block is raised as it is.
+
+        Args:
+            env: the environment, perhaps with a launcher's variables.
+
+        Returns:
+            The world, to be entered with `with`.
+
+        Raises:
+            UsageError: a launcher has started this process as one of several ranks.
+        """
+        hint = read_hint(env)
+        if hint.size > 1:
+            raise UsageError(
+                f"this process is rank {hint.rank} of {hint.size} ({hint.rank_name}), and hkd_hpc.train trains in one "
+                f"process; for {hint.size} ranks start python -m hkd_hpc.train in place of this program"
+            )
+        return _Alone(Hint("none", 0, 1), [Member.here(0)], NullControl(), LOCALHOST)
+
     def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
         """Import torch, choose this rank's device and the transport of all, and connect.
 
@@ -193,6 +214,15 @@ class World:
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
         headline = f"{where}: {place_of(error)}failed with {type(error).__name__}: {text_of(error)}"
         return Failure(f"{headline}\n{trace_of(error)}", 1)
+
+
+class _Alone(World):
+    """Ends neither the process nor its signals' handlers."""
+
+    def __exit__(self, *_: object) -> None:
+        self.control.finish()
+        if self._comm is not None:
+            self._comm.close()
 
 
 def text_of(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from hkd_hpc.config import (
     with_clients_of_data,
 )
 from hkd_hpc.config import presets as known_presets
+from hkd_hpc.config.words import as_text, flat, words_of
 from hkd_hpc.data.registry import OFFICIAL
 from hkd_hpc.errors import UsageError
 
@@ -78,7 +79,7 @@ class Trial:
 
     def arguments(self) -> list[str]:
         """Its settings as section.key=value, for hkd_hpc.train."""
-        return [f"{key}={as_text(value)}" for key, value in self.settings.items()]
+        return words_of(self.settings)
 
     def config(self) -> Config:
         return resolve(overrides=self.arguments())
@@ -93,11 +94,6 @@ def make_trial(labels: dict[str, str], config: Config) -> Trial:
     values = as_values(absolute_paths(config))  # so that jobs find the data from any folder
     kept = (*ALWAYS, "data.dir") if config.data.name in OFFICIAL else ALWAYS
     return Trial(labels, {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]})
-
-
-def as_text(value: Any) -> str:
-    """A value as on the command line."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Sweep:
@@ -230,20 +226,8 @@ def _parts(path: str) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"fed": {"rounds": 3}} as {"fed.rounds": 3}, which stays as it is. UsageError for what is no mapping."""
-    if not isinstance(settings, Mapping):
-        raise UsageError(
-            f"settings={settings!r}: must be a dict of settings and values, for example {{'fed.rounds': 3}}"
-        )
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
-    return found
-
-
 def _flat_axes(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of axes, whose labels too are tables: those of tables."""
+    """As `flat`, of axes, whose labels too are tables: those of tables."""
     found: dict[str, Any] = {}
     for axis, values in axes.items():
         is_section = isinstance(values, Mapping) and axis in ("scheme", *SECTIONS)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hkd_hpc import train
+import hkd_hpc.train as train
 from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.config import identity
 from hkd_hpc.console import messages

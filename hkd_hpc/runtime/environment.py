@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 DEVICE_FILES = {"amd": "/dev/kfd", "nvidia": "/dev/nvidiactl"}
 UPPER_MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -28,6 +29,35 @@ def prepare(env: MutableMapping[str, str] = os.environ) -> None:
             env[name] = os.path.join(folder, name.lower())
             with contextlib.suppress(OSError):  # a full disk: then nothing is kept
                 os.makedirs(env[name], exist_ok=True)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """After it the environment is what it was before, and so are the switches of torch, if that was loaded."""
+    before = dict(os.environ)
+    try:
+        with torch_kept() if "torch" in sys.modules else contextlib.nullcontext():
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def torch_kept() -> Iterator[None]:
+    """Its threads, random numbers and what it may choose for speed."""
+    import torch
+
+    threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+        if is_deterministic != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(is_deterministic)
 
 
 def gpu_vendor(env: Mapping[str, str]) -> str:

@@ -147,7 +147,7 @@ def run_rank(
     mutation: Mutation | None,
 ) -> None:
     """In a forked rank: the program, with what befalls it."""
-    from hkd_hpc import train
+    import hkd_hpc.train as train
 
     if mutation:
         mutation(rank)
@@ -218,7 +218,7 @@ def watcher(
 
 def second_rank(rank: int, arguments: list[str]) -> None:
     """A job that finds the folder in use, and does not wait for long."""
-    from hkd_hpc import train
+    import hkd_hpc.train as train
 
     train.HOLDER_WAIT_S = 1.0
     sys.exit(train.main(arguments))

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hkd_hpc.store.history import flattened
+from hkd_hpc.store.history import LAYOUT, flattened
 from hkd_hpc.store.tree import BadFile, TreeFile, open_tree
 
-LAYOUT_VERSION = 1  # the newest layout of metrics.h5 that is read here; files of before it had a number have none
 LARGE = ("clients", "partition", "events")  # read when asked for
 RETRY_S = 0.05  # a writer needs less to put a new file in the place of an older one
 
@@ -55,11 +54,11 @@ def _read(path: Path, look: Callable[[TreeFile], Read]) -> Read:
 
 def parts_in(file: TreeFile) -> Parts:
     """All but the large parts. Raises BadFile for a layout of the future."""
-    version = file.attributes().get("layout_version", LAYOUT_VERSION)
-    if version > LAYOUT_VERSION:
+    version, known = file.attributes().get("layout_version", 1), LAYOUT["layout_version"]
+    if version > known:
         raise BadFile(
             file.path,
-            f"it was made by a newer version of hkd_hpc (layout {version}; this one reads up to {LAYOUT_VERSION}); "
+            f"it was made by a newer version of hkd_hpc (layout {version}; this one reads up to {known}); "
             "update hkd_hpc",
         )
     names = file.names()

@@ -14,6 +14,7 @@ from hkd_hpc import config, results
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
+from hkd_hpc.store.history import LAYOUT
 from hkd_hpc.store.lock import LOCK_NAME, RunLock
 from hkd_hpc.store.tree import Leaf, save_tree
 
@@ -204,7 +205,7 @@ def test_a_layout_of_the_future_is_told(tmp_path):
     run = results.load(tmp_path)
     assert run.problem == (
         f"{tmp_path}/metrics.h5: it was made by a newer version of hkd_hpc (layout 99; this one reads up to "
-        f"{results.parts.LAYOUT_VERSION}); update hkd_hpc"
+        f"{LAYOUT['layout_version']}); update hkd_hpc"
     )
 
 

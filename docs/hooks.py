@@ -1,7 +1,7 @@
 """What mkdocs puts into the pages while it builds them. Two kinds of line stand for text that is written elsewhere:
 
 - `<!-- sections -->`, `<!-- schemes -->`, `<!-- presets -->`: tables of settings, from their declarations;
-  `<!-- layout -->`: what is in metrics.h5, from the descriptions of its columns;
+  `<!-- figures -->`: every figure; `<!-- layout -->`: what is in metrics.h5, from the descriptions of its columns;
 - `[Included here: FILE, HEADING](../FILE)`: the section of a Markdown file with this heading, or the whole file.
 
 A link to what a page includes names the file itself, so that it also works where the pages are read unbuilt; built,
@@ -20,12 +20,13 @@ from typing import Any
 from hkd_hpc import config as declarations
 from hkd_hpc import schemes
 from hkd_hpc.config import presets
+from hkd_hpc.figures import catalogue
 from hkd_hpc.settings import allowed_text
 from hkd_hpc.store import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
-TABLES = re.compile(r"<!-- (sections|schemes|presets|layout) -->")
+TABLES = re.compile(r"<!-- (sections|schemes|presets|layout|figures) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -153,4 +154,23 @@ def preset_table() -> str:
     return "\n".join(["| preset | sets |", "|---|---|", *rows])
 
 
-MAKERS = {"sections": section_texts, "schemes": scheme_texts, "presets": preset_text, "layout": layout_table}
+def figure_table() -> str:
+    """One line for each figure."""
+    of = {
+        "run": "a run",
+        "study": "a study",
+        "both": "both",
+    }
+    rows = [
+        f"| `{kind.name}` | {of[kind.scope]} | {cell(kind.title)} | {cell(kind.caption)} |" for kind in catalogue.KINDS
+    ]
+    return "\n".join(["| name | of | title | what it shows, and how it is computed |", "|---|---|---|---|", *rows])
+
+
+MAKERS = {
+    "sections": section_texts,
+    "schemes": scheme_texts,
+    "presets": preset_text,
+    "layout": layout_table,
+    "figures": figure_table,
+}

@@ -35,6 +35,27 @@ def interval(values) -> tuple[float, float]:
     )
 
 
+def intervals(values_SX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`interval` of each column over its rows, NaN left out.
+
+    Args:
+        values_SX: (S, X), one row a seed.
+
+    Returns:
+        mean_X: NaN where all are.
+        half_X: half widths, NaN where fewer than two are numbers.
+    """
+    from scipy import special
+
+    is_there_SX = ~np.isnan(values_SX)
+    count_X = is_there_SX.sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of none the mean, of one the deviation
+        mean_X = np.where(is_there_SX, values_SX, 0).sum(0) / count_X
+        squares_X = np.where(is_there_SX, (values_SX - mean_X) ** 2, 0).sum(0)
+        t_X = special.stdtrit(count_X - 1.0, 1 - LEVEL / 2)
+        return mean_X, np.where(count_X > 1, t_X * np.sqrt(squares_X / (count_X - 1) / count_X), np.nan)
+
+
 def sign_flip_p(difference_S) -> float:
     """Two-sided exact sign-flip test (Fisher 1935) that differences are symmetric about 0.
 

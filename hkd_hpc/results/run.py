@@ -150,6 +150,11 @@ class Run:
         """Of natural clients, by their numbers; empty where these are their names."""
         return self._load("clients/name").tolist() if "clients/name" in self._parts.shapes else []
 
+    @cached_property
+    def client_ranks(self) -> list[int]:
+        """The rank of each client in the last process of the run."""
+        return self._load("clients/rank").tolist() if "clients/rank" in self._parts.shapes else []
+
     @property
     def summary(self) -> Mapping[str, Any]:
         """Of a complete run; empty of every other."""

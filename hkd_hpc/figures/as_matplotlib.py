@@ -1,0 +1,224 @@
+"""Figures on paper: matplotlib, at the width of a paper's column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
+from hkd_hpc.figures.look import DARKER, Look, looks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+COLUMN_IN, PAGE_IN, PANEL_IN = 3.3, 6.9, 2.0  # widths of one column and of two; height of a panel
+MARKS_A_LINE = 8
+DASH = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+MARKER = {
+    "circle": "o",
+    "square": "s",
+    "triangle-up": "^",
+    "diamond": "D",
+    "cross": "P",
+    "triangle-down": "v",
+    "x": "X",
+}
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.2,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.4,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text, which journals ask for
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hkd_hpc",  # the same figure is the same file
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib with this module's style, whatever a person's own is; needed to draw and to save.
+
+    Raises:
+        UsageError: where matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("figures on paper need matplotlib: pip install 'hkd_hpc[report]'") from None
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **STYLE}):
+        yield
+
+
+def draw(figure: Figure) -> Canvas:
+    """The figure as matplotlib's, one column wide, or two where it has several panels or many columns.
+
+    Its title and caption are left to the paper. Raises UsageError where matplotlib is not installed.
+    """
+    with style():
+        assert isinstance(figure, Lines | Bars | HeatMap)
+        canvas = _heat_map(figure) if isinstance(figure, HeatMap) else _panels(figure)
+        canvas.draw_without_rendering()  # finds the layout once, for whatever formats it is saved in
+        canvas.set_layout_engine("none")
+        return canvas
+
+
+def _canvas(width_in: float, height_in: float) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    return Canvas(figsize=(width_in, height_in), layout="constrained", dpi=300)
+
+
+# ---- lines and bars
+
+
+def _panels(figure: Lines | Bars) -> Canvas:
+    names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
+    across = 2 if len(names) == 4 else min(3, len(names))
+    down = math.ceil(len(names) / across)
+    look_of = looks(series.name for series in figure.series)
+    width_in = COLUMN_IN if across == 1 else PAGE_IN
+    rows = _legend_rows(list(look_of), width_in)
+    canvas = _canvas(width_in, PANEL_IN * down + 0.16 * rows + 0.1)
+    all_axes = list(canvas.subplots(down, across, squeeze=False).flat)
+    for axes, name in zip(all_axes, names):
+        _panel(axes, figure, [series for series in figure.series if series.panel == name], look_of)
+        axes.set_title(name)
+    for axes in all_axes[len(names) :]:
+        axes.set_axis_off()
+    _legend(canvas, all_axes, rows)
+    return canvas
+
+
+def _panel(axes: Axes, figure: Lines | Bars, series: Sequence[Series], look_of: dict[str, Look]) -> None:
+    axes.grid(axis="y", linewidth=0.3, color="0.85")
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    if isinstance(figure, Lines):
+        for place, one in enumerate(series):
+            _line(axes, one, look_of[one.name], place)
+        for mark in figure.marks:
+            axes.axvline(mark, color="0.4", linewidth=0.8, linestyle=":", label=figure.mark_label)
+        axes.margins(x=0.02)
+    else:
+        _bars(axes, series, look_of, figure.stacked)
+    if all(_is_whole(one.x) for one in series):
+        axes.locator_params(axis="x", integer=True)
+
+
+def _is_whole(x: np.ndarray) -> bool:
+    return x.dtype.kind in "iu"
+
+
+def _line(axes: Axes, series: Series, look: Look, place: int) -> None:
+    step = max(1, len(series.x) // MARKS_A_LINE)
+    axes.plot(
+        series.x,
+        series.y,
+        label=series.name,
+        color=look.colour,
+        linestyle=DASH[look.dash],
+        marker=MARKER[look.marker],
+        markevery=(place % step, step),
+    )
+    if series.low is not None and series.high is not None:
+        axes.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacked: bool) -> None:
+    places = np.arange(len(series[0].x)) if series[0].x.dtype.kind == "U" else series[0].x
+    gap = np.diff(places).min(initial=1e9) if len(places) > 1 else 1.0
+    width, bottom = 0.8 * gap / (1 if stacked else len(series)), np.zeros(len(places))
+    for place, one in enumerate(series):
+        look, y = look_of[one.name], np.nan_to_num(one.y)
+        shift = 0.0 if stacked else (place - (len(series) - 1) / 2) * width
+        style: dict[str, Any] = dict(color=look.colour, hatch=3 * look.hatch, edgecolor="white", linewidth=0.3)
+        axes.bar(places + shift, y, width, bottom if stacked else 0, label=one.name, **style)
+        if one.low is not None:
+            ends = np.nan_to_num(np.abs([one.y - one.low, one.high - one.y]))
+            axes.errorbar(places + shift, bottom * stacked + y, ends, fmt="none", ecolor="black", elinewidth=0.7)
+        bottom = bottom + y
+    if series[0].x.dtype.kind == "U":
+        _name_places(axes, series[0].x)
+
+
+def _name_places(axes: Axes, names: np.ndarray) -> None:
+    """Level where they fit, else slanting."""
+    fits = sum(map(len, names)) * 0.06 + 0.08 * len(names) < COLUMN_IN * 0.8
+    slant: dict[str, Any] = {} if fits else dict(rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_xticks(np.arange(len(names)), names, **slant)
+
+
+def _legend_rows(names: list[str], width_in: float) -> int:
+    """How many rows the names take in a legend of this width; 0: there is nothing to tell apart."""
+    if len(names) < 2:
+        return 0
+    return math.ceil(len(names) / _across(names, width_in))
+
+
+def _across(names: list[str], width_in: float) -> int:
+    widest_in = max(map(len, names)) * 0.055 + 0.4
+    return max(1, min(len(names), int(width_in / widest_in)))
+
+
+def _legend(canvas: Canvas, all_axes: Sequence[Axes], rows: int) -> None:
+    """One for all panels, below them."""
+    handles: dict[str, Any] = {}
+    for axes in all_axes:
+        for handle, name in zip(*axes.get_legend_handles_labels()):
+            handles.setdefault(name, handle)
+    if rows or len(handles) > 1:
+        across = _across(list(handles), canvas.get_figwidth())
+        canvas.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=across)
+
+
+# ---- heat maps
+
+
+def _heat_map(figure: HeatMap) -> Canvas:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    rows, columns = figure.z_YX.shape
+    canvas = _canvas(COLUMN_IN if columns <= 60 else PAGE_IN, min(5.0, max(1.6, 0.9 + 0.13 * rows)))
+    axes = canvas.subplots()
+    axes.patch.set(hatch=6 * "/", edgecolor="0.8", facecolor="white", linewidth=0)
+    low, high = figure.z_range
+    image = axes.imshow(
+        np.ma.masked_invalid(figure.z_YX),
+        cmap=LinearSegmentedColormap.from_list("darker", DARKER),
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    _name_cells(canvas, axes, figure)
+    canvas.colorbar(image, label=figure.z_label, pad=0.02, aspect=max(8, 3 * canvas.get_figheight()))
+    return canvas
+
+
+def _name_cells(canvas: Canvas, axes: Axes, figure: HeatMap) -> None:
+    """As many names as stand beside each other."""
+    width_in, height_in = canvas.get_size_inches()
+    longest = max(map(len, figure.x), default=1)
+    for names, most, axis in (
+        (figure.x, 0.65 * width_in / (0.06 * longest + 0.08), axes.xaxis),
+        (figure.y, (height_in - 0.5) / 0.12, axes.yaxis),
+    ):
+        step = max(1, math.ceil(len(names) / most))
+        axis.set_ticks(np.arange(0, len(names), step), list(names[::step]))
+    axes.tick_params(length=2)

@@ -1,0 +1,203 @@
+"""Figures on a page: plain dicts that plotly.js draws. Plotly itself is not needed to make them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
+from hkd_hpc.figures.look import DARKER, Look, looks
+
+DIGITS = 6  # that a page shows, and has to load
+CLEAR = "rgba(0,0,0,0)"
+PANEL_PX, LEGEND_PX = 300, 90
+GAP, ROW_GAP = 0.06, 0.16  # between panels, of the width and of the height
+
+
+def plotly_of(figure: Figure) -> dict[str, Any]:
+    """The figure as {"data": [traces], "layout": {...}}, for json.dumps and Plotly.newPlot.
+
+    Colours of paper and text are left to the page, light or dark; NaN is null.
+    """
+    if isinstance(figure, HeatMap):
+        return _heat_map(figure)
+    assert isinstance(figure, Lines | Bars)
+    names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
+    look_of, shown = looks(series.name for series in figure.series), set[str]()
+    traces_of = _line if isinstance(figure, Lines) else _bars
+    traces: list[dict[str, Any]] = []
+    for series in figure.series:
+        is_told = len(look_of) > 1 and series.name not in shown  # once for all panels
+        more = {**_axes_of(names.index(series.panel)), "legendgroup": series.name, "showlegend": is_told}
+        traces += traces_of(series, look_of[series.name], more)
+        shown.add(series.name)
+    return {"data": traces, "layout": _layout(figure, names)}
+
+
+def _axes_of(panel: int) -> dict[str, str]:
+    number = "" if panel == 0 else str(panel + 1)
+    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+
+
+def _line(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers" if len(series.x) < 60 else "lines",
+        "name": series.name,
+        "x": listed(series.x),
+        "y": listed(series.y),
+        "line": {"color": on_any_page(look.colour), "dash": look.dash, "width": 2},
+        "marker": {"symbol": look.marker, "size": 6},
+        **more,
+    }
+    return [*_band(series, look, more), line]
+
+
+def _band(series: Series, look: Look, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The outline there and back, filled."""
+    if series.low is None or series.high is None:
+        return
+    there = np.isfinite(series.low) & np.isfinite(series.high)
+    x, low, high = series.x[there], series.low[there], series.high[there]
+    yield {
+        "type": "scatter",
+        "mode": "lines",
+        "name": f"{series.name}, 95 % interval",
+        "x": listed(np.concatenate([x, x[::-1]])),
+        "y": listed(np.concatenate([high, low[::-1]])),
+        "fill": "toself",
+        "fillcolor": _with_alpha(on_any_page(look.colour), 0.18),
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        **more,
+        "showlegend": False,
+    }
+
+
+def _bars(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
+    bars: dict[str, Any] = {
+        "type": "bar",
+        "name": series.name,
+        "x": listed(series.x),
+        "y": listed(series.y),
+        "marker": {
+            "color": on_any_page(look.colour),
+            "pattern": {"shape": look.hatch, "fgcolor": "white", "solidity": 0.25},
+        },
+        **more,
+    }
+    if series.low is not None and series.high is not None:
+        ends = {"array": listed(series.high - series.y), "arrayminus": listed(series.y - series.low)}
+        bars["error_y"] = {"type": "data", "symmetric": False, "thickness": 1, **ends}
+    return [bars]
+
+
+def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
+    across = 2 if len(names) == 4 else min(3, len(names))
+    down = math.ceil(len(names) / across)
+    layout: dict[str, Any] = {**_page(down), "annotations": [], "shapes": []}
+    if isinstance(figure, Bars):
+        layout["barmode"] = "stack" if figure.stacked else "group"
+    for panel, name in enumerate(names):
+        column, row = panel % across, panel // across
+        x, y = _domain(column, across, GAP), _domain(down - 1 - row, down, ROW_GAP)
+        layout |= _axes(figure, panel, x, y)
+        if name:
+            layout["annotations"].append(_heading(name, x, y))
+        if isinstance(figure, Lines):
+            layout["shapes"] += [_mark(mark, panel) for mark in figure.marks]
+    if isinstance(figure, Lines) and figure.marks:
+        layout["annotations"].append(_mark_words(figure))
+    return layout
+
+
+def _page(down: int) -> dict[str, Any]:
+    return {
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "height": PANEL_PX * down + LEGEND_PX,
+        "margin": {"l": 60, "r": 20, "t": 36, "b": 50},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.18 / down, "x": 0},
+        "hovermode": "closest",
+    }
+
+
+def _domain(place: int, count: int, gap: float) -> list[float]:
+    size = (1 - gap * (count - 1)) / count
+    return [round(place * (size + gap), 4), round(min(1.0, place * (size + gap) + size), 4)]
+
+
+def _axes(figure: Lines | Bars, panel: int, x: list[float], y: list[float]) -> dict[str, Any]:
+    number = "" if panel == 0 else str(panel + 1)
+    common = {"automargin": True, "zeroline": False, "gridcolor": "rgba(128,128,128,0.25)"}
+    return {
+        f"xaxis{number}": {"title": {"text": figure.x_label}, "domain": x, "anchor": f"y{number}", **common},
+        f"yaxis{number}": {"title": {"text": figure.y_label}, "domain": y, "anchor": f"x{number}", **common},
+    }
+
+
+def _heading(text: str, x: list[float], y: list[float]) -> dict[str, Any]:
+    place = {"xref": "paper", "yref": "paper", "x": sum(x) / 2, "y": y[1]}
+    return {"text": text, **place, "xanchor": "center", "yanchor": "bottom", "showarrow": False}
+
+
+def _mark(x: float, panel: int) -> dict[str, Any]:
+    axes = _axes_of(panel)
+    place = {"xref": axes["xaxis"], "yref": f"{axes['yaxis']} domain", "x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", **place, "line": {"color": "gray", "dash": "dot", "width": 1.5}}
+
+
+def _mark_words(figure: Lines) -> dict[str, Any]:
+    place = {"xref": "x", "yref": "y domain", "x": figure.marks[0], "y": 0}
+    return {"text": figure.mark_label, **place, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+
+
+def _heat_map(figure: HeatMap) -> dict[str, Any]:
+    low, high = figure.z_range
+    trace = {
+        "type": "heatmap",
+        "x": list(figure.x),
+        "y": list(figure.y),
+        "z": [listed(row) for row in figure.z_YX],
+        "zmin": rounded(low),
+        "zmax": rounded(high),
+        "colorscale": [[place / (len(DARKER) - 1), colour] for place, colour in enumerate(DARKER)],
+        "colorbar": {"title": {"text": figure.z_label, "side": "right"}},
+        "hoverongaps": False,
+        "xgap": 1,
+        "ygap": 1,
+    }
+    axis = {"type": "category", "automargin": True, "showgrid": False}
+    return {
+        "data": [trace],
+        "layout": {
+            "paper_bgcolor": CLEAR,
+            "plot_bgcolor": "rgba(128,128,128,0.25)",  # what shows where there is no value
+            "height": min(700, max(260, 120 + 18 * len(figure.y))),
+            "margin": {"l": 60, "r": 20, "t": 36, "b": 50},
+            "xaxis": {"title": {"text": figure.x_label}, **axis},
+            "yaxis": {"title": {"text": figure.y_label}, "autorange": "reversed", **axis},
+        },
+    }
+
+
+def listed(values: np.ndarray) -> list[Any]:
+    """For JSON: DIGITS digits, None for NaN; names as they are."""
+    return values.tolist() if values.dtype.kind in "UOiu" else [rounded(value) for value in values.tolist()]
+
+
+def rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def on_any_page(colour: str) -> str:
+    """Black is lost on a dark page."""
+    return "#808080" if colour == "#000000" else colour
+
+
+def _with_alpha(colour: str, alpha: float) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"

@@ -1,0 +1,56 @@
+"""All figures of a run, and of a study."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hkd_hpc.figures import accuracy, costs, federation, traffic
+from hkd_hpc.figures.figure import Figure, NotRecorded
+from hkd_hpc.figures.groups import Group, by_setting, groups_of
+from hkd_hpc.results import Run
+
+MOST_LINES = 12  # in one figure: of more, no reader finds hers in the legend
+KINDS = (*accuracy.KINDS, *federation.KINDS, *costs.KINDS, *traffic.KINDS)
+
+
+def of_run(run: Run) -> list[Figure | NotRecorded]:
+    """Every figure of one run; in the place of one that it has no numbers for, why."""
+    groups = groups_of(with_rounds([run]))
+    return [kind.of(groups) for kind in KINDS if kind.scope != "study"] if groups else []
+
+
+def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:
+    """The figures of many runs: those that differ only in the seed are one line with a band.
+
+    Schemes are compared within one setting (data, clients, beta ...): each setting has figures of its own, with its
+    name in theirs, and no figure has more than MOST_LINES groups. Runs without a round are passed over.
+    """
+    return [
+        titled(kind.of(part), *suffix)
+        for suffix, part in _parts(groups_of(with_rounds(runs)))
+        for kind in KINDS
+        if kind.scope != "run"
+    ]
+
+
+def with_rounds(runs: Iterable[Run]) -> list[Run]:
+    """Those that have completed any."""
+    return [run for run in runs if len(run.round_columns.get("round", ()))]
+
+
+def _parts(groups: list[Group]) -> Iterator[tuple[tuple[str, ...], list[Group]]]:
+    """Groups that share a figure, with what tells theirs from the others: the setting, "part 2"."""
+    for setting, own in by_setting(groups).items():
+        for first in range(0, len(own), MOST_LINES):
+            part = f"part {1 + first // MOST_LINES}" if len(own) > MOST_LINES else ""
+            yield tuple(filter(None, (setting, part))), own[first : first + MOST_LINES]
+
+
+def titled(figure: Figure | NotRecorded, *suffix: str) -> Figure | NotRecorded:
+    """accuracy_rounds_cifar10_beta_0_5: "Accuracy against rounds: cifar10, beta 0.5" """
+    if not suffix:
+        return figure
+    name = re.sub(r"[^A-Za-z0-9]+", "_", "_".join((figure.name, *suffix))).strip("_")
+    return replace(figure, name=name, title=f"{figure.title}: {', '.join(suffix)}")

@@ -1,0 +1,106 @@
+"""Runs that differ only in the seed, what to call them, and their numbers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hkd_hpc.config import is_place
+from hkd_hpc.results import Run
+
+SEED = "run.seed"
+SCHEME = "scheme."
+SAID_BY_VALUE = ("scheme.name", "data.name", "model.name")  # "cifar10", not "name cifar10"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings but for the seed.
+
+    Attributes:
+        label: what tells it from the other groups of its setting: the scheme and its settings.
+        setting: what it shares with them: the other settings that differ within the study, "cifar10, beta 0.5".
+        runs: one or more.
+    """
+
+    label: str
+    setting: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.runs)
+
+
+def groups_of(runs: Iterable[Run]) -> list[Group]:
+    """The groups among runs, in the order of their first; places (`is_place`) do not count as settings."""
+    by_settings: dict[tuple, list[Run]] = {}
+    for run in runs:
+        by_settings.setdefault(_settings_but_seed(run), []).append(run)
+    found = {key: dict(key) for key in by_settings}
+    elsewhere = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
+    own = {name: differing(same) for name, same in _by_scheme(list(found.values())).items()}
+    return [
+        Group(
+            _words(settings, ["scheme.name", *(k for k in own[settings["scheme.name"]] if k.startswith(SCHEME))]),
+            _words(settings, elsewhere),
+            tuple(by_settings[key]),
+        )
+        for key, settings in found.items()
+    ]
+
+
+def _settings_but_seed(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple((key, str(value)) for key, value in run.settings.items() if key != SEED and not is_place(key))
+
+
+def _by_scheme(settings: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for one in settings:
+        found.setdefault(one["scheme.name"], []).append(one)
+    return found
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose value is not the same in all, the scheme's name aside."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [key for key in keys if key != "scheme.name" and len({one.get(key) for one in settings}) > 1]
+
+
+def _words(settings: Mapping[str, str], keys: Iterable[str]) -> str:
+    """cifar10, beta 0.5"""
+    said = lambda key: settings[key] if key in SAID_BY_VALUE else f"{key.partition('.')[2]} {settings[key]}"
+    return ", ".join(said(key) for key in keys if key in settings)
+
+
+def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each setting, which are compared with each other."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.setting, []).append(group)
+    return found
+
+
+def column(run: Run, name: str) -> np.ndarray | None:
+    """A column of /rounds or /clients, "rounds/wall_s"; None where the run has none."""
+    table, _, own = name.partition("/")
+    return (run.round_columns if table == "rounds" else run.client_columns).get(own)
+
+
+def parts(run: Run, group: str) -> dict[str, np.ndarray]:
+    """The columns of /rounds below a name, "loss": {"cross entropy": (rounds,)}."""
+    return {
+        name.removeprefix(f"{group}/").replace("_", " "): column
+        for name, column in run.round_columns.items()
+        if name.startswith(f"{group}/")
+    }
+
+
+def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """(S, R) of one row a seed, NaN behind the end of the shorter ones."""
+    found_SR = np.full((len(rows), max(map(len, rows))), np.nan)
+    for place, row in enumerate(rows):
+        found_SR[place, : len(row)] = row
+    return found_SR

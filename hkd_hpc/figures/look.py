@@ -1,0 +1,45 @@
+"""Colours, dashes and markers that people with colour blindness, and printers without colour, can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Okabe and Ito, Color Universal Design (2008), without yellow, which is lost on white paper
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "x")
+DASHES = ("solid", "dash", "dot", "dashdot")
+HATCHES = ("", "/", "\\", "x", ".", "-", "+")
+MOST_TOLD_APART = len(COLOURS) * len(DASHES)
+DARKER = (  # ColorBrewer's Blues, whose lightness falls all the way
+    "#F7FBFF",
+    "#DEEBF7",
+    "#C6DBEF",
+    "#9ECAE1",
+    "#6BAED6",
+    "#4292C6",
+    "#2171B5",
+    "#08519C",
+    "#08306B",
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of one name in a legend."""
+
+    colour: str
+    marker: str
+    dash: str
+    hatch: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each of the names, in their order; all different up to MOST_TOLD_APART."""
+    return {name: look(place) for place, name in enumerate(dict.fromkeys(names))}
+
+
+def look(place: int) -> Look:
+    """Neighbours differ in all; a colour comes back with another dash, since 7 and 4 are coprime."""
+    parts = COLOURS, MARKERS, DASHES, HATCHES
+    return Look(*(choices[place % len(choices)] for choices in parts))

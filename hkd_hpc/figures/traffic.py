@@ -1,0 +1,182 @@
+"""What travelled, as it was counted, beside the formulas of the papers.
+
+Letters: C classes, D latent size, A public images, n_i classes that client i shares, n classes that any client shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.figures import bars
+from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
+from hkd_hpc.figures.groups import Group, column
+from hkd_hpc.figures.kind import Kind, Words, adding, in_unit
+from hkd_hpc.figures.units import BYTES, with_unit
+from hkd_hpc.results import Run
+from hkd_hpc.store.history import PAYLOAD_KINDS
+
+FLOAT_BYTES = 4
+KNOWLEDGE = ("knowledge_up", "knowledge_down")
+Y_LABEL = "payload of a round"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a formula is worked out from.
+
+    Attributes:
+        settings: of the run.
+        classes: C.
+        latent: D.
+        public: A.
+        shares_RMC: (rounds, clients, classes) bool, who shared knowledge of which class.
+        delivers_RM: (rounds, clients) bool, whose report entered the average.
+        sampled_R: (rounds,) clients that got a message.
+    """
+
+    settings: Mapping[str, Any]
+    classes: int
+    latent: int
+    public: int
+    shares_RMC: np.ndarray
+    delivers_RM: np.ndarray
+    sampled_R: np.ndarray
+
+    @property
+    def shared_R(self) -> np.ndarray:
+        """(rounds,) the sum of n_i over the clients."""
+        return self.shares_RMC.sum((1, 2))
+
+    @property
+    def known_R(self) -> np.ndarray:
+        """(rounds,) n."""
+        return self.shares_RMC.any(1).sum(1)
+
+    @property
+    def delivering_R(self) -> np.ndarray:
+        """(rounds,) clients that entered the average."""
+        return self.delivers_RM.sum(1)
+
+
+Floats = Callable[[Facts], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Floats beside the weights, of all clients in a round: as words, and from the facts."""
+
+    words: str
+    up: Floats
+    down: Floats
+
+
+HYPER_KNOWLEDGE = Formula(
+    "up n_i (D + C) + n_i, down n (D + C)",
+    lambda facts: facts.shared_R * (facts.latent + facts.classes + 1),
+    lambda facts: facts.sampled_R * facts.known_R * (facts.latent + facts.classes),
+)
+FORMULAS = {
+    "fedhkd": HYPER_KNOWLEDGE,
+    "fedhkd_star": HYPER_KNOWLEDGE,
+    "fedproto": Formula(
+        "up n_i D, down n D",
+        lambda facts: facts.shared_R * facts.latent,
+        lambda facts: facts.sampled_R * facts.known_R * facts.latent,
+    ),
+    "fedmd": Formula(
+        "A C each way",
+        lambda facts: facts.delivering_R * facts.public * facts.classes,
+        lambda facts: facts.sampled_R * facts.public * facts.classes,
+    ),
+    "fedgen": Formula(
+        "up C, down the generator",
+        lambda facts: facts.delivering_R * facts.classes,
+        lambda facts: facts.sampled_R * generator_floats(facts),
+    ),
+}
+
+
+def generator_floats(facts: Facts) -> int:
+    """FedGen's: noise and label to hidden, with bias and BatchNorm's scale and shift; hidden to latent, with bias."""
+    hidden, noise = (int(facts.settings[f"scheme.{key}"]) for key in ("hidden", "noise_size"))
+    return hidden * (noise + facts.classes + 3) + facts.latent * (hidden + 1)
+
+
+def facts_of(run: Run) -> Facts:
+    """Of the shared classes what the run recorded; of an older run what the scheme's rule says of the partition."""
+    status_RM, count_MC = run.client_columns["status"], np.asarray(run.partition["train_count"])
+    delivers_RM = status_RM == 0
+    known_RMC = column(run, "clients/knowledge_classes")
+    return Facts(
+        run.settings,
+        count_MC.shape[1],
+        int(run.settings["model.latent"]),
+        len(run.partition.get("public_index", ())),
+        delivers_RM[:, :, None] & (shared_by_rule(run.settings, count_MC) if known_RMC is None else known_RMC == 1),
+        delivers_RM,
+        (~np.isnan(status_RM)).sum(1),
+    )
+
+
+def shared_by_rule(settings: Mapping[str, Any], count_MC: np.ndarray) -> np.ndarray:
+    """(clients, classes) bool: N_ij >= scheme.min_count and N_ij / N_i >= scheme.nu; a scheme without them shares each
+    class that a client has.
+    """
+    nu, least = float(settings.get("scheme.nu", 0.0)), max(1, int(settings.get("scheme.min_count", 1)))
+    share = nu / count_MC.shape[1] if settings.get("scheme.nu_rule") == "relative" else nu
+    return (count_MC >= least) & (count_MC >= share * count_MC.sum(1, keepdims=True) - 1e-9)
+
+
+def payload(words: Words, groups: Sequence[Group]) -> Figure | str:
+    """By kind, each in a panel and a unit of its own: by round of one run, with the formula; of a round of several."""
+    alone = len(groups) == 1 and groups[0].seeds == 1
+    panel_of = _by_round if alone else _of_groups
+    series = tuple(one for kind in PAYLOAD_KINDS for one in _with_unit(kind, panel_of(kind, groups)))
+    if not series:
+        return "nothing travelled: the clients exchange nothing"
+    if not alone:
+        return Bars(**words, x_label="", y_label=Y_LABEL, series=series)
+    formula = FORMULAS.get(groups[0].runs[0].settings["scheme.name"])
+    words = adding(words, f"The paper's formula, in floats: {formula.words}.") if formula else words
+    return Lines(**words, x_label="round", y_label=Y_LABEL, series=series)
+
+
+def _by_round(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
+    run = groups[0].runs[0]
+    counted_R = column(run, f"rounds/payload_bytes/{kind}")
+    if counted_R is None or not counted_R.any():
+        return
+    rounds = np.arange(1, len(counted_R) + 1)
+    yield Series("counted", rounds, counted_R.astype(float))
+    formula = FORMULAS.get(run.settings["scheme.name"])
+    if formula and kind in KNOWLEDGE:
+        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(facts_of(run))
+        yield Series("formula", rounds, FLOAT_BYTES * floats_R.astype(float))
+
+
+def _of_groups(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
+    mean = lambda run: float(np.mean(run.round_columns[f"payload_bytes/{kind}"]))
+    series = bars.of_groups(groups, "counted", mean)
+    if np.nansum(series.y):
+        yield series
+
+
+def _with_unit(kind: str, series: Iterator[Series]) -> Iterator[Series]:
+    found, unit = in_unit(list(series), BYTES, "y")
+    yield from (replace(one, panel=with_unit(kind.replace("_", ", "), unit)) for one in found)
+
+
+KINDS = (
+    Kind(
+        "payload",
+        "Payload by kind",
+        "What the clients of a round sent and received, as the paper counts it: 4 bytes a float, without absent "
+        "classes; n_i: classes that client i shares, n: that any client shares, D: latent size, C: classes.",
+        ("rounds/payload_bytes/", "clients/status", "partition"),
+        payload,
+    ),
+)

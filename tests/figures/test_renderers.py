@@ -1,0 +1,121 @@
+"""The renderers: files that open, numbers that come back, plain dicts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, Series, csv_of, draw, plotly_of, write_figures
+from hkd_hpc.figures.look import MOST_TOLD_APART, looks
+
+WORDS = dict(name="one", title="One", caption="Of one.", x_label="round", y_label="accuracy")
+NAN = float("nan")
+
+
+@pytest.fixture
+def lines():
+    x = np.array([1, 2, 3])
+    banded = Series("a", x, np.array([0.1, 0.2, 0.3]), np.array([0, 0.1, NAN]), np.array([0.2, 0.3, NAN]), "left")
+    return Lines(**WORDS, series=(banded, Series("b", x, np.array([1 / 3, NAN, 0.5]), panel="right")), marks=(2.0,))
+
+
+@pytest.fixture
+def bars():
+    x = np.array(["fedavg", "fedhkd"])
+    return Bars(**WORDS, series=(Series("up", x, np.array([1.0, 2.0])), Series("down", x, np.array([3.0, 4.0]))))
+
+
+@pytest.fixture
+def heat_map():
+    z_YX = np.array([[1.0, NAN, 3.0], [4.0, 5.0, 6.0]])
+    return HeatMap(**WORDS, z_YX=z_YX, x=("0", "1", "2"), y=("a", "b"), z_label="images", z_range=(0, 6))
+
+
+def rows(text):
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_csv_of_lines_comes_back(lines):
+    head, *found = rows(csv_of(lines))
+    assert head == ["panel", "series", "round", "accuracy", "low", "high"]
+    assert found[0] == ["left", "a", "1", "0.1", "0", "0.2"]
+    assert found[4] == ["right", "b", "2", "", "", ""]
+    assert float(found[3][3]) == 1 / 3
+
+
+def test_csv_of_a_heat_map_has_a_line_for_each_cell(heat_map):
+    assert rows(csv_of(heat_map))[:3] == [["accuracy", "round", "images"], ["a", "0", "1"], ["a", "1", ""]]
+
+
+def test_plotly_of_lines(lines):
+    drawn = json.loads(json.dumps(plotly_of(lines), allow_nan=False))
+    band, line, other = drawn["data"]
+    assert band["y"] == [0.2, 0.3, 0.1, 0.0]  # there and back, without the end that has no interval
+    assert line["y"] == [0.1, 0.2, 0.3]
+    assert other["y"] == [0.333333, None, 0.5]
+    assert other["xaxis"] == "x2"
+    assert [note["text"] for note in drawn["layout"]["annotations"][:2]] == ["left", "right"]
+
+
+def test_plotly_of_bars_and_heat_maps(bars, heat_map):
+    assert plotly_of(bars)["layout"]["barmode"] == "stack"
+    assert plotly_of(bars)["data"][1]["y"] == [3.0, 4.0]
+    assert plotly_of(heat_map)["data"][0]["z"] == [[1.0, None, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_looks_differ_in_colour_or_dash():
+    found = looks(f"scheme {place}" for place in range(MOST_TOLD_APART))
+    assert len({(look.colour, look.dash) for look in found.values()}) == MOST_TOLD_APART
+
+
+def test_files_open_and_are_a_column_wide(bars, heat_map, tmp_path):
+    paths = write_figures([bars], tmp_path / "new")
+    assert [path.name for path in paths] == ["one.pdf", "one.svg", "one.png", "one.csv"]
+    pdf, svg, png, text = paths
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert struct.unpack(">I", png.read_bytes()[16:20]) == (990,)  # 3.3 inches of 300 pixels
+    assert text.read_text() == csv_of(bars)
+
+
+def test_the_same_figure_is_the_same_file(lines, heat_map, tmp_path):
+    one, again = (write_figures([lines, heat_map], tmp_path / name) for name in "12")
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in again]
+
+
+def test_several_panels_are_a_page_wide(lines):
+    assert draw(lines).get_size_inches()[0] == 6.9
+    assert [axes.get_title() for axes in draw(lines).axes] == ["left", "right"]
+
+
+def test_what_was_not_recorded_has_no_file(tmp_path):
+    assert write_figures([NotRecorded("memory", "Peak memory", "not recorded")], tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(bars, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--figures .*file: .*; name a folder that can be made and written to"):
+        write_figures([bars], tmp_path / "file")
+
+
+def test_data_and_pages_need_no_renderer():
+    code = (
+        "import sys, hkd_hpc.figures; "
+        "print(sorted({'matplotlib', 'plotly', 'pandas', 'torch', 'scipy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_without_matplotlib_one_line_says_what_to_install(bars, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"figures on paper need matplotlib: pip install 'hkd_hpc\[report\]'"):
+        write_figures([bars], tmp_path)

@@ -2,6 +2,7 @@
 
 - `<!-- sections -->`, `<!-- schemes -->`, `<!-- presets -->`: tables of settings, from their declarations;
   `<!-- figures -->`: every figure; `<!-- layout -->`: what is in metrics.h5, from the descriptions of its columns;
+  `<!-- findings -->`: what the doctor finds, from their declarations;
 - `[Included here: FILE, HEADING](../FILE)`: the section of a Markdown file with this heading, or the whole file.
 
 A link to what a page includes names the file itself, so that it also works where the pages are read unbuilt; built,
@@ -20,13 +21,14 @@ from typing import Any
 from hkd_hpc import config as declarations
 from hkd_hpc import schemes
 from hkd_hpc.config import presets
+from hkd_hpc.doctor import examine
 from hkd_hpc.figures import catalogue
 from hkd_hpc.settings import allowed_text
 from hkd_hpc.store import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
-TABLES = re.compile(r"<!-- (sections|schemes|presets|layout|figures) -->")
+TABLES = re.compile(r"<!-- (sections|schemes|presets|layout|figures|findings) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -167,10 +169,17 @@ def figure_table() -> str:
     return "\n".join(["| name | of | title | what it shows, and how it is computed |", "|---|---|---|---|", *rows])
 
 
+def finding_table() -> str:
+    """Every finding of the doctor."""
+    rows = [f"| `{kind.name}` | {kind.level} | {cell(kind.means)} | {cell(kind.mend)} |" for kind in examine.kinds()]
+    return "\n".join(["| finding | level | what it means | what mends it |", "|---|---|---|---|", *rows])
+
+
 MAKERS = {
     "sections": section_texts,
     "schemes": scheme_texts,
     "presets": preset_text,
     "layout": layout_table,
     "figures": figure_table,
+    "findings": finding_table,
 }

@@ -18,7 +18,7 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     OUT=${OUT/#'~/'/$HOME/}  # as the program takes it; no shell does so within quotes
     count_start
     choose_launcher
-    run_ranks --out "$OUT" --resume=auto ${preset:+--preset "$preset"} "$@" || code=$?
+    run_ranks hkd_hpc.train --out "$OUT" --resume=auto ${preset:+--preset "$preset"} "$@" || code=$?
     [[ ! -e $HKD_SCRATCH/outcome ]] || outcome=$(<"$HKD_SCRATCH/outcome")
     [[ $code != 0 || -n $outcome ]] || code=1  # Open MPI's mpirun ends with 0 when it loses a node
     [[ -n $terminated ]] || remove_scratch || lost=1
@@ -32,6 +32,18 @@ run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell
     elif [[ $code != [02] && -n $lost ]]; then
         requeue "ended with code $code, and a node does not answer" "$@"
     fi
+    exit "$code"
+}
+
+run_doctor() { # arguments of hkd_hpc.doctor; ends this shell
+    local code=0
+    reject_out "$@"
+    enter_environment
+    export HKD_TOLD_CODES='0 1'  # an error that all ranks know of: none of them is to be killed for it
+    choose_launcher
+    run_ranks hkd_hpc.doctor --out "${OUT:-runs}" "$@" || code=$?
+    [[ $code != 0 || ! -e $HKD_SCRATCH/outcome ]] || code=$(<"$HKD_SCRATCH/outcome")
+    remove_scratch || code=1
     exit "$code"
 }
 
@@ -126,10 +138,10 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
 
 # ---- ranks
 
-run_ranks() { # arguments of hkd_hpc.train; returns the launcher's exit code, and `terminated` if SIGTERM came
+run_ranks() { # a module and its arguments; returns the launcher's exit code, and `terminated` if SIGTERM came
     local code=0 again=1 ranks
     terminated=''
-    "${launcher[@]}" bash "$here/rank.sh" "${python[@]}" -m hkd_hpc.train "$@" &
+    "${launcher[@]}" bash "$here/rank.sh" "${python[@]}" -m "$@" &
     ranks=$!
     trap 'again=1; kill -USR2 "$ranks" 2>/dev/null' USR1 USR2  # the launcher passes it on; some libraries take USR1
     trap 'again=1; terminated=1; kill -TERM "$ranks" 2>/dev/null' TERM

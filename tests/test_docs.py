@@ -12,6 +12,7 @@ import pytest
 from hkd_hpc import schemes
 from hkd_hpc.config import keys_of
 from hkd_hpc.config.presets import PRESETS
+from hkd_hpc.doctor import examine
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -92,6 +93,11 @@ def test_included_text_is_there_and_leads_nowhere_outside(hooks):
     assert "\nclass MyScheme(Scheme):\n" in text
     assert "## Change something else" not in text
     assert [target for target, _ in LINK.findall(text) if "/" in target] == []
+
+
+def test_the_doctors_page_names_every_finding(hooks):
+    page = hooks.on_page_markdown((ROOT / "docs/doctor.md").read_text())
+    assert [kind.name for kind in examine.kinds() if f"| `{kind.name}` | {kind.level} |" not in page] == []
 
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_code():

@@ -59,6 +59,7 @@ def connect(
         cores_line=describe_cores(cores),
         rank_lines=describe_ranks(plan, cores),
         devices=[device or "cpu" for _, device in plan.device_by_rank],
+        backend=plan.backend,
     )
     return make_comm(control, plan, info, address, mpi)
 

@@ -57,6 +57,10 @@ class Hint:
     rank_name: str = field(default="", compare=False)  # the variable that gave the rank
 
 
+class SplitWorld(UsageError):
+    """The launcher started one world, and MPI sees several, of one rank each as a rule."""
+
+
 def read_hint(env: Mapping[str, str], has_mpi4py: bool | None = None) -> Hint:
     """The world that `env` describes. Raises UsageError for half-set, contradictory, unreadable or doubled worlds."""
     if has_mpi4py is None:
@@ -67,10 +71,10 @@ def read_hint(env: Mapping[str, str], has_mpi4py: bool | None = None) -> Hint:
 
 
 def check_world(mpi_size: int, hint: Hint) -> None:
-    """Raise UsageError when MPI and the launcher disagree on the number of ranks (N worlds of one rank each)."""
+    """Raise SplitWorld when MPI and the launcher disagree on the number of ranks (N worlds of one rank each)."""
     if mpi_size == hint.size:
         return
-    raise UsageError(
+    raise SplitWorld(
         f"the launcher started {hint.size} ranks ({hint.rank_name or 'its variables'} says rank {hint.rank}), but MPI "
         f"sees a world of {mpi_size}: this MPI library and this launcher do not use the same PMI. Use the mpirun "
         f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "

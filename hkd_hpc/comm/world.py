@@ -59,6 +59,7 @@ class World:
         topology: the processes of all ranks.
         rank, size, hosts: this rank, how many there are, and their hosts by rank.
         control: the control plane.
+        address: of rank 0's host, where the control plane listens.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class World:
     ) -> None:
         self.hint, self.topology = hint, Topology(hint.rank, tuple(members))
         self.rank, self.size, self.hosts = hint.rank, self.topology.size, self.topology.hosts
-        self.control, self._address, self._mpi = control, address, mpi
+        self.control, self.address, self._mpi = control, address, mpi
         self._comm: Comm | None = None
 
     @classmethod
@@ -97,18 +98,29 @@ class World:
             SystemExit: with code 2 or 1, after one line, where the world cannot be opened.
         """
         try:
-            device_offset(env)
-            hint = read_hint(env)
-            hint = without_mpi(hint, env) if backend == "gloo" else hint
-            if hint.size == 1:
-                return cls(hint, [Member.here(0)], NullControl(), LOCALHOST)
-            guard = StartGuard.begin(hint, start_timeout_s)
-            opener = _open_mpi if hint.launcher == "mpi" else _open
-            return opener(hint, guard, timeout_s, env)
+            return cls.find(backend, timeout_s, start_timeout_s, env)
         except AlreadyReported as reported:
             raise SystemExit(reported.code) from None
         except (UsageError, RunError) as error:
             end_alone(error, env)
+
+    @classmethod
+    def find(cls, backend: str, timeout_s: float, start_timeout_s: float, env: Mapping[str, str]) -> World:
+        """As `open`, but what is wrong is for the caller to tell.
+
+        Raises:
+            UsageError, RunError: where the world cannot be opened; SplitWorld, a kind of the first, where the ranks do
+                not see each other.
+            AlreadyReported: where rank 0 tells why.
+        """
+        device_offset(env)
+        hint = read_hint(env)
+        hint = without_mpi(hint, env) if backend == "gloo" else hint
+        if hint.size == 1:
+            return cls(hint, [Member.here(0)], NullControl(), LOCALHOST)
+        guard = StartGuard.begin(hint, start_timeout_s)
+        opener = _open_mpi if hint.launcher == "mpi" else _open
+        return opener(hint, guard, timeout_s, env)
 
     @classmethod
     def alone(cls, env: Mapping[str, str] = os.environ) -> World:
@@ -150,7 +162,7 @@ class World:
         from hkd_hpc.comm.connect import connect
 
         self.control.set_status(None, "import of torch")
-        self._comm = connect(self.control, self.topology, self._address, self._mpi, device, backend)
+        self._comm = connect(self.control, self.topology, self.address, self._mpi, device, backend)
         self.control.set_status(None, "set-up")
         return self._comm
 
@@ -167,6 +179,10 @@ class World:
             RunError: where a rank does not arrive in time.
         """
         return self.control.barrier(["settings"], value)[0]
+
+    def mpi_libraries(self) -> tuple[str, str] | None:
+        """(the MPI that mpi4py was built for, the one that is loaded), None in a world without MPI."""
+        return self._mpi.libraries() if self._mpi else None
 
     def __enter__(self) -> World:
         return self
@@ -239,10 +255,15 @@ def end_alone(error: UsageError | RunError, env: Mapping[str, str] = os.environ)
 
     Raises SystemExit with code 2 (UsageError) or 1.
     """
-    if guess_rank(env) != 0:
-        time.sleep(OTHERS_WAIT_S)
+    let_rank_0_speak_first(env)
     write_stderr(f"hkd_hpc: {error}")
     raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+
+
+def let_rank_0_speak_first(env: Mapping[str, str] = os.environ) -> None:
+    """Wait on the other ranks, while the world is not complete: where rank 0 ends, the launcher ends them too."""
+    if guess_rank(env) != 0:
+        time.sleep(OTHERS_WAIT_S)
 
 
 def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str, str]) -> World:

@@ -110,6 +110,12 @@ def cancel(jobs: list[str]) -> None:
         raise UsageError(f"scancel cannot be asked: {error}") from None
 
 
+def fields_of(job: str) -> dict[str, str] | None:
+    """What SLURM says about a job: TimeLimit, Requeue, NodeList and so on; None where it does not answer."""
+    text = _answer("scontrol", "--oneliner", "show", "job", job)
+    return None if text is None else dict(field.partition("=")[::2] for field in text.split() if "=" in field)
+
+
 def longest_array() -> int:
     """MaxArraySize: the largest index of an array is one less."""
     match = re.search(r"MaxArraySize\s*=\s*(\d+)", _answer("scontrol", "show", "config") or "")

@@ -1,4 +1,6 @@
-"""This machine: memory, and what no measurement is worth without (machine, packages, date and commit)."""
+"""This machine: the cores and memory that a job may use, and what no measurement is worth without (machine, packages,
+date and commit).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from pathlib import Path
 
 from hkd_hpc.runtime.revision import revision
 from hkd_hpc.runtime.versions import installed
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def header() -> str:
@@ -29,12 +33,37 @@ def cpu_model() -> str:
 def memory_bytes() -> int:
     """Memory of this machine, or of the share of it that this job may use."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return machine
+    return min([machine, *(int(text) for text in cgroup_values("memory.max") if text.isdigit())])
 
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has held so far, in RAM."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def quota_cores() -> float | None:
+    """How many cores' time this job may use at once, None without a limit."""
+    shares = [text.split() for text in cgroup_values("cpu.max")]  # "150000 100000", or "max 100000"
+    return min((int(used) / int(period) for used, period in shares if used.isdigit()), default=None)
+
+
+def cgroup_values(name: str) -> list[str]:
+    """What a file says in the cgroup (version 2) of this process and in those around it, the innermost first."""
+    found = []
+    for folder in cgroup_folders(_text(Path("/proc/self/cgroup"))):
+        found += [text] if (text := _text(folder / name)) else []
+    return found
+
+
+def cgroup_folders(text: str) -> list[Path]:
+    """From /proc/self/cgroup: `0::/job_7/step_0` gives that folder, job_7, and the root."""
+    own = next((line[3:].strip("/") for line in text.splitlines() if line.startswith("0::")), "")
+    folder = CGROUPS / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUPS))]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

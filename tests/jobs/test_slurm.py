@@ -5,6 +5,7 @@ Skipped, with the reason, where no SLURM can be had; with HKD_REQUIRE_SLURM=1 th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = sorted(path.name for path in (toy.PROJECT / "slurm").glob("*.sh"))
 HELPERS = ("common.sh", "rank.sh", "stage_env.sh")
+SHORT = ("doctor.sh",)  # trains nothing: needs no notice of a time limit
 ROUNDS, HALT = 4, 3
 
 SCHEME = f'''
@@ -235,6 +237,33 @@ def test_a_complete_run_ends_at_once(cluster, site, expected):
     assert f"already complete ({ROUNDS} rounds); nothing to do" in read(log)
 
 
+def test_the_doctor_examines_a_job_of_two_nodes_and_leaves_nothing(cluster, site):
+    out = site / "doctored"
+    out.mkdir()
+    arguments = ["--json", "comm.backend=gloo", "comm.timeout_s=240", "comm.start_timeout_s=240"]
+    number, log = sbatch(
+        cluster,
+        site,
+        "-N2",
+        "--ntasks=3",
+        "--no-requeue",
+        "--time=5",
+        script="doctor",
+        MPI="none",
+        OUT=str(out),
+        settings=arguments,
+    )
+    job, text = cluster.wait_for(number), read(log)
+    assert job["ExitCode"] == "0:0", text
+    found = json.loads(text[text.index("\n{") :])
+    batch = found["sections"]["batch"]
+    assert batch["facts"].items() >= {"job": number, "NumNodes": "2", "NumTasks": "3", "Requeue": "0"}.items()
+    assert {finding["name"] for finding in batch["findings"]} == {"batch.short", "batch.no_requeue"}
+    assert found["sections"]["launch"]["facts"]["variable"] == "SLURM_PROCID"
+    assert [measured["wrong"] for measured in found["sections"]["collectives"]["facts"]["transfers"]] == [[0, 0, 0]] * 7
+    assert list(out.iterdir()) == []
+
+
 def test_a_launcher_that_ends_with_0_while_no_rank_does_is_not_believed(cluster, site):
     """As Open MPI's mpirun when it loses a node."""
     (site / "setup.sh").write_text("mpirun() { true; }\n")
@@ -417,6 +446,12 @@ def rank(tmp_path, *command, **env):
     )
 
 
+def test_a_rank_of_the_doctor_tells_an_error_by_a_file_too(tmp_path):
+    assert rank(tmp_path, "bash", "-c", "exit 1", HKD_TOLD_CODES="0 1").returncode == 0
+    assert read(tmp_path / "my tmp/outcome") == "1\n"
+    assert rank(tmp_path, "bash", "-c", "exit 75", HKD_TOLD_CODES="0 1").returncode == 75
+
+
 @pytest.mark.parametrize("code, told, outcome", [(0, 0, "0\n"), (1, 1, ""), (2, 2, ""), (75, 0, "75\n")])
 def test_a_rank_tells_a_good_end_by_a_file(tmp_path, code, told, outcome):
     assert rank(tmp_path, "bash", "-c", f"exit {code}").returncode == told
@@ -432,7 +467,7 @@ def test_the_scripts_ask_for_the_same():
             if "#SBATCH" in line and "--job-name" not in line
         ]
         for name in SCRIPTS
-        if name not in HELPERS
+        if name not in (*HELPERS, *SHORT)
     }
     assert len(blocks) == 4
     assert len(set(map(tuple, blocks.values()))) == 1

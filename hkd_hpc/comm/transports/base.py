@@ -60,6 +60,7 @@ class RankInfo:
     cores_line: str = ""
     rank_lines: Sequence[str] = ()
     devices: Sequence[str] = ()
+    backend: str = "local"
 
 
 class Comm:
@@ -74,6 +75,7 @@ class Comm:
         local_rank, local_size: among the ranks of this host.
         device: torch.device of this rank.
         sharers: how many ranks compute on that device, 1 for a CPU.
+        backend: what carries the weights: "local", "mpi", "gloo" or "nccl".
         plan_line, cores_line, rank_lines: what carries the weights, and which cores and devices, for people.
         wire_bytes: handed to the transport so far, by kind, summed over the ranks.
         wait_s, transfer_s: spent at barriers and in transfers so far.
@@ -85,7 +87,7 @@ class Comm:
     def __init__(self, control: ControlPlane, info: RankInfo) -> None:
         self.rank, self.size, self.hosts = info.rank, len(info.hosts), info.hosts
         self.local_rank, self.local_size = info.local_rank, info.local_size
-        self.device, self.sharers = info.device, info.sharers
+        self.device, self.sharers, self.backend = info.device, info.sharers, info.backend
         self.plan_line, self.cores_line, self.rank_lines = info.plan_line, info.cores_line, info.rank_lines
         self.devices = info.devices
         self.wire_bytes: dict[str, int] = defaultdict(int)

@@ -62,6 +62,12 @@ class MpiWorld:
         self.comm.Bcast(data, root=0)
         return data.tobytes().rstrip(b"\0").decode()
 
+    def libraries(self) -> tuple[str, str]:
+        """(the MPI that mpi4py was built for, the one that is loaded), as they name themselves."""
+        name, version = self.MPI.get_vendor()
+        loaded = self.MPI.Get_library_version().split("\0")[0].splitlines()[0]
+        return f"{name} {'.'.join(map(str, version))}", loaded.partition(", package:")[0]
+
     def finish(self) -> None:
         """MPI_Finalize, in the normal end only: it waits for all ranks, with Python's lock held."""
         self.MPI.Finalize()

@@ -1,0 +1,184 @@
+"""Is this machine fit for a run? `mpirun -n N python -m hkd_hpc.doctor`; also under srun and torchrun, or alone.
+
+Looks at launcher, MPI, transport, cores, devices, packages, clocks, SLURM, the output folder's file system and the
+collectives, in under a minute; --out DIR is left as it was. Each finding has a level, what it means and what mends it.
+Exit codes: 0 nothing, notes or warnings; 1 an error (with --strict a warning too), or the job failed; 2 wrong input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hkd_hpc import config as config_module
+from hkd_hpc.comm import World
+from hkd_hpc.comm.control.base import leave
+from hkd_hpc.comm.control.rendezvous import AlreadyReported
+from hkd_hpc.comm.launchers import guess_rank
+from hkd_hpc.comm.world import let_rank_0_speak_first
+from hkd_hpc.config import CommSettings, Config
+from hkd_hpc.config.command_line import Parser
+from hkd_hpc.console import messages
+from hkd_hpc.doctor import report
+from hkd_hpc.doctor.findings import Section
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.lazy import torch_environment
+from hkd_hpc.runtime import environment
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import first_paragraph
+
+LIMITS_S = {"comm.timeout_s": 60.0, "comm.start_timeout_s": 60.0}  # instead of a run's; settings as any other
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    config: Config
+    out: Path
+    as_json: bool
+    strict: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine, as one rank of a job; every rank calls this.
+
+    Args:
+        arguments: the words of the command line; None: those of this process.
+
+    Returns:
+        The exit code, the same on every rank.
+
+    Raises:
+        SystemExit: 2 for wrong input, 1 where the job failed. Rank 0 has said why, in one line.
+    """
+    try:
+        request: Request | str | UsageError = parse(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as problem:
+        request = problem
+    if isinstance(request, str):
+        if guess_rank(os.environ) == 0:
+            messages.say(request)
+        return 0
+    environment.prepare()
+    world = open_world(request)
+    with world:
+        if isinstance(request, UsageError):
+            raise request
+        return examine(world, request)
+
+
+def parse(arguments: Sequence[str]) -> Request | str:
+    """A command line: the request, or a text to print. UsageError, one line."""
+    parser = make_parser()
+    options = parser.parse_intermixed_args(list(arguments))
+    if options.help:
+        return parser.format_help()
+    asked, soft = config_module.collect((), None, options.settings)
+    config = config_module.from_values({**LIMITS_S, **asked}, soft)
+    return Request(config, Path(os.path.abspath(expanded(options.out, "--out "))), options.json, options.strict)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m hkd_hpc.doctor",
+        add_help=False,
+        allow_abbrev=False,
+        description=first_paragraph(__doc__),
+        epilog="settings: those of hkd_hpc.train; comm.*, run.device, run.threads, model.* and fed.clients count here",
+    )
+    parser.add_argument("--out", default="runs", metavar="DIR", help="where runs would write (default: runs)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of words")
+    parser.add_argument("--strict", action="store_true", help="a warning gives exit code 1 too")
+    parser.add_argument("--help", "-h", action="store_true", help="this text")
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings of the run to come")
+    return parser
+
+
+# ---- the world
+
+
+def open_world(request: Request | UsageError) -> World:
+    """This job's world. SystemExit where there is none: that is a finding, told before."""
+    comm = request.config.comm if isinstance(request, Request) else CommSettings()
+    try:
+        world = World.find(comm.backend, comm.timeout_s, comm.start_timeout_s, os.environ)
+    except AlreadyReported:
+        raise SystemExit(1) from None
+    except (UsageError, RunError) as error:
+        from hkd_hpc.doctor import launch  # late, as below: it brings numpy, whose threads are not set yet
+
+        let_rank_0_speak_first()
+        raise SystemExit(tell_alone(launch.without_world(error), request)) from None
+    if world.size == 1:
+        reject_strangers(request)
+    return world
+
+
+def reject_strangers(request: Request | UsageError) -> None:
+    """SystemExit where a launcher that nobody knows started several processes: the first of them tells it."""
+    from hkd_hpc.doctor import launch
+
+    pids = launch.alike(os.getpid())
+    if len(pids) > 1:
+        raise SystemExit(tell_alone(launch.strangers(pids), request) if pids[0] == os.getpid() else 1)
+
+
+def tell_alone(section: Section, request: Request | UsageError) -> int:
+    """Print the one section that there is; the exit code."""
+    as_json = isinstance(request, Request) and request.as_json
+    show([section], as_json, strict=False)
+    return report.code_of([section], strict=False)
+
+
+def show(sections: Sequence[Section], as_json: bool, strict: bool) -> None:
+    """All at once."""
+    if as_json:
+        messages.say(report.document(sections, strict))
+        return
+    for section in sections:
+        messages.say(report.section_text(section))
+    messages.say(report.summary_text(sections, strict))
+
+
+# ---- the examination
+
+
+def examine(world: World, request: Request) -> int:
+    """All ranks: connect, look at everything; rank 0 tells each section when it is done, so that a job that hangs has
+    told those before it.
+    """
+    began_s, config = time.perf_counter(), request.config
+    os.environ.update(torch_environment(config.run.threads))
+    comm = world.connect(config.run.device, config.comm.backend)
+    from hkd_hpc.doctor.examine import sections
+    from hkd_hpc.doctor.job import Job
+
+    found = []
+    for section in sections(Job(world, comm, config, request.out)):
+        found.append(section)
+        if not request.as_json:
+            messages.say(report.section_text(section))
+    if comm.rank == 0 and request.as_json:
+        messages.say(report.document(found, request.strict))
+    elif comm.rank == 0:
+        messages.say(f"{report.summary_text(found, request.strict)}, {time.perf_counter() - began_s:.1f} s")
+    return comm.agree(report.code_of(found, request.strict))
+
+
+def program() -> int:
+    """main, of a process that ends with it."""
+    try:
+        return main()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(program())

@@ -1,0 +1,408 @@
+"""When a finding is one: each section's rules on literal facts, each kind of finding with one that has it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hkd_hpc.comm.control.rendezvous import Member
+from hkd_hpc.comm.launchers import SplitWorld
+from hkd_hpc.config import resolve
+from hkd_hpc.doctor import batch, clocks, collectives, examine, files, launch, packages, placement, report, transport
+from hkd_hpc.doctor.findings import Kind, Section, exit_code, worst
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.models import networks
+from hkd_hpc.models.flat import FlatModel
+
+
+def names(section_or_findings) -> list[str]:
+    findings = getattr(section_or_findings, "findings", section_or_findings)
+    return [finding.kind.name for finding in findings]
+
+
+# ---- levels, words, JSON
+
+
+def test_the_worst_level_decides_and_warnings_count_when_strict():
+    assert [worst(levels) for levels in ([], ["note"], ["note", "error", "warning"])] == ["ok", "note", "error"]
+    codes = [(level, exit_code(level, False), exit_code(level, True)) for level in ("ok", "note", "warning", "error")]
+    assert codes == [("ok", 0, 0), ("note", 0, 0), ("warning", 0, 1), ("error", 1, 1)]
+
+
+def test_every_kind_is_named_after_its_section_and_says_what_it_means_and_what_mends_it():
+    kinds = examine.kinds()
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    assert {kind.name.split(".")[0] for kind in kinds} == {module.NAME for module in examine.SECTIONS}
+    assert {kind.level for kind in kinds} == {"note", "warning", "error"}
+    assert all(len(kind.means) > 20 and kind.mend for kind in kinds)
+
+
+SICK = Kind("files.sick", "warning", "it coughs", "mpirun -n {ranks} rest")
+
+
+def test_words_and_document_say_the_same():
+    sections = [
+        Section("launch", ["one line"], {"ranks": 2}),
+        Section("files", ["a", "b"], {}, [SICK.found("seen", ranks=3)]),
+    ]
+    assert "\n".join(map(report.section_text, sections)).splitlines() == [
+        "launch      ok       one line",
+        "files       warning  a",
+        "                     b",
+        "      WARNING files.sick: seen",
+        "        means: it coughs",
+        "        mend:  mpirun -n 3 rest",
+    ]
+    assert report.summary_text(sections, strict=True) == "doctor: 0 errors, 1 warning, 0 notes; exit code 1"
+    document = json.loads(report.document(sections, strict=False))
+    assert sorted(document) == ["exit_code", "format", "level", "sections", "time_unix_s"]
+    assert (document["format"], document["level"], document["exit_code"]) == (1, "warning", 0)
+    assert document["sections"]["launch"] == {
+        "level": "ok",
+        "lines": ["one line"],
+        "facts": {"ranks": 2},
+        "findings": [],
+    }
+    assert document["sections"]["files"]["findings"] == [
+        {"name": "files.sick", "level": "warning", "found": "seen", "means": "it coughs", "mend": "mpirun -n 3 rest"}
+    ]
+
+
+# ---- launch
+
+
+def test_a_world_that_cannot_be_opened_is_a_finding():
+    assert names(launch.without_world(SplitWorld("4 worlds of 1"))) == ["launch.singletons"]
+    assert names(launch.without_world(UsageError("MPI cannot be loaded"))) == ["launch.no_world"]
+    assert names(launch.without_world(RunError("rank 2 ended before it joined"))) == ["launch.no_world"]
+
+
+def test_one_process_in_a_job_of_many_tasks_is_told():
+    alone = {"launcher": "none", "tasks": 11, "mpi4py": "4.1.0"}
+    assert names(launch.section_of(alone)) == ["launch.one_process"]
+    assert names(launch.section_of({**alone, "tasks": 1})) == []
+
+
+# ---- placement
+
+
+def place(rank: int, cores: list[int], **other) -> placement.Place:
+    """On a host with four cores and 8 GB."""
+    facts = dict(host="n1", machine="n1/boot", allowed=[0, 1, 2, 3], numa=str(cores), threads=1, device=None)
+    return placement.Place(
+        **{
+            **facts,
+            "quota_cores": None,
+            "memory_bytes": 8 * 10**9,
+            "held_bytes": 4 * 10**8,
+            "rank": rank,
+            "cores": cores,
+            **other,
+        }
+    )
+
+
+def ranks(*cores: list[int], **other) -> list[placement.Place]:
+    return [place(rank, own, **other) for rank, own in enumerate(cores)]
+
+
+FREE = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "places, expected",
+    [
+        (ranks(FREE, FREE, FREE), []),
+        (ranks([0], [1], [2], [3]), []),
+        (ranks([0]), []),
+        (ranks([2], [2], [2]), ["placement.one_core"]),
+        (ranks([0], [1], [1]), ["placement.shared_cores"]),
+        (ranks([0, 1], [0, 1], [0, 1]), ["placement.shared_cores"]),
+        (ranks([0, 1], [0, 1], [2]), []),
+        (ranks([0, 1], [0, 1], threads=2), ["placement.shared_cores"]),
+        (ranks(FREE, FREE, FREE, FREE, FREE), ["placement.few_cores"]),
+        (ranks([0], [0], allowed=[0]), ["placement.few_cores"]),
+        (ranks(FREE, threads=5), ["placement.threads"]),
+        (ranks([0], [1], threads=2), ["placement.threads"]),
+        (ranks(FREE, FREE, quota_cores=1.5), ["placement.quota"]),
+        (ranks(FREE, FREE, quota_cores=2.0), []),
+        (ranks(FREE, FREE, held_bytes=2 * 10**9), []),
+        (ranks(FREE, FREE, held_bytes=21 * 10**8), ["placement.memory"]),
+    ],
+)
+def test_binding_threads_and_limits(places, expected):
+    assert names(placement.section_of(places)) == expected
+
+
+def test_hosts_are_judged_one_by_one_and_have_a_line_each():
+    places = [
+        *ranks([2], [2]),
+        place(2, [0], host="n2", machine="n2/boot"),
+        place(3, [1], host="n2", machine="n2/boot"),
+    ]
+    section = placement.section_of(places)
+    assert [finding.text for finding in section.findings] == [
+        "all 2 ranks of n1 are bound to core 2; 3 other core(s) idle"
+    ]
+    assert section.lines == [
+        "n1: ranks 0-1 on cores [2] of 0-3, 1 thread(s) a rank; 8.0 GB memory; ranks 0-1 cpu",
+        "n2: rank 2 on cores [0]; rank 3 on cores [1] of 0-3, 1 thread(s) a rank; 8.0 GB memory; ranks 2-3 cpu",
+    ]
+
+
+def test_many_bindings_are_told_in_short():
+    places = [place(rank, [rank]) for rank in range(5)]
+    assert placement.binding_text(places) == "ranks 0-4 on 1 core(s) each, 0-4"
+
+
+@pytest.mark.parametrize(
+    "devices, expected",
+    [
+        (["GPU-a", "GPU-a", "GPU-b"], []),  # the server shares one
+        ([None, "GPU-a", "GPU-b"], []),
+        (["GPU-a", "GPU-b", "GPU-b"], ["ranks 1-2 of n1 compute on GPU-b"]),
+        ([None, None, None], []),
+    ],
+)
+def test_two_client_ranks_on_one_device(devices, expected):
+    places = [place(rank, FREE, device=device) for rank, device in enumerate(devices)]
+    findings = placement.section_of(places).findings
+    assert [finding.text for finding in findings] == expected
+    assert [finding.mend.partition(",")[0] for finding in findings] == [
+        "one client rank a GPU and one rank for the server: -n 2 here"
+    ] * len(expected)
+
+
+# ---- packages
+
+
+def rank_facts(**other) -> dict:
+    facts = {"host": "n1", "versions": {"torch": "2.9.0", "numpy": "2.1"}, "mpi_libraries": None, "drivers": []}
+    return {**facts, "on_gpu": False, "device": "auto", **other}
+
+
+def test_a_version_that_differs_is_told_with_ranks_and_hosts():
+    other = rank_facts(host="n2", versions={"torch": "2.8.0", "numpy": "2.1", "mpi4py": "4.0"})
+    section = packages.section_of([rank_facts(), rank_facts(), other])
+    assert names(section) == ["packages.different"] * 2
+    assert [finding.text for finding in section.findings] == [
+        "torch: 2.9.0 on ranks 0-1 (n1), 2.8.0 on rank 2 (n2)",
+        "mpi4py: absent on ranks 0-1 (n1), 4.0 on rank 2 (n2)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "built, loaded, fits",
+    [
+        ("Open MPI 5.0.6", "Open MPI v5.0.11", True),
+        ("MPICH 4.2.3", "MPICH Version:      4.3.0", True),
+        ("MPICH 4.2.3", "MPI VERSION    : CRAY MPICH version 8.1.27.26", True),
+        ("MPICH 4.2.3", "Intel(R) MPI Library 2021.13 for Linux* OS", True),
+        ("MPICH 4.2.3", "Open MPI v4.1.6", False),
+    ],
+)
+def test_the_mpi_that_mpi4py_was_built_for(built, loaded, fits):
+    section = packages.section_of([rank_facts(mpi_libraries=[built, loaded])])
+    assert names(section) == ([] if fits else ["packages.other_mpi"])
+
+
+CUDA = {"torch": "2.9.0", "CUDA": "13.0"}
+
+
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        ({"versions": CUDA}, ["packages.no_driver"]),
+        ({"versions": CUDA, "drivers": ["nvidia"], "on_gpu": True}, []),
+        ({"versions": CUDA, "drivers": ["nvidia"]}, ["packages.unused_gpu"]),
+        ({"drivers": ["amd"]}, ["packages.unused_gpu"]),
+        ({"drivers": ["amd"], "device": "cpu"}, []),
+        ({}, []),
+    ],
+)
+def test_torch_and_driver(facts, expected):
+    assert names(packages.section_of([rank_facts(**facts)])) == expected
+
+
+def test_what_training_would_reject_is_a_finding():
+    assert names(packages.section_of([rank_facts()], "torch 2.3.0 is too old")) == ["packages.unfit"]
+
+
+# ---- transport
+
+
+def way(**other) -> dict:
+    facts = {"host": "n1", "address": "10.0.0.1", "interface": "eth0", "gloo": "eth0", "nccl": "", "device": None}
+    return {**facts, "speeds_mb_s": {"eth0": 125.0, "ib0": 25000.0}, **other}
+
+
+@pytest.mark.parametrize(
+    "backend, facts, several_hosts, expected",
+    [
+        ("gloo", {}, True, ["transport.slow_interface"]),
+        ("gloo", {"gloo": "ib0"}, True, []),
+        ("gloo", {}, False, []),
+        ("mpi", {}, True, []),
+        ("gloo", {"speeds_mb_s": {}}, True, []),
+    ],
+)
+def test_a_faster_interface(backend, facts, several_hosts, expected):
+    section = transport.section_of("2 ranks", backend, [way(**facts), way(**facts)], [], several_hosts)
+    assert names(section) == expected
+    assert all("GLOO_SOCKET_IFNAME=ib0" in finding.mend for finding in section.findings)
+
+
+@pytest.mark.parametrize("backend, expected", [("mpi", ["transport.host_memory"]), ("nccl", [])])
+def test_gpus_whose_weights_go_by_the_host(backend, expected):
+    facts = [way(device=device) for device in ("GPU-a", "GPU-a", "GPU-b")]
+    section = transport.section_of("3 ranks; devices: x", backend, facts, ["UCX_TLS=rc"], False)
+    assert names(section) == expected
+    assert section.lines[0] == "3 ranks"
+
+
+# ---- clocks
+
+
+def test_skew_is_what_all_turns_allow():
+    turns = [clocks.Turn(10.0, (10.1, 14.9), 10.2), clocks.Turn(20.0, (20.0, 25.0), 20.4)]
+    own, other = clocks.skews(turns)
+    assert other == pytest.approx((4.7, 4.9))
+    assert own == pytest.approx((-0.1, 0.0))
+    assert own.certain_s == 0
+    assert other.certain_s == pytest.approx(4.7)
+    assert clocks.Skew(-3.0, -2.0).certain_s == 2.0
+
+
+@pytest.mark.parametrize("off_s, expected", [(0.9, []), (1.5, ["clocks.skew"]), (-31.0, ["clocks.far"])])
+def test_a_clock_that_is_off(off_s, expected):
+    found = [clocks.Skew(-0.1, 0.1), clocks.Skew(off_s, off_s)]
+    assert names(clocks.section_of(["n1", "n2"], found)) == expected
+
+
+# ---- batch
+
+FIELDS = {"TimeLimit": "02:00:00", "RunTime": "00:30:00", "Requeue": "1", "BatchFlag": "1", "NumTasks": "3"}
+USED = {"tasks": 3, "step": False}
+
+
+def test_slurms_durations():
+    texts = ["1-02:03:04", "02:03:04", "03:04", "UNLIMITED", ""]
+    assert [batch.duration_s(text) for text in texts] == [93784.0, 7384.0, 184.0, None, None]
+
+
+@pytest.mark.parametrize(
+    "fields, used, expected",
+    [
+        (FIELDS, USED, []),
+        ({**FIELDS, "RunTime": "01:51:00"}, USED, ["batch.short"]),
+        ({**FIELDS, "TimeLimit": "UNLIMITED"}, USED, []),
+        ({**FIELDS, "Requeue": "0"}, USED, ["batch.no_requeue"]),
+        ({**FIELDS, "Requeue": "0", "BatchFlag": "0"}, USED, []),
+        (FIELDS, {**USED, "tasks": 2}, ["batch.other_size"]),
+        (FIELDS, {"tasks": 2, "step": True}, []),
+        (None, USED, ["batch.no_answer"]),
+    ],
+)
+def test_limits_of_a_job(fields, used, expected):
+    assert names(batch.section_of("7", fields, [[], [], []], used)) == expected
+
+
+def test_signals_that_are_blocked():
+    status = "Name:\tpython\nSigBlk:\t0000000000004200\nSigIgn:\t0000000000000000\n"
+    assert batch.blocked(status) == [10, 15]
+    section = batch.section_of("", {}, [[], [10, 15]], USED)
+    assert [finding.text for finding in section.findings] == ["rank 1: SIGTERM, SIGUSR1 blocked"]
+
+
+# ---- files
+
+GOOD = files.Measured("/data", "lustre", "server:/data", 10**10, 10**6, 10**8, False, 500.0, 0.01, 0.02, True)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, []),
+        ({"is_read_only": True}, ["files.read_only"]),
+        ({"free_bytes": 10**8 - 1}, ["files.little_room"]),
+        ({"free_inodes": 99}, ["files.few_inodes"]),
+        ({"free_inodes": None}, []),
+        ({"type": "tmpfs"}, ["files.in_memory"]),
+        ({"type": "ext4"}, ["files.one_host"]),
+        ({"has_flock": False}, ["files.no_flock"]),
+        ({"has_flock": None}, []),
+        ({"write_mb_s": 19.0}, ["files.slow"]),
+        ({"save_s": 0.6}, ["files.slow"]),
+        ({"clock_off_s": 2.0}, ["files.clock"]),
+    ],
+)
+def test_what_was_measured_in_the_folder(tmp_path, changes, expected):
+    assert names(files.section_of(tmp_path, replace(GOOD, **changes), may_move=True)) == expected
+
+
+def test_a_local_disk_is_good_for_a_job_that_stays(tmp_path):
+    assert names(files.section_of(tmp_path, replace(GOOD, type="ext4"), may_move=False)) == []
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (OSError(28, "No space left on device"), "files.full"),
+        (OSError(122, "Disk quota exceeded"), "files.full"),
+        (PermissionError(13, "Permission denied"), "files.not_writable"),
+        (OSError(5, "Input/output error"), "files.broken"),
+        (RunError("cannot write"), "files.broken"),
+    ],
+)
+def test_errors_of_the_disk(tmp_path, error, expected):
+    assert files.told(error, tmp_path).kind.name == expected
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_longest_mount_point(tmp_path):
+    text = (
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        f"2 1 0:30 / {tmp_path} rw,relatime shared:1 - lustre 10.0.0.1@o2ib:/scratch rw\n"
+        f"3 1 0:31 / {tmp_path}/data rw - nfs4 server:/data rw\n"
+    )
+    assert files.mount_of(tmp_path / "runs", text) == ("lustre", "10.0.0.1@o2ib:/scratch")
+    assert files.mount_of(tmp_path / "database", text) == ("lustre", "10.0.0.1@o2ib:/scratch")
+    assert files.mount_of(tmp_path / "data/x", text) == ("nfs4", "server:/data")
+
+
+# ---- collectives
+
+
+def test_bytes_of_a_transfer():
+    moved = {(t.operation, t.what): t.moved_bytes(4) for t in collectives.TRANSFERS}
+    assert moved["gather", "reports, 10 classes"] == 3 * 3000
+    assert moved["all-reduce", "weights of ResNet18"] == 3 * 8 * collectives.RESNET18_FLOATS
+    assert moved["relay", "weights of ResNet18"] == 4 * collectives.RESNET18_FLOATS
+
+
+@pytest.mark.parametrize(
+    "seconds, wrong, expected",
+    [
+        ([9.0, 1.04, 1.0], [0, 0], []),  # 0.05 s + 100 x 10 MB / 1000 MB/s = 1.05 s
+        ([9.0, 1.06, 1.0], [0, 0], ["collectives.slow"]),
+        ([1.0], [0, 7], ["collectives.wrong"]),
+    ],
+)
+def test_a_slow_or_wrong_collective(seconds, wrong, expected):
+    measured = collectives.Measured("gather", "reports", 10**7, 10**7, seconds, wrong)
+    assert names(collectives.section_of([measured], copy_mb_s=1000.0)) == expected
+
+
+def test_sizes_are_those_of_the_networks():
+    flat = FlatModel(networks.build(resolve().model, 10, (3, 32, 32), 0))
+    assert len(flat.values_V) == collectives.SMALL_FLOATS
+    torchvisions = 11_689_512 - (512 * 1000 + 1000)  # ResNet18 without its last layer
+    statistics, latent, classifier, padding = 2 * 4800, 512 * 512 + 512, 512 * 10 + 10, 6
+    assert torchvisions + statistics + latent + classifier + padding == collectives.RESNET18_FLOATS
+
+
+def test_members_of_one_host_name_on_two_machines_are_two_hosts():
+    members = [Member(0, "node", "node/a", 1), Member(1, "node", "node/b", 1)]
+    places = [place(m.rank, FREE, host=m.host, machine=m.machine) for m in members]
+    assert [len(host) for host in placement.by_host(places)] == [1, 1]

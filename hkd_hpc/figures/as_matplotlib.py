@@ -11,13 +11,14 @@ import numpy as np
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, looks
+from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-COLUMN_IN, PAGE_IN, PANEL_IN = 3.3, 6.9, 2.0  # widths of one column and of two; height of a panel
+COLUMN_IN, PAGE_IN = 3.3, 6.9  # widths of a column and of a page
+PANEL_IN, SLANT_IN, LEGEND_ROW_IN = 2.0, 0.4, 0.16  # heights
 MARKS_A_LINE = 8
 DASH = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 MARKER = {
@@ -28,6 +29,8 @@ MARKER = {
     "cross": "P",
     "triangle-down": "v",
     "x": "X",
+    "star": "*",
+    "pentagon": "p",
 }
 STYLE: dict[Any, Any] = {
     "font.size": 7.5,
@@ -91,17 +94,19 @@ def _panels(figure: Lines | Bars) -> Canvas:
     names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
     across = 2 if len(names) == 4 else min(3, len(names))
     down = math.ceil(len(names) / across)
-    look_of = looks(series.name for series in figure.series)
     width_in = COLUMN_IN if across == 1 else PAGE_IN
-    rows = _legend_rows(list(look_of), width_in)
-    canvas = _canvas(width_in, PANEL_IN * down + 0.16 * rows + 0.1)
+    told = legend_names(figure)
+    columns = _legend_columns(told, width_in)
+    panel_in = PANEL_IN + SLANT_IN * any(_is_slanting(series.x) for series in figure.series)
+    canvas = _canvas(width_in, panel_in * down + LEGEND_ROW_IN * math.ceil(len(told) / columns) + 0.1)
     all_axes = list(canvas.subplots(down, across, squeeze=False).flat)
+    look_of = looks(series.name for series in figure.series)
     for axes, name in zip(all_axes, names):
         _panel(axes, figure, [series for series in figure.series if series.panel == name], look_of)
         axes.set_title(name)
     for axes in all_axes[len(names) :]:
         axes.set_axis_off()
-    _legend(canvas, all_axes, rows)
+    _legend(canvas, all_axes, told, columns)
     return canvas
 
 
@@ -136,7 +141,7 @@ def _line(axes: Axes, series: Series, look: Look, place: int) -> None:
         markevery=(place % step, step),
     )
     if series.low is not None and series.high is not None:
-        axes.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.12, linewidth=0)
 
 
 def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacked: bool) -> None:
@@ -154,36 +159,36 @@ def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacke
         bottom = bottom + y
     if series[0].x.dtype.kind == "U":
         _name_places(axes, series[0].x)
+        axes.set_xlim(-max(0.6, 2 - len(places) / 2), len(places) - 1 + max(0.6, 2 - len(places) / 2))
+
+
+def _is_slanting(names: np.ndarray) -> bool:
+    """Whether they do not fit side by side."""
+    return names.dtype.kind == "U" and sum(0.06 * len(name) + 0.08 for name in names) > 0.8 * COLUMN_IN
 
 
 def _name_places(axes: Axes, names: np.ndarray) -> None:
-    """Level where they fit, else slanting."""
-    fits = sum(map(len, names)) * 0.06 + 0.08 * len(names) < COLUMN_IN * 0.8
-    slant: dict[str, Any] = {} if fits else dict(rotation=40, ha="right", rotation_mode="anchor")
+    slant: dict[str, Any] = dict(rotation=40, ha="right", rotation_mode="anchor") if _is_slanting(names) else {}
     axes.set_xticks(np.arange(len(names)), names, **slant)
 
 
-def _legend_rows(names: list[str], width_in: float) -> int:
-    """How many rows the names take in a legend of this width; 0: there is nothing to tell apart."""
-    if len(names) < 2:
-        return 0
-    return math.ceil(len(names) / _across(names, width_in))
+def _legend_columns(names: Sequence[str], width_in: float) -> int:
+    """As many as fit side by side; matplotlib fills one after the other, each as wide as its longest name."""
+    for columns in range(len(names), 1, -1):
+        rows = math.ceil(len(names) / columns)
+        longest = [max(map(len, names[first : first + rows])) for first in range(0, len(names), rows)]
+        if sum(0.055 * length + 0.48 for length in longest) <= width_in:
+            return len(longest)
+    return 1
 
 
-def _across(names: list[str], width_in: float) -> int:
-    widest_in = max(map(len, names)) * 0.055 + 0.4
-    return max(1, min(len(names), int(width_in / widest_in)))
-
-
-def _legend(canvas: Canvas, all_axes: Sequence[Axes], rows: int) -> None:
+def _legend(canvas: Canvas, all_axes: Sequence[Axes], names: Sequence[str], columns: int) -> None:
     """One for all panels, below them."""
     handles: dict[str, Any] = {}
     for axes in all_axes:
-        for handle, name in zip(*axes.get_legend_handles_labels()):
-            handles.setdefault(name, handle)
-    if rows or len(handles) > 1:
-        across = _across(list(handles), canvas.get_figwidth())
-        canvas.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=across)
+        handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels())}
+    if names:
+        canvas.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns)
 
 
 # ---- heat maps

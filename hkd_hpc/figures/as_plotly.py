@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, looks
+from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
 
 DIGITS = 6  # that a page shows, and has to load
 CLEAR = "rgba(0,0,0,0)"
@@ -26,11 +26,12 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
         return _heat_map(figure)
     assert isinstance(figure, Lines | Bars)
     names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
-    look_of, shown = looks(series.name for series in figure.series), set[str]()
+    look_of, told = looks(series.name for series in figure.series), legend_names(figure)
+    shown = set[str]()
     traces_of = _line if isinstance(figure, Lines) else _bars
     traces: list[dict[str, Any]] = []
     for series in figure.series:
-        is_told = len(look_of) > 1 and series.name not in shown  # once for all panels
+        is_told = series.name in told and series.name not in shown  # once for all panels
         more = {**_axes_of(names.index(series.panel)), "legendgroup": series.name, "showlegend": is_told}
         traces += traces_of(series, look_of[series.name], more)
         shown.add(series.name)

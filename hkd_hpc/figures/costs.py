@@ -55,7 +55,7 @@ def waiting_s(busy_RK: np.ndarray) -> np.ndarray:
 def rank_bars(words: Words, groups: Sequence[Group]) -> Figure | str:
     """Busy and waiting, the mean of a round: by rank of one run, by group (mean over ranks and seeds) of several."""
     if len(groups) > 1 or groups[0].seeds > 1:
-        return bars.of_rounds(mean_busy_and_waiting, "time of a round and rank", SECONDS, NO_TIME, words, groups)
+        return bars.of_rounds(mean_busy_and_waiting, "time of a round", SECONDS, NO_TIME, words, groups)
     ranks, busy_RK = busy_s(groups[0].runs[0])
     x = np.array(list(map(str, ranks)))
     series = Series("busy", x, busy_RK.mean(0)), Series("waiting", x, waiting_s(busy_RK).mean(0))

@@ -71,7 +71,7 @@ def clients_sorted(words: Words, groups: Sequence[Group]) -> Figure:
     return Lines(
         **with_seeds(words, groups),
         x_label="share of the clients",
-        y_label="local accuracy in the last round",
+        y_label="local accuracy",
         series=tuple(
             bands.band(named(group, group.seeds), SHARES, np.array([quantiles(run) for run in group.runs]))
             for group in groups

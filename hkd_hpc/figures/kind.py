@@ -100,7 +100,7 @@ def lines(
             if not found:
                 continue
             name = named(group, len(found)) if len(groups) > 1 else measure
-            panel = measure if len(groups) > 1 or apart else ""
+            panel = measure if len(measures) > 1 and (len(groups) > 1 or apart) else ""
             if x is None:
                 yield bands.along_rounds(name, [y for _, y in found], panel)
             else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hkd_hpc.figures.figure import Bars, Lines
+
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is lost on white paper
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "x")
+MARKERS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "x", "star", "pentagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
 HATCHES = ("", "/", "\\", "x", ".", "-", "+")
 MOST_TOLD_APART = len(COLOURS) * len(DASHES)
@@ -32,6 +34,13 @@ class Look:
     marker: str
     dash: str
     hatch: str
+
+
+def legend_names(figure: Lines | Bars) -> list[str]:
+    """What its legend has to tell: not a name that is its panel's heading, nor one alone."""
+    names = list(dict.fromkeys(series.name for series in figure.series if series.name != series.panel))
+    marks = [figure.mark_label] if isinstance(figure, Lines) and figure.marks and figure.mark_label else []
+    return names + marks if len(names + marks) > 1 else []
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

@@ -9,7 +9,7 @@ import numpy as np
 Units = tuple[tuple[float, str], ...]  # size and name, the largest first
 
 BYTES: Units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-COUNT: Units = ((1e6, "million"), (1.0, ""))
+COUNT: Units = ((1e6, "million"), (1e3, "thousand"), (1.0, ""))
 PLAIN: Units = ((1.0, ""),)
 SECONDS: Units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

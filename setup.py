@@ -46,6 +46,7 @@ setup(
         "report": [
             "matplotlib>=3.8",  # figures as PDF, SVG and PNG
         ],
+        "tensorboard": ["tensorboard>=2.12"],  # run.loggers=tensorboard writes with its own writer, export too
         "test": [
             "matplotlib>=3.8",
             "pandas>=2",
@@ -54,6 +55,7 @@ setup(
             "pytest-xdist>=3.7",
             "hypothesis>=6.100",  # 10,000 generated inputs that are broken on purpose
             "setuptools>=70.1",
+            "tensorboard>=2.12",  # reads back what the logger wrote
         ],
         "dev": ["ruff>=0.15", "mypy>=1.15", "import-linter>=2.17", "pre-commit>=4", "pytest-cov>=6", "coverage>=7.10"],
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs

@@ -1,6 +1,7 @@
-"""Trained models as plain state dicts that load without this package.
+"""A run for other programs: trained models as plain state dicts, rounds and clients as CSV, rounds for TensorBoard.
 
     python -m hkd_hpc.export RUN --out global.pt [--client I]
+    python -m hkd_hpc.export RUN --csv DIR --tensorboard DIR
 
 `.pt` loads with torch.load(path, weights_only=True), `.safetensors` with the safetensors package. The global model is
 that of the newest good checkpoint; a client's own model is that of the last round, after its local training.
@@ -11,15 +12,20 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from hkd_hpc import loggers
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.loggers.base import Logger, numbers_of
+from hkd_hpc.loggers.files import csv_line, number_or_none
+from hkd_hpc.results import Run, load
 from hkd_hpc.results.models import read_model
 from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import first_paragraph
-from hkd_hpc.store.atomic import replace_file
+from hkd_hpc.store.atomic import replace_file, replace_text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,18 +39,80 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.pt|FILE.safetensors")
-    parser.add_argument("--client", type=int, metavar="I", help="client I's own model instead of the global one")
+    parser.add_argument("--out", type=Path, metavar="FILE.pt|FILE.safetensors", help="the model")
+    parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")
+    parser.add_argument("--csv", type=Path, metavar="DIR", help="write rounds.csv and clients.csv there")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the rounds for TensorBoard there")
     options = parser.parse_args(arguments)
     try:
-        out = Path(expanded(options.out, "--out "))
-        arrays = read_model(Path(expanded(options.run, "")), options.client)
-        write_model(out, arrays)
+        for line in exported(options):
+            print(line)
     except (UsageError, RunError) as error:
         print(f"hkd_hpc: {error}", file=sys.stderr)
         return 2
-    print(f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers")
     return 0
+
+
+def exported(options: argparse.Namespace) -> Iterator[str]:
+    """Write what was asked for; a line for each file or folder. Raises UsageError, RunError."""
+    run = Path(expanded(options.run, ""))
+    if not (options.out or options.csv or options.tensorboard):
+        raise UsageError("nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR")
+    if options.out:
+        yield export_model(run, Path(expanded(options.out, "--out ")), options.client)
+    for name in ("csv", "tensorboard"):
+        if getattr(options, name):
+            yield export_rounds(run, name, Path(expanded(getattr(options, name), f"--{name} ")))
+
+
+def export_model(run: Path, out: Path, client: int | None) -> str:
+    """Write one model; what was written, for people."""
+    arrays = read_model(run, client)
+    write_model(out, arrays)
+    return f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers"
+
+
+# --- tables
+
+
+def export_rounds(path: Path, name: str, folder: Path) -> str:
+    """Hand all rounds of a run to a logger (loggers.REGISTRY); what was written, for people."""
+    run = load(path)
+    run.require()
+    if not len(run):
+        raise UsageError(f"{path}: has no round to export yet")
+    [make] = loggers.classes_of([name]).values()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        hand_over(run, make(folder))
+        if name == "csv":
+            replace_text(folder / "clients.csv", clients_text(run))
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from None
+    return f"{folder}: {len(run)} rounds"
+
+
+def hand_over(run: Run, logger: Logger) -> None:
+    """All rounds of a run, and that there are no more."""
+    columns = {name: column.tolist() for name, column in run.round_columns.items()}
+    for index, round in enumerate(columns["round"]):
+        logger.log_round(round, numbers_of({name: values[index] for name, values in columns.items()}))
+    logger.close()
+
+
+def clients_text(run: Run) -> str:
+    """The clients' table as CSV: a line for each round and client; of a column of classes a column for each class."""
+    columns: dict[str, np.ndarray] = {}
+    for name, values in run.client_columns.items():
+        by_class = np.moveaxis(values, -1, 0) if values.ndim == 3 else ()
+        columns |= {f"{name}/{number}": part for number, part in enumerate(by_class)} or {name: values}
+    lines = [csv_line(["round", "client", *columns])]
+    for round, *rows in zip(run.round_columns["round"], *columns.values()):
+        lines += [csv_line([round, client, *map(number_or_none, row)]) for client, row in enumerate(zip(*rows))]
+    return "".join(lines)
+
+
+# --- models
 
 
 def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:

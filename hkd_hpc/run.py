@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, client_state, payload, plan, resume, rounds
+from hkd_hpc import assemble, client_state, loggers, payload, plan, resume, rounds
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.config.command_line import ResumeOptions
@@ -36,6 +36,7 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
         start(run, options)
     run.stop = stop
     if run.server:
+        run.server.open_loggers()
         messages.say(plan.headline(assemble.plan_of(config, run, run.server)))
     complete = rounds.all_rounds(run)
     if complete:
@@ -45,6 +46,8 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
             f"stopped by {name_of(run.stopping)} after round {run.done} of {config.fed.rounds}, which is saved; "
             f"resume it with --resume --out {run.server.folder.path}"
         )
+    if run.server:
+        run.server.loggers.close()
     return complete
 
 
@@ -77,4 +80,5 @@ def show_plan(config: Config, comm: Comm) -> None:
     """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
     run = assemble.build(config, comm, None)
     if run.server:
+        loggers.classes_of(loggers.names_of(config.run.loggers))
         messages.say(plan.text(assemble.plan_of(config, run, run.server)))

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc import checkpoint, payload
+from hkd_hpc import checkpoint, loggers, payload
 from hkd_hpc.analysis import metrics
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
+from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, describe
@@ -105,6 +106,14 @@ class Server:
         self.rows_file = GrowingTree(folder.rows_path, sync_every_s=0)  # what a checkpoint needs outlasts all
         self.write_s = 0.0  # of the last row
         self.clock = messages.Clock(config.fed.rounds)
+        self.loggers = Loggers({}, folder.path, [], messages.warn)
+
+    def open_loggers(self) -> None:
+        """Of run.loggers, which get each round from now on. UsageError where one of them cannot be used."""
+        classes = loggers.classes_of(loggers.names_of(self.config.run.loggers))
+        done = len(self.history) - (self.pending is not None)
+        rows = [self.history.row(index) for index in range(done if classes else 0)]
+        self.loggers = Loggers(classes, self.folder.loggers_folder, rows, messages.warn)
 
     # --- within a round
 
@@ -296,6 +305,7 @@ class Server:
         self.write_metrics()
         self.write_s = time.perf_counter() - start_s
         messages.say(messages.progress_line(self.history, self.clock, self.trainer.scheme.terms))
+        self.loggers.log_round(self.history.last())
 
     def _test_round(self, state: RoundState) -> None:
         """Test the global model of the last row; logits that are not finite are told, and no accuracy."""

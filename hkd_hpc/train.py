@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hkd_hpc import config as config_module
-from hkd_hpc import resume
+from hkd_hpc import loggers, resume
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.launchers import guess_rank
@@ -122,6 +122,7 @@ def check_machine(config: Config) -> None:
     """Rank 0, before any rank pays for torch: what is installed, and whether the data are there. Raises UsageError."""
     versions.check(config.model.name, config.model.needs_torchvision)
     check_present(config.data.name, config.data.dir, config.data.path)
+    loggers.classes_of(loggers.names_of(config.run.loggers))
 
 
 # --- the run's folder

@@ -8,6 +8,7 @@ from hkd_hpc.config.sections import Config, absolute_paths, as_values
 from hkd_hpc.config.values import from_values
 from hkd_hpc.errors import UsageError
 
+PLACES = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
 FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
 
 
@@ -47,8 +48,8 @@ def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
 
 
 def is_place(key: str) -> bool:
-    """Whether a setting says where a run goes on, not what it computes: these may change on --resume."""
-    return key.startswith("comm.") or key in ("run.device", "run.graphs", "run.lanes", "data.dir", "data.path")
+    """Whether a setting says where a run goes on, and who is told, not what it computes: these may change on --resume."""
+    return key.startswith("comm.") or key in PLACES
 
 
 def moved(stored: Config, asked: dict[str, Any]) -> Config:

@@ -117,6 +117,11 @@ class RunSettings:
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
+    loggers: str = setting(
+        "",
+        "what else gets each round's numbers, with commas between: tensorboard, csv, jsonl, or your own module:Class; they "
+        "write to loggers/ in the run's folder and change no result",
+    )
 
 
 @dataclass(frozen=True)

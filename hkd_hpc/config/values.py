@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hkd_hpc import schemes
+from hkd_hpc import loggers, schemes
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
 from hkd_hpc.config.sections import SECTIONS, Config, as_values
 from hkd_hpc.data.registry import OWN, SOURCES
@@ -67,6 +67,7 @@ def check_together(config: Config) -> None:
         raise UsageError(
             f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, or module:Class"
         )
+    loggers.names_of(config.run.loggers)
     if config.comm.backend == "nccl" and config.run.device == "cpu":
         raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")
 

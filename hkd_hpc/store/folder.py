@@ -71,6 +71,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def loggers_folder(self) -> Path:
+        """Where the loggers write (run.loggers)."""
+        return self.path / "loggers"
+
+    @property
     def checkpoint_folder(self) -> Path:
         """Where the checkpoints are."""
         return self.path / "checkpoints"

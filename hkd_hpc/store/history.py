@@ -49,9 +49,13 @@ class History:
         for name, value in values.items():
             self.rounds.setdefault(name, [missing(value)] * len(self))[-1] = value
 
+    def row(self, index: int) -> dict[str, Any]:
+        """A row of the rounds, by column."""
+        return {name: values[index] for name, values in self.rounds.items()}
+
     def last(self) -> dict[str, Any]:
         """The last row."""
-        return {name: values[-1] for name, values in self.rounds.items()}
+        return self.row(-1)
 
     def counts(self) -> dict[str, int]:
         """The rows of each table."""

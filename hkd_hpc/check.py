@@ -22,7 +22,7 @@ import numpy as np
 from hkd_hpc import config as config_module
 from hkd_hpc.config import Config, identity
 from hkd_hpc.config.command_line import Parser
-from hkd_hpc.console.messages import printable
+from hkd_hpc.console.output import printable
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import read_trials

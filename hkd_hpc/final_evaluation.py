@@ -67,7 +67,10 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
         server.write_complete_metrics(summary)
     else:
         server.write_metrics()
-    messages.say(messages.summary_table(server.history, summary, server.static["baselines"], server.folder))
+    messages.answer(
+        messages.summary_table(server.history, summary, server.static["baselines"], server.folder),
+        messages.summary_essentials(server.history, summary, server.folder),
+    )
     if not has_result:
         raise RunError(
             f"the final global model has {nonfinite}: the run has no result. All its rounds are saved; "

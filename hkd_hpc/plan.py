@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.config import Config
-from hkd_hpc.console.messages import bytes_text
+from hkd_hpc.config import Config, absolute_paths, as_values, resolve
+from hkd_hpc.config.words import as_text
+from hkd_hpc.console.messages import aligned, bytes_text
 from hkd_hpc.data.settings import DataSettings
 
 SHOWN_CLASSES = 20
@@ -72,15 +73,24 @@ def text(plan: Plan) -> str:
             headline(plan),
             *plan.comm.rank_lines,
             "",
-            "settings:",
-            plan.config.to_json(),
-            "",
             *clients_lines(plan),
             "",
             *memory_lines(plan),
             *bytes_lines(plan),
+            "",
+            *settings_lines(plan.config),
         ]
     )
+
+
+def settings_lines(config: Config) -> list[str]:
+    """The settings that differ from the defaults, beside these."""
+    values = as_values(config)
+    defaults = as_values(absolute_paths(resolve(overrides=[f"scheme.name={config.scheme.name}"])))
+    different = {key: value for key, value in values.items() if value != defaults[key]}
+    rows = [(key, as_text(value) or "-", as_text(defaults[key]) or "-") for key, value in different.items()]
+    last = f"the other {len(values) - len(rows)} settings are the defaults, which --help lists"
+    return [*aligned([("setting", "value", "default"), *rows]), last]
 
 
 def clients_lines(plan: Plan) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 
@@ -9,9 +11,12 @@ from hkd_hpc import assemble, client_state, loggers, payload, plan, resume, roun
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.config.command_line import ResumeOptions
-from hkd_hpc.console import messages
+from hkd_hpc.console import messages, output
+from hkd_hpc.console.output import Log
 from hkd_hpc.final_evaluation import final_evaluation
+from hkd_hpc.progress import Progress
 from hkd_hpc.rounds import RankRun
+from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import unpack_counters
@@ -36,19 +41,40 @@ def execute(config: Config, comm: Comm, folder: RunFolder | None, options: Resum
         start(run, options)
     run.stop = stop
     if run.server:
-        run.server.open_loggers()
-        messages.say(plan.headline(assemble.plan_of(config, run, run.server)))
-    complete = rounds.all_rounds(run)
-    if complete:
-        final_evaluation(run)
-    elif run.server:
-        messages.say(
-            f"stopped by {name_of(run.stopping)} after round {run.done} of {config.fed.rounds}, which is saved; "
-            f"resume it with --resume --out {run.server.folder.path}"
-        )
+        begin_telling(config, run, run.server)
+    with progress_shown(run):
+        complete = rounds.all_rounds(run)
+        if complete:
+            final_evaluation(run)
     if run.server:
-        run.server.loggers.close()
+        end_telling(run, run.server, complete)
     return complete
+
+
+def begin_telling(config: Config, run: RankRun, server: Server) -> None:
+    """Rank 0, before the first round: log, loggers, and what is going to run; `config`: as it was given."""
+    output.current().keep(Log(server.folder.log_path))
+    server.open_loggers()
+    messages.say(plan.headline(assemble.plan_of(config, run, server)))
+    if run.comm.rank_lines:
+        messages.detail(lambda: "\n".join(run.comm.rank_lines))
+
+
+def progress_shown(run: RankRun) -> AbstractContextManager[None]:
+    """Within it a terminal of rank 0 shows how far the round is."""
+    if run.server is None:
+        return nullcontext()
+    return output.current().redrawn(Progress(run.config, run.comm, run.rank_of, run.worker.eligible).text)
+
+
+def end_telling(run: RankRun, server: Server, complete: bool) -> None:
+    """Rank 0, after the last round: how to go on, where there is something to go on with."""
+    server.loggers.close()
+    if not complete:
+        messages.answer(
+            f"stopped by {name_of(run.stopping)} after round {run.done} of {run.config.fed.rounds}, which is saved; "
+            f"resume it with --resume --out {server.folder.path}"
+        )
 
 
 def start(run: RankRun, options: ResumeOptions) -> None:
@@ -81,4 +107,4 @@ def show_plan(config: Config, comm: Comm) -> None:
     run = assemble.build(config, comm, None)
     if run.server:
         loggers.classes_of(loggers.names_of(config.run.loggers))
-        messages.say(plan.text(assemble.plan_of(config, run, run.server)))
+        messages.answer(plan.text(assemble.plan_of(config, run, run.server)))

@@ -305,6 +305,7 @@ class Server:
         self.write_metrics()
         self.write_s = time.perf_counter() - start_s
         messages.say(messages.progress_line(self.history, self.clock, self.trainer.scheme.terms))
+        messages.detail(lambda: messages.round_details(self.history, self.static["clients"]["rank"].tolist()))
         self.loggers.log_round(self.history.last())
 
     def _test_round(self, state: RoundState) -> None:

@@ -30,7 +30,8 @@ from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.config.words import words_of
-from hkd_hpc.console import messages
+from hkd_hpc.console import messages, output
+from hkd_hpc.console.output import Level
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
@@ -65,13 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if guess_rank(os.environ) == 0:
                 messages.say(request)
             return 0
-        comm = request.config.comm if isinstance(request, Request) else CommSettings()
         environment.prepare()
-        with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
-            if isinstance(request, Exception):
-                raise with_rank(request, world.rank)
-            complete = work(request, world, stop)
+        with output.opened(Level.NORMAL if isinstance(request, Exception) else request.level):
+            complete = as_one_job(request, stop)
     return 0 if complete else STOPPED
+
+
+def as_one_job(request: Request | Exception, stop: StopRequest) -> bool:
+    """What was asked for, or what is wrong with it, in the world of all ranks; False when a signal stopped the run."""
+    comm = request.config.comm if isinstance(request, Request) else CommSettings()
+    with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
+        if isinstance(request, Exception):
+            raise with_rank(request, world.rank)
+        world.control.note_failures(output.current().record)
+        return work(request, world, stop)
 
 
 def with_rank(problem: Exception, rank: int) -> Exception:
@@ -274,7 +282,7 @@ def in_this_process(
 
 def trained(words: Sequence[str]) -> Path:
     """Train as one process, and leave that as it was; the run's folder."""
-    with environment.kept(), handlers_kept():
+    with environment.kept(), handlers_kept(), output.opened(Level.NORMAL):
         request = parse(words)
         if not isinstance(request, Request):
             raise UsageError(f"{words}: only settings and options of a training are understood here")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from hkd_hpc import config as config_module
 from hkd_hpc.config import Config, presets
+from hkd_hpc.console.output import Level
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.paths import expanded
@@ -35,6 +36,7 @@ class Request(ResumeOptions):
     soft: set[str]  # those of them that only a preset gave, or a run's config.json
     out: Path | None  # None: a new folder below runs/
     dry_run: bool
+    level: Level = Level.NORMAL  # how much the terminal shows
 
     @property
     def stored_at(self) -> Path:
@@ -98,7 +100,12 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--strict-code",),
         {"action": "store_true", "help": "with --resume: only with the code of the rounds before"},
     ),
-    (("--dry-run",), {"action": "store_true", "help": "print settings, plan, class histogram, memory and stop"}),
+    (("--dry-run",), {"action": "store_true", "help": "print plan, class histogram, memory and settings and stop"}),
+    (("--quiet", "-q"), {"action": "store_true", "help": "print errors and the accuracies at the end alone"}),
+    (
+        ("--verbose", "-v"),
+        {"action": "store_true", "help": "print also where each rank is, and what it did in a round"},
+    ),
     (("--help", "-h"), {"action": "store_true", "help": "this text and all settings"}),
     (("--version",), {"action": "store_true", "help": "version, the code's revision, packages"}),
     (("settings",), {"nargs": "*", "metavar": "section.key=value", "help": "settings, over everything else"}),
@@ -149,6 +156,7 @@ def parse(arguments: Sequence[str]) -> Request | str:
         allow_change=options.allow_change,
         strict_code=options.strict_code,
         dry_run=options.dry_run,
+        level=Level.QUIET if options.quiet else Level.VERBOSE if options.verbose else Level.NORMAL,
     )
 
 
@@ -160,6 +168,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("--resume: say which run to resume with --out DIR")
     if options.allow_change and not options.resume:
         raise UsageError("--allow-change: is for --resume; a new run takes any settings")
+    if options.quiet and options.verbose:
+        raise UsageError("--quiet --verbose: leave out one of them")
     if options.strict_code and not options.resume:
         raise UsageError("--strict-code: is for --resume; a new run takes any code")
 

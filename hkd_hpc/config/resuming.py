@@ -48,7 +48,7 @@ def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
 
 
 def is_place(key: str) -> bool:
-    """Whether a setting says where a run goes on, and who is told, not what it computes: these may change on --resume."""
+    """Whether a setting says where a run goes on or who is told, not what it computes: it may change on --resume."""
     return key.startswith("comm.") or key in PLACES
 
 

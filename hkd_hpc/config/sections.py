@@ -119,8 +119,8 @@ class RunSettings:
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
     loggers: str = setting(
         "",
-        "what else gets each round's numbers, with commas between: tensorboard, csv, jsonl, or your own module:Class; they "
-        "write to loggers/ in the run's folder and change no result",
+        "what else gets each round's numbers, with commas between: tensorboard, csv, jsonl, or your own module:Class; "
+        "they write to loggers/ in the run's folder and change no result",
     )
 
 

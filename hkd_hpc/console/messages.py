@@ -1,48 +1,49 @@
-"""What rank 0 prints: plain lines, no escape codes, flushed at once so that a killed job leaves a readable log."""
+"""What rank 0 says, in plain lines: their text. Where they go: output.py."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hkd_hpc.analysis.metrics import FINAL, SUMMARISED, SUMMARY_WAYS, TestResult
+from hkd_hpc.console import output
+from hkd_hpc.console.output import Level
 from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
 
 
 def say(text: str) -> None:
-    """A line for the log."""
-    _write(sys.stdout, text)
+    """A line of what goes on."""
+    output.current().say(text)
 
 
 def warn(text: str) -> None:
     """A line for people who watch."""
-    _write(sys.stderr, f"hkd_hpc: warning: {text}")
+    output.current().warn(text)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """A reader that has gone (`| head`) or a full log disk must not end a run of hours: then the rest is not
-    printed.
-    """
-    try:
-        print(printable(text, stream), file=stream, flush=True)
-    except OSError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
+def detail(text: Callable[[], str]) -> None:
+    """What only --verbose shows, and only then costs anything."""
+    out = output.current()
+    if out.level == Level.VERBOSE:
+        out.say(text(), Level.VERBOSE)
 
 
-def printable(text: str, stream: TextIO) -> str:
-    """What the stream's encoding lacks (a name of a file that is not UTF-8) becomes an escape."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def answer(text: str, essential: str | None = None) -> None:
+    """What the command was for: --quiet shows it too, or its `essential` part where that is given."""
+    out = output.current()
+    if essential is None or out.level > Level.QUIET:
+        out.say(text, Level.QUIET)
+    else:
+        out.record(text)
+        output.write(sys.stdout, essential)
 
 
 def client_text(client: int, name: str = "") -> str:
@@ -89,13 +90,41 @@ def number_text(value: float) -> str:
 def progress_line(history: History, clock: Clock, terms: Iterable[str]) -> str:
     """round  3/10  loss cross_entropy 1.234 soft 0.012 | local .812 global .455 | 12.3 s, 1 min 02 s left"""
     row = history.last()
-    width = len(str(clock.rounds))
+    return round_line(row, clock.rounds, clock.left_s(row["round"]), terms)
+
+
+def round_line(row: Mapping[str, Any], rounds: int, left_s: float, terms: Iterable[str]) -> str:
+    """The line of a round, of its row in /rounds; `rounds`: all that there will be."""
+    width = len(str(rounds))
     losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
     local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
     return (
-        f"round {row['round']:{width}d}/{clock.rounds}  loss {losses}  |  local {local}  global {whole}  |  "
-        f"{seconds_text(row['wall_s'])}, {seconds_text(clock.left_s(row['round']))} left"
+        f"round {row['round']:{width}d}/{rounds}  loss {losses}  |  local {local}  global {whole}  |  "
+        f"{seconds_text(row['wall_s'])}, {seconds_text(left_s)} left"
     )
+
+
+def round_details(history: History, rank_of: Sequence[int]) -> str:
+    """Of the last round, what --verbose shows: seconds by phase on rank 0, and of each rank with clients how many it
+    trained and for how long.
+    """
+    row = history.last()
+    seconds = ", ".join(f"{phase} {row[f'seconds/{phase}']:.2f}" for phase in PHASES)
+    lines = [f"round {row['round']}: seconds by phase (rank 0): {seconds}"]
+    train_s, report_s = history.clients["train_s"][-1], history.clients["report_s"][-1]
+    for rank in sorted(set(rank_of)):
+        here = np.array(rank_of) == rank
+        lines.append(
+            f"round {row['round']}: rank {rank}: {np.count_nonzero(train_s[here] > 0)} clients, training "
+            f"{np.nansum(train_s[here]):.2f} s, tests and reports {np.nansum(report_s[here]):.2f} s"
+        )
+    return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
 
 
 GLOBAL_STATISTICS = {"average": "averaged", "local": "averaged", "reestimate": "re-estimated"}
@@ -149,6 +178,11 @@ def summary_table(
 
 
 SUMMARY_WIDTHS = {"last": 12, "mean_last_5": 13, "oracle": 9}
+
+
+def summary_essentials(history: History, summary: Mapping[str, Any], folder: RunFolder) -> str:
+    """What --quiet shows of it: the accuracies, and where all else is."""
+    return "\n".join([*summary_lines(history, summary), f"metrics     {folder.metrics_path}"])
 
 
 def summary_lines(history: History, summary: Mapping[str, Any]) -> list[str]:

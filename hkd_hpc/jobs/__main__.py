@@ -13,6 +13,7 @@ from functools import partial
 from hkd_hpc.analysis.tables import FORMATS
 from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console import messages
+from hkd_hpc.console.output import Screen
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import results, watch
 from hkd_hpc.jobs.checks import Problems
@@ -152,8 +153,8 @@ def run(options: argparse.Namespace) -> int:
     study = Study(options.root)
     if options.command == "status":
         text = as_json if options.json else watch.table
-        clear = "\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else ""
-        watch.repeat(study.status, lambda states: messages.say(clear + text(states)), options.watch)
+        screen = Screen()
+        watch.repeat(study.status, lambda states: screen.show(text(states)), options.watch)
     elif options.command == "table":
         messages.say(study.table(options.strict_code, options.format))
         return 1 if results.read(study.root, study.trials).faults else 0

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hkd_hpc.console.output import STAMP
 from hkd_hpc.jobs.files import disk_full
 from hkd_hpc.stop import STOPPED
 
@@ -62,7 +63,7 @@ def last_line(log: Path, begin: int = 0, weak: str = WARNING) -> str:
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - TAIL_BYTES))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            lines = [STAMP.sub("", line) for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
     ours = [line for line in lines if line.startswith(OURS) and not line.startswith(WARNING)]

@@ -126,8 +126,7 @@ def table(states: list[TrialState]) -> str:
                 messages.seconds_text(state.left_s) if state.left_s == state.left_s else "",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+    lines = messages.aligned(rows)
     for i in range(len(ordered), 0, -1):
         if ordered[i - 1].error:
             lines.insert(i + 1, f"    {ordered[i - 1].error}")

@@ -71,6 +71,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def log_path(self) -> Path:
+        """What the run said, each line with time and rank."""
+        return self.path / "log.txt"
+
+    @property
     def loggers_folder(self) -> Path:
         """Where the loggers write (run.loggers)."""
         return self.path / "loggers"

@@ -186,7 +186,8 @@ def test_dry_run(tmp_path, data, size):
     assert not (tmp_path / "run").exists()
     assert sorted(os.listdir(tmp_path)) == ["data.npz"]
     assert results[1:] == [""] * (size - 1)
-    for word in ('"rounds": 2', f"{size} rank", "3 clients", "class", "memory", "payload", "devices"):
+    assert re.search(r"^fed\.rounds +2 +10$", results[0], re.MULTILINE)
+    for word in (f"{size} rank", "3 clients", "class", "memory", "payload", "devices"):
         assert word in results[0], word
     client_lines = re.findall(r"^ +[012] +\d +\d+ +\d+ +\d+ +[\d ]+$", results[0], re.MULTILINE)
     assert [line.split()[2:5] for line in client_lines] == [["75", "0", "25"]] * 3  # train, val, test

@@ -221,6 +221,7 @@ def test_only_rank_0_writes_files(tmp_path, data):
         "checkpoints/round_0001.h5",
         "checkpoints/round_0002.h5",
         "config.json",
+        "log.txt",
         "metrics.h5",
     ]
 

@@ -78,6 +78,7 @@ class NullControl:
 
     def __init__(self) -> None:
         self.place = Place()
+        self._note_failure: Callable[[str], None] = nowhere
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _raise_terminated)
 
@@ -87,6 +88,14 @@ class NullControl:
 
     def watch_steps(self, count: Callable[[], int]) -> None:
         """Nobody watches."""
+
+    def places(self) -> dict[int, Place]:
+        """Where this process is."""
+        return {0: self.place}
+
+    def note_failures(self, note: Callable[[str], None]) -> None:
+        """`note` gets what is printed of a failure too."""
+        self._note_failure = note
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """No other rank to wait for."""
@@ -105,6 +114,7 @@ class NullControl:
     def report_failure(self, failure: Failure) -> None:
         """Print it."""
         write_stderr(f"hkd_hpc: {failure.text}")
+        self._note_failure(failure.text)
 
     def finish(self) -> None:
         """Give the signal back."""
@@ -140,6 +150,7 @@ class Control:
         self._terminated_s: float | None = None
         self._continued_s: float | None = None
         self._count_steps: Callable[[], int] = int
+        self._note_failure: Callable[[str], None] = nowhere
         self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -158,6 +169,14 @@ class Control:
     def watch_steps(self, count: Callable[[], int]) -> None:
         """`count` gives the number of steps this rank has taken so far: taking some is a sign of life."""
         self._count_steps = count
+
+    def places(self) -> dict[int, Place]:
+        """Where each rank was last seen: on rank 0 of all, elsewhere of this one."""
+        return {self.rank: self.place}
+
+    def note_failures(self, note: Callable[[str], None]) -> None:
+        """On rank 0 `note` gets what is printed of a failure of the job too; it is waited for half a second."""
+        self._note_failure = note
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """Wait until every rank is at this barrier, and gather a value of each.
@@ -353,12 +372,21 @@ def name_of(key: Sequence[Any]) -> str:
     return f"{operation} of {kind} ({Place(round, phase)}, {nbytes} bytes{f', call {call}' if call else ''})"
 
 
+def nowhere(text: str) -> None:
+    """Who notes nothing."""
+
+
 def leave(code: int) -> None:
     """End the process now: no atexit (MPI's would block), but what was printed gets out, if that takes no time."""
-    flusher = threading.Thread(target=_flush_streams, daemon=True)
-    flusher.start()
-    flusher.join(0.5)
+    shortly(_flush_streams)
     os._exit(code)
+
+
+def shortly(action: Callable[[], None]) -> None:
+    """Do it, and wait for it half a second: a disk or a terminal that hangs must not keep a failing job."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(0.5)
 
 
 def _flush_streams() -> None:

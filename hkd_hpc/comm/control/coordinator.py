@@ -19,6 +19,7 @@ from hkd_hpc.comm.control.base import (
     Place,
     leave,
     name_of,
+    shortly,
 )
 from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.control.watch import write_mpirun_stderr, write_stderr
@@ -42,6 +43,10 @@ class Coordinator(Control):
         self._stacks: dict[int, str] = {}
         self._stack_request: tuple[float, Callable[[], None]] | None = None  # until when, and what to do then
         super().__init__(rank, members, links, chain, timeout_s)  # starts the control thread: last
+
+    def places(self) -> dict[int, Place]:
+        """Where each rank was last seen, this one included."""
+        return {**{rank: place for rank, (place, _) in self._seen.copy().items()}, self.rank: self.place}
 
     def _send(self, message: Message) -> None:
         if message["kind"] == "status":
@@ -186,6 +191,7 @@ class Coordinator(Control):
         saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
         self._send_all({"kind": "abort", "code": failure.code})
         self._drain()
+        shortly(partial(self._note_failure, failure.text))
         if not saved:
             self._saving.acquire(timeout=SAVE_S)
         leave(failure.code)

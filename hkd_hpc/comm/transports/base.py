@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,6 +38,8 @@ class ControlPlane(Protocol):
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None: ...
 
     def watch_steps(self, count: Callable[[], int]) -> None: ...
+
+    def places(self) -> Mapping[int, tuple[int | None, str, int | None]]: ...
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]: ...
 
@@ -112,6 +114,12 @@ class Comm:
                 trains.
         """
         self._control.watch_steps(count)
+
+    def places(self) -> Mapping[int, tuple[int | None, str, int | None]]:
+        """Where each rank was last seen, as `at` said it there: (round, phase, client), by rank. On rank 0 of all
+        ranks, elsewhere of this one; nothing travels for it.
+        """
+        return self._control.places()
 
     def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """The one all-reduce, piece by piece.

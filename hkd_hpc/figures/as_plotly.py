@@ -14,6 +14,7 @@ from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
 DIGITS = 6  # that a page shows, and has to load
 CLEAR = "rgba(0,0,0,0)"
 PANEL_PX, LEGEND_PX = 300, 90
+FEW = 10  # ticks
 GAP, ROW_GAP = 0.06, 0.16  # between panels, of the width and of the height
 
 
@@ -39,8 +40,12 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
 
 
 def _axes_of(panel: int) -> dict[str, str]:
-    number = "" if panel == 0 else str(panel + 1)
-    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+    return {"xaxis": f"x{_number(panel)}", "yaxis": f"y{_number(panel)}"}
+
+
+def _number(panel: int) -> str:
+    """As plotly counts axes: x, x2, x3 ..."""
+    return "" if panel == 0 else str(panel + 1)
 
 
 def _line(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
@@ -106,6 +111,8 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
         column, row = panel % across, panel // across
         x, y = _domain(column, across, GAP), _domain(down - 1 - row, down, ROW_GAP)
         layout |= _axes(figure, panel, x, y)
+        if _has_few_rounds(figure):
+            layout[f"xaxis{_number(panel)}"] |= {"dtick": 1}  # no round 1.5
         if name:
             layout["annotations"].append(_heading(name, x, y))
         if isinstance(figure, Lines):
@@ -113,6 +120,10 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(figure, Lines) and figure.marks:
         layout["annotations"].append(_mark_words(figure))
     return layout
+
+
+def _has_few_rounds(figure: Lines | Bars) -> bool:
+    return all(series.x.dtype.kind in "iu" and np.ptp(series.x) <= FEW for series in figure.series if len(series.x))
 
 
 def _page(down: int) -> dict[str, Any]:
@@ -132,7 +143,7 @@ def _domain(place: int, count: int, gap: float) -> list[float]:
 
 
 def _axes(figure: Lines | Bars, panel: int, x: list[float], y: list[float]) -> dict[str, Any]:
-    number = "" if panel == 0 else str(panel + 1)
+    number = _number(panel)
     common = {"automargin": True, "zeroline": False, "gridcolor": "rgba(128,128,128,0.25)"}
     return {
         f"xaxis{number}": {"title": {"text": figure.x_label}, "domain": x, "anchor": f"y{number}", **common},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+
+from hkd_hpc.results import load
+from hkd_hpc.store.tree import save_tree
 
 SETTINGS = {"scheme.name": "fedhkd", "scheme.nu": 0.25, "model.latent": 4, "data.beta": 0.5, "run.seed": 0}
 STATUS_RM = [[0, 0, 0], [0, 5, 0], [1, 0, np.nan]]  # round 2: client 1 drops out; round 3: 0 rejected, 2 not sampled
@@ -60,6 +64,24 @@ def newest(recorded):
         return run
 
     return make
+
+
+@pytest.fixture
+def saved(newest, tmp_path):
+    """The run of `newest` as a file, looked at as any other."""
+    run = newest()
+    sections: dict[str, Any] = {}
+    for key, value in run.settings.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    tables: dict[str, Any] = {"rounds": {}, "clients": {"rank": np.array(run.client_ranks)}}
+    for table, columns in (("rounds", run.round_columns), ("clients", run.client_columns)):
+        for name, column in columns.items():
+            *group, own = name.split("/")
+            (tables[table].setdefault(group[0], {}) if group else tables[table])[own] = column
+    parts = {"partition": dict(run.partition), "parameters": run.part("parameters")}
+    save_tree(tmp_path / "metrics.h5", {"config_json": json.dumps(sections), **tables, **parts})
+    return load(tmp_path / "metrics.h5")
 
 
 @pytest.fixture

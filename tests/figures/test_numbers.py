@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc.analysis.statistics import intervals
-from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, of_run, of_study
+from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, csv_of, of_run, of_study
 
 T_OF_1 = 12.706205  # Student's t of .975 with one degree of freedom
 
@@ -36,6 +36,14 @@ def test_accuracy_of_one_run_has_a_line_for_each_measure_and_no_band(recorded):
     np.testing.assert_array_equal(series["worst tenth"].y, [0.1, 0.2, 0.3])
     np.testing.assert_array_equal(series["global"].x, [1, 3])  # not tested in round 2
     assert series["local"].low is None
+
+
+def test_a_file_has_the_figures_of_what_was_put_into_it(newest, saved):
+    read, put = of_run(saved), of_run(newest())
+    assert [type(figure) for figure in read] == [type(figure) for figure in put]
+    assert [csv_of(one) for one in read if hasattr(one, "caption")] == [
+        csv_of(one) for one in put if hasattr(one, "caption")
+    ]
 
 
 def test_two_seeds_are_one_line_with_a_band(recorded):

@@ -63,6 +63,7 @@ def test_plotly_of_lines(lines):
     assert line["y"] == [0.1, 0.2, 0.3]
     assert other["y"] == [0.333333, None, 0.5]
     assert other["xaxis"] == "x2"
+    assert drawn["layout"]["xaxis2"]["dtick"] == 1
     assert [note["text"] for note in drawn["layout"]["annotations"][:2]] == ["left", "right"]
 
 

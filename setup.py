@@ -26,6 +26,7 @@ setup(
         "hkd_hpc": ["py.typed", "specs/*.toml", "slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"],
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],
         "hkd_hpc.jobs": ["specs/*.toml"],
+        "hkd_hpc.report": ["page.*", "paper_tables.toml"],
     },
     entry_points={"console_scripts": ["hkd = hkd_hpc.cli:main"]},
     install_requires=[
@@ -44,11 +45,16 @@ setup(
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
         "pandas": ["pandas>=2"],  # run.rounds and study.table() as frames; without it NumPy's arrays
         "report": [
+            "jinja2>=3.1",  # the page of the report
+            "plotly>=6",  # carries plotly.js, which draws the figures in the reader's browser
             "matplotlib>=3.8",  # figures as PDF, SVG and PNG
         ],
         "tensorboard": ["tensorboard>=2.12"],  # run.loggers=tensorboard writes with its own writer, export too
         "test": [
+            "jinja2>=3.1",
             "matplotlib>=3.8",
+            "playwright>=1.50",  # drives the system's Chromium, which opens the report
+            "plotly>=6",
             "pandas>=2",
             "pytest>=7",
             "pytest-timeout>=2.1",

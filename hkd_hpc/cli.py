@@ -26,6 +26,7 @@ COMMANDS = {
     "sweep": Command("hkd_hpc.jobs", "many runs as one study, under SLURM or here: launch, status, table, ..."),
     "compare": Command("hkd_hpc.compare", "all schemes on the same data and seeds, and what separates them"),
     "check": Command("hkd_hpc.check", "is a run's folder good? --repair saves what can be saved"),
+    "report": Command("hkd_hpc.report", "runs or studies as one HTML page: tables, figures, what happened"),
     "export": Command("hkd_hpc.export", "a trained model as .pt or .safetensors; rounds as CSV, for TensorBoard"),
     "doctor": Command("hkd_hpc.doctor", "is this machine fit for a run? `mpirun -n 11 hkd doctor`, under a minute"),
     "slurm": Command("hkd_hpc.bundled", "sbatch scripts and site files: copy DIR, list", ("slurm",)),

@@ -142,7 +142,7 @@ class Table:
 
     def html(self) -> str:
         """A whole <table>; text is escaped, but for that of cells with an `__html__` of their own."""
-        caption = f"<caption>{escape(self.caption)}</caption>\n" if self.caption else ""
+        caption = f"<caption><span>{escape(self.caption)}</span></caption>\n" if self.caption else ""
         above = "".join(
             f'<th scope="colgroup" colspan="{count}">{escape(title)}</th>' if title else f'<td colspan="{count}"></td>'
             for title, count in self.spans

@@ -91,7 +91,7 @@ def _bars(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, An
         "y": listed(series.y),
         "marker": {
             "color": on_any_page(look.colour),
-            "pattern": {"shape": look.hatch, "fgcolor": "white", "solidity": 0.25},
+            "pattern": {"shape": look.hatch, "fgcolor": "white", "solidity": 0.25, "fillmode": "overlay"},
         },
         **more,
     }
@@ -132,7 +132,7 @@ def _page(down: int) -> dict[str, Any]:
         "plot_bgcolor": CLEAR,
         "height": PANEL_PX * down + LEGEND_PX,
         "margin": {"l": 60, "r": 20, "t": 36, "b": 50},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.18 / down, "x": 0},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.28 / down, "x": 0},
         "hovermode": "closest",
     }
 

@@ -62,7 +62,7 @@ def test_csv_has_the_numbers_in_columns_of_their_own():
 
 def test_html_is_escaped_and_says_what_a_row_is():
     html = TABLE.html()
-    assert "<caption>50 % of &lt;all&gt;</caption>" in html
+    assert "<caption><span>50 % of &lt;all&gt;</span></caption>" in html
     assert '<th scope="col">local – fedavg</th>' in html
     assert '<tr><th scope="row">a_b &amp; &lt;i&gt;</th><td>0.512 (1)</td><td>+0.013 ± 0.004, better</td></tr>' in html
 

@@ -1,0 +1,85 @@
+"""Runs or whole studies as one HTML file for the browser: tables, figures, what happened, how to reproduce it.
+
+python -m hkd_hpc.report RUN|STUDY ... --out report.html [--figures DIR]
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from hkd_hpc.config.command_line import Parser
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.figures import write_figures
+from hkd_hpc.report import page
+from hkd_hpc.results import Run, find_runs
+from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.settings import first_paragraph
+from hkd_hpc.store.atomic import replace_text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 done; 1 the report could not be written; 2 wrong input: one line."""
+    try:
+        return write(make_parser().parse_args(arguments))
+    except (UsageError, RunError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="python -m hkd_hpc.report", description=first_paragraph(__doc__))
+    parser.add_argument("paths", nargs="+", metavar="RUN|STUDY", help="folders of runs, sweeps, comparisons")
+    parser.add_argument("--out", metavar="FILE.html", help="the report (default: report.html)", default="report.html")
+    parser.add_argument("--figures", metavar="DIR", help="write the figures there too: PDF, SVG, PNG and CSV")
+    return parser
+
+
+def write(options: Namespace) -> int:
+    out = checked_out(options.out)
+    runs = runs_at(options.paths)
+    found = page.page_of(runs)
+    replace_text(out, page.html_of(found))
+    print(f"{out}: {told(runs)}")
+    if options.figures:
+        folder = Path(expanded(options.figures, "--figures "))
+        write_figures(list(page.all_figures(found)), folder)
+        print(f"{folder}: the figures as PDF, SVG, PNG and CSV")
+    return 0
+
+
+def checked_out(path: str) -> Path:
+    """Where the report goes. UsageError where it cannot, or where it would replace what is no report."""
+    out = Path(expanded(path, "--out "))
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it, or name another")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder; name a file, for example {out / 'report.html'}")
+    if out.exists() and (not out.is_file() or page.MARK.encode() not in out.open("rb").read(500)):
+        raise UsageError(f"--out {out}: is there, and is no report; name another file, or remove it")
+    return out
+
+
+def runs_at(paths: list[str]) -> list[Run]:
+    """The runs at all paths, each once. UsageError where there is none."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        below = find_runs(path)
+        if not below:
+            raise UsageError(f"{path}: holds no run (neither config.json nor metrics.h5 nor a checkpoint)")
+        found |= {run.path.resolve(): run for run in below}
+    problems = [run.problem for run in found.values()]
+    if all(problems):
+        more = f"; {len(problems) - 1} more are broken" if problems[1:] else ""
+        raise UsageError(f"nothing to report: {problems[0]}{more}")
+    return list(found.values())
+
+
+def told(runs: list[Run]) -> str:
+    broken = sum(run.state == "broken" for run in runs)
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}" + (f", {broken} broken" if broken else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What happened in each run: how it stands, who was rejected, late or absent, restarts, warnings, changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc.analysis.tables import NOTHING, Table
+from hkd_hpc.report.trials import SCHEME, SEED, data_set
+from hkd_hpc.results import Run
+from hkd_hpc.runtime import provenance
+
+# what a client did in a round, by the numbers of /clients/status in metrics.h5
+ABSENCES = {"rejected": (1, 3, 4, 7), "too few images": (2,), "dropped out": (5,), "stragglers": (6,)}
+NOT_SAMPLED = "not sampled"
+KINDS = (*ABSENCES, NOT_SAMPLED)
+MOST_EVENTS = 200  # rows of the table of rejected clients
+
+
+def names_of(runs: Sequence[Run]) -> dict[Run, str]:
+    """Each run's path, as short as it tells the runs apart."""
+    paths = [run.path for run in runs]
+    if len(paths) < 2:
+        return {run: run.path.resolve().name or str(run.path) for run in runs}
+    above = Path(*_common([path.absolute().parts for path in paths]))
+    return {run: str(path.absolute().relative_to(above)) for run, path in zip(runs, paths)}
+
+
+def _common(parts: Sequence[tuple[str, ...]]) -> list[str]:
+    """The first parts of all paths; of each its last stays out."""
+    found = []
+    for column in zip(*(path[:-1] for path in parts)):
+        if len(set(column)) > 1:
+            break
+        found.append(column[0])
+    return found
+
+
+def runs_table(names: dict[Run, str]) -> Table:
+    """One row a run; columns in which no run has anything are left out."""
+    found = [{"run": name, **standing(run), **counts(run)} for run, name in names.items()]
+    head = [name for name in found[0] if any(cells[name] != NOTHING for cells in found)]
+    caption = "All runs; accuracies of the last round that is recorded; counts over all rounds and clients"
+    return Table(head, [[cells[name] for name in head] for cells in found], caption)
+
+
+def standing(run: Run) -> dict[str, str]:
+    """What a run is, and how far."""
+    settings = run.settings
+    return {
+        "state": run.state,
+        "scheme": str(settings.get(SCHEME, NOTHING)),
+        "data": data_set(settings) or NOTHING,
+        "seed": str(settings.get(SEED, NOTHING)),
+        "rounds": f"{len(run)} of {settings.get('fed.rounds', '?')}",
+        "local": last(run, "local_test_accuracy"),
+        "global": last(run, "global_test_accuracy"),
+    }
+
+
+def counts(run: Run) -> dict[str, str]:
+    """Restarts, and how often clients did not enter the average, by kind; – for never."""
+    absences = absences_of(run)
+    found = {"restarts": max(0, len(run.sessions) - 1)} | {kind: absences.get(kind, 0) for kind in KINDS}
+    return {name: str(count or NOTHING) for name, count in found.items()}
+
+
+def last(run: Run, column: str) -> str:
+    """The last number of a column of rounds."""
+    values = run.round_columns.get(column, np.array([]))
+    return f"{values[-1]:.3f}" if len(values) and values[-1] == values[-1] else NOTHING
+
+
+def absences_of(run: Run) -> dict[str, int]:
+    """How often clients did not enter the average, by kind, over all rounds."""
+    if "status" not in run.client_columns:
+        return {}
+    status_RM = run.client_columns["status"]
+    found = {kind: int(np.isin(status_RM, codes).sum()) for kind, codes in ABSENCES.items()}
+    return {**found, NOT_SAMPLED: int(np.isnan(status_RM).sum())}
+
+
+def events_table(names: dict[Run, str]) -> Table | None:
+    """Rejected clients, the first MOST_EVENTS; None where there are none."""
+    found = [(name, event) for run, name in names.items() for event in events_of(run)]
+    rows = [[name, *event] for name, event in found[:MOST_EVENTS]]
+    more = f"; the first {len(rows)} of {len(found)}" if len(found) > len(rows) else ""
+    head = ["run", "round", "client", "what", "tensor", "number"]
+    return Table(head, rows, f"Rejected clients{more}") if rows else None
+
+
+def events_of(run: Run) -> list[list[str]]:
+    """[round, client, what, tensor, number] of each."""
+    events = run.events
+    if not events:
+        return []
+    said = zip(*(map(str, events[name]) for name in ("round", "client", "what", "tensor")))
+    return [[*event, f"{float(value):.4g}"] for event, value in zip(said, events["value"])]
+
+
+def remarks_of(run: Run) -> list[str]:
+    """Warnings, remarks, changes on the way: a line each."""
+    summary = run.summary
+    warned = [str(text) for text in run.round_columns.get("warning", ()) if text]
+    unfinished = [f"in {len(warned)} of {len(run)} rounds: {warned[-1]}"] if warned and not summary else []
+    changes = [
+        f"changed after round {change.get('after_round', '?')}: "
+        + provenance.text_of({key: pair for key, pair in change.items() if key != "after_round"})
+        for change in run.changes
+    ]
+    told = [*unfinished, summary.get("warnings"), summary.get("remark"), summary.get("reproducible"), *changes]
+    return [str(line) for line in told if line]
+
+
+def remarks(names: dict[Run, str]) -> dict[str, list[str]]:
+    """Each remark once, with the names of the runs that have it."""
+    found: dict[str, list[str]] = {}
+    for run, name in names.items():
+        for line in remarks_of(run):
+            found.setdefault(line, []).append(name)
+    return found

@@ -1,0 +1,186 @@
+"""The page: what stands on it (Page), and its HTML."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hkd_hpc import figures
+from hkd_hpc.analysis.tables import FORMATS, Table
+from hkd_hpc.errors import UsageError
+from hkd_hpc.figures import Figure, NotRecorded
+from hkd_hpc.figures.catalogue import titled
+from hkd_hpc.report import happened, origin
+from hkd_hpc.report.study_tables import Tabled, tables_of
+from hkd_hpc.report.trials import DATA, Trial, trials_of
+from hkd_hpc.results import Run
+from hkd_hpc.runtime import versions
+
+HERE = Path(__file__).parent
+MARK = "<!-- made by python -m hkd_hpc.report -->"  # in the head of every report: such a file may be replaced
+MOST_FIGURED = 12  # trials whose first run gets figures of its own in a study
+PIP = "pip install 'hkd_hpc[report]'"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The figures of a part of the page, and of what."""
+
+    name: str
+    title: str
+    figures: Sequence[Figure | NotRecorded]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What stands on the page, from top to bottom; a run is known by its short name.
+
+    Attributes:
+        title: what the runs are.
+        facts: (what, value) of the line below it.
+        broken: (run, problem).
+        unfinished: (run, state, rounds).
+        remarks: each line with the runs that have it.
+        results: tables of results.
+        drawn: figures, part by part.
+        happened: tables of what happened.
+        origin: tables of what it comes from.
+    """
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    broken: Sequence[tuple[str, str]]
+    unfinished: Sequence[tuple[str, str, str]]
+    remarks: dict[str, list[str]]
+    results: Sequence[Tabled]
+    drawn: Sequence[Drawn]
+    happened: Sequence[Tabled]
+    origin: Sequence[Tabled]
+
+
+def page_of(runs: Sequence[Run]) -> Page:
+    """Everything that is told of the runs."""
+    names = happened.names_of(runs)
+    trials = trials_of(run for run in runs if run.state != "broken")
+    told = happened.remarks(names)
+    told |= {line: [] for line in origin.differences(names)}
+    return Page(
+        title=title_of(trials, names),
+        facts=facts_of(runs, trials),
+        broken=[(name, run.problem) for run, name in names.items() if run.state == "broken"],
+        unfinished=[
+            (name, run.state, f"{len(run)} of {run.settings.get('fed.rounds', '?')} rounds")
+            for run, name in names.items()
+            if run.state in ("running", "stopped")
+        ],
+        remarks=told,
+        results=tables_of(trials),
+        drawn=drawn_of(runs, trials, names),
+        happened=happened_tables(names),
+        origin=origin_tables(names),
+    )
+
+
+def title_of(trials: Sequence[Trial], names: dict[Run, str]) -> str:
+    """fedavg and fedhkd on cifar10"""
+    schemes = list(dict.fromkeys(trial.scheme for trial in trials))
+    data = list(dict.fromkeys(str(trial.settings[DATA]) for trial in trials))
+    if not trials:
+        return ", ".join(list(names.values())[:3])
+    listed = ", ".join(schemes[:-1]) + " and " + schemes[-1] if 1 < len(schemes) < 5 else f"{len(schemes)} schemes"
+    return f"{schemes[0] if len(schemes) == 1 else listed} on {', '.join(data)}"
+
+
+def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    """Counts of runs and seeds, and the settings that all share and every reader asks for."""
+    states = Counter(run.state for run in runs)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    facts = [("runs", f"{len(runs)} ({counts})" if len(runs) > 1 else counts)]
+    for key, name in (
+        ("fed.clients", "clients"),
+        ("data.beta", "beta"),
+        ("fed.rounds", "rounds"),
+        ("train.epochs", "local epochs"),
+        ("model.name", "model"),
+    ):
+        values = list(dict.fromkeys(str(trial.settings.get(key)) for trial in trials))
+        if values and len(values) < 5:
+            facts.append((name, ", ".join(values)))
+    seeds = sorted({run.settings["run.seed"] for run in runs if "run.seed" in run.settings})
+    return [*facts, ("seeds", origin.shortened(map(str, seeds)))]
+
+
+def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]) -> list[Drawn]:
+    """Of a study the figures over seeds, then of the first run of each trial its own."""
+    good = [run for run in runs if run.state != "broken"]
+    if len(good) < 2:
+        return [Drawn("figures", "Figures", figures.of_run(run)) for run in good]
+    firsts = [trial.runs[0] for trial in trials][:MOST_FIGURED]
+    own = [
+        Drawn(f"run-{place}", f"Run {names[run]}", [titled(figure, names[run]) for figure in figures.of_run(run)])
+        for place, run in enumerate(firsts)
+    ]
+    return [Drawn("figures", "Figures over seeds", figures.of_study(good)), *own]
+
+
+def happened_tables(names: dict[Run, str]) -> list[Tabled]:
+    found = [("runs", "Runs", happened.runs_table(names)), ("events", "Rejected clients", happened.events_table(names))]
+    return [Tabled(name, title, table) for name, title, table in found if table]
+
+
+def origin_tables(names: dict[Run, str]) -> list[Tabled]:
+    found = [
+        ("settings", "Settings", origin.settings_table(names)),
+        ("sessions", "Starts and commands", origin.sessions_table(names)),
+        ("facts", "Versions, hashes, hosts and devices", origin.facts_table(names)),
+    ]
+    return [Tabled(name, title, table) for name, title, table in found if table]
+
+
+# ---------------------------------------------------------------------------------------------- HTML
+
+
+def html_of(page: Page) -> str:
+    """One file that needs no other. UsageError where Jinja2 or Plotly is not installed."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UsageError(f"{error.name} is not installed, and the report needs it: {PIP}") from None
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {"html_of_table": Table.html, "copies_of": copies_of, "is_drawn": is_drawn}
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        mark=MARK,
+        plots=json_for_script({figure.name: figures.plotly_of(figure) for figure in all_figures(page)}),
+        plotly=get_plotlyjs(),
+        made=time.strftime("%Y-%m-%d %H:%M %Z"),
+        version=versions.text(),
+        css=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=(HERE / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+def copies_of(table: Table) -> dict[str, str]:
+    """What the buttons copy."""
+    return {name: write(table) for name, write in FORMATS.items()}
+
+
+def is_drawn(figure: Figure | NotRecorded) -> bool:
+    return isinstance(figure, Figure)
+
+
+def all_figures(page: Page) -> Iterable[Figure]:
+    return (figure for part in page.drawn for figure in part.figures if isinstance(figure, Figure))
+
+
+def json_for_script(value: Any) -> str:
+    """JSON that cannot end the <script> in which it stands."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,117 @@
+"""Runs that differ in the seed alone, and the settings that tell such trials apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc import schemes
+from hkd_hpc.analysis.tables import COLUMNS
+from hkd_hpc.config import is_place
+from hkd_hpc.results import Run
+from hkd_hpc.runtime import provenance
+
+SEED, SCHEME, DATA = "run.seed", "scheme.name", "data set"
+FIRST = (SCHEME, DATA, "fed.clients", "data.beta")  # axes that others which vary with them are no axes beside
+HOW = ("run.checkpoint_every", "run.evaluate_every", "run.client_models")  # do not change what a round computes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs of the same settings but for the seed.
+
+    Attributes:
+        settings: "section.key" to value, with "data set" for what it is trained on, without the seed and places.
+        runs: by seed; several of one seed (copies) are told, and the first counts.
+    """
+
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def scheme(self) -> str:
+        return str(self.settings[SCHEME])
+
+    @property
+    def complete(self) -> dict[int, Run]:
+        """The complete runs by seed."""
+        found: dict[int, Run] = {}
+        for run in self.runs:
+            if run.state == "complete":
+                found.setdefault(run.settings.get(SEED, 0), run)
+        return found
+
+    def has_one_data(self) -> bool:
+        """Whether all complete runs were trained on the same images."""
+        return len({run.identity.get(provenance.CONTENT) for run in self.complete.values()} - {None}) < 2
+
+    def accuracies(self, column: str, seeds: Iterable[int] | None = None) -> list[float]:
+        """Of the complete runs what stands in a column (tables.COLUMNS), one for each of the seeds; NaN where there is
+        none.
+        """
+        complete = self.complete
+        own = sorted(complete) if seeds is None else seeds
+        return [
+            float(complete[seed].summary.get(COLUMNS[column], np.nan)) if seed in complete else np.nan for seed in own
+        ]
+
+
+def trials_of(runs: Iterable[Run]) -> list[Trial]:
+    """The trials among runs whose settings can be read, schemes in the order of their registry."""
+    found: dict[tuple, list[Run]] = {}
+    named: dict[tuple, dict[str, Any]] = {}
+    for run in runs:
+        if SCHEME in run.settings:
+            settings = settings_of(run)
+            key = tuple(sorted((name, str(value)) for name, value in settings.items()))
+            found.setdefault(key, []).append(run)
+            named[key] = settings
+    trials = [Trial(named[key], tuple(own)) for key, own in found.items()]
+    return sorted(trials, key=lambda trial: order_of(trial.scheme))
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What the numbers of a run depend on beside the seed."""
+    settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_place(key)}
+    return {**settings, DATA: data_set(run.settings)}
+
+
+def data_set(settings: Mapping[str, Any]) -> str:
+    """Its name; of a file of one's own that of the file, without its suffix: cifar10 of data/cifar10.npz."""
+    path = str(settings.get("data.path") or "")
+    return os.path.splitext(os.path.basename(path))[0] or str(settings.get("data.name", ""))
+
+
+def order_of(scheme: str) -> int:
+    """As in the registry; one's own come after these, controls last."""
+    known = [*schemes.REGISTRY, None, *schemes.CONTROLS]
+    return known.index(scheme) if scheme in known else len(schemes.REGISTRY)
+
+
+def axes_of(trials: Sequence[Trial]) -> list[str]:
+    """The settings that tell trials apart, the fewest, in the order of FIRST: one that changes only where those before
+    it do (an image size with the data set, a scheme's own settings with the scheme) is none.
+    """
+    keys = dict.fromkeys([*FIRST, *sorted({key for trial in trials for key in trial.settings})])
+    axes: list[str] = []
+    for key in keys:
+        groups: dict[tuple, set[str]] = {}
+        for trial in trials:
+            groups.setdefault(label_of(trial, axes), set()).add(text_of(trial.settings.get(key)))
+        if key == SCHEME or any(len(values) > 1 for values in groups.values()):
+            axes.append(key)
+    return axes
+
+
+def label_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
+    """The values of a trial on axes."""
+    return tuple(text_of(trial.settings.get(axis)) for axis in axes)
+
+
+def text_of(value: Any) -> str:
+    """A setting for people: – for one that a trial has not."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

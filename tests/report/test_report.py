@@ -1,0 +1,245 @@
+"""The report: its numbers are those worked out by hand, nothing from files is markup, and bad input is one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from small_study import EVIL, PAPER, write_study
+
+from hkd_hpc.config import load_toml
+from hkd_hpc.config.presets import PRESETS
+from hkd_hpc.report import paper
+from hkd_hpc.report.__main__ import main
+from hkd_hpc.report.trials import trials_of
+from hkd_hpc.results import find_runs
+from hkd_hpc.schemes import REGISTRY
+from tools.synthetic_runs import write_run
+
+
+class Tables(HTMLParser):
+    """rows: {caption: [[text of each cell]]} of all tables; elements: the names of all elements."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.rows: dict[str, list[list[str]]] = {}
+        self.elements: list[str] = []
+        self.text: list[str] | None = None
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        if tag == "tr":
+            self.current.append([])
+        elif tag == "table":
+            self.current: list[list[str]] = []
+        if tag in ("th", "td", "caption"):
+            self.text = []
+
+    def handle_endtag(self, tag):
+        if tag == "caption":
+            self.rows["".join(self.text or [])] = self.current
+        elif tag in ("th", "td"):
+            self.current[-1].append("".join(self.text or []))
+        if tag in ("th", "td", "caption"):
+            self.text = None
+
+    def handle_data(self, data):
+        if self.text is not None:
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def tables(report):
+    return Tables(report)
+
+
+def rows_of(tables, start):
+    [rows] = [rows for caption, rows in tables.rows.items() if caption.startswith(start)]
+    return rows
+
+
+def test_accuracies_with_interval_seeds_and_the_papers_value(tables):
+    # fedavg local: t(.975, 2) = 4.3027, times .1 / sqrt(3); global: the same of .01
+    assert rows_of(tables, "Accuracy on cifar10") == [
+        ["scheme", "local", "global", "parameters held (M)", "s a client and round", "public data"],
+        ["fedavg", "0.600 ± 0.248 (3)paper 0.595", "0.310 ± 0.025 (3)paper 0.474 ↑", "0.002", "1.00", "no"],
+        ["fedhkd", "0.660 ± 0.273 (3)paper 0.625", "0.340 ± 0.050 (3)paper 0.521 ↑", "0.002", "1.00", "no"],
+    ]
+
+
+def test_paired_differences(tables):
+    assert rows_of(tables, "Paired differences from fedavg on cifar10") == [
+        ["scheme", "local – fedavg", "global – fedavg"],
+        ["fedhkd", "+0.060 ± 0.025, cannot be told with 3 seeds", "+0.030 ± 0.025, cannot be told with 3 seeds"],
+    ]
+
+
+def test_runs_that_are_no_result_are_named_with_the_reason(report, tables):
+    text = report.read_text()
+    assert re.search(r"<b>broken</b>: .*broken/metrics.h5.*", text)
+    assert "<b>restless</b>: stopped, 2 of 5 rounds" in text
+    [row] = [row for row in rows_of(tables, "All runs") if row[0] == "restless"]
+    head = rows_of(tables, "All runs")[0]
+    assert dict(zip(head, row)) == {
+        "run": "restless",
+        "state": "stopped",
+        "scheme": "fedhkd",
+        "data": "cifar10",
+        "seed": "7",
+        "rounds": "2 of 5",
+        "local": "0.200",
+        "global": "0.200",
+        "restarts": "1",
+        "rejected": "2",
+        "too few images": "1",
+        "dropped out": "1",
+        "stragglers": "1",
+        "not sampled": "1",
+    }
+
+
+def test_events_warnings_and_starts(report, tables):
+    assert rows_of(tables, "Rejected clients")[1:] == [
+        ["restless", "1", "0", "weights", "conv1", "inf"],
+        ["restless", "1", "4", EVIL, "count_C", "2.5"],
+    ]
+    assert "in 1 of 2 rounds: no class is shared" in report.read_text()
+    starts = rows_of(tables, "Every start")
+    assert starts[1] == [
+        "restless",
+        "2023-11-14 22:13:20",
+        "0",
+        "3",
+        "node1",
+        "cpu",
+        "python -m hkd_hpc.train",
+    ]
+    assert starts[2][2] == "1"
+
+
+def test_how_to_reproduce(tables):
+    settings = {row[0]: row[1:] for row in rows_of(tables, "Settings that differ")}
+    assert settings["run.seed"] == ["0, 1, 2, 7", "0"]
+    assert settings["data.name"] == ["cifar10", "fmnist"]
+    assert "train.lr" not in settings
+    facts = rows_of(tables, "Versions, hashes")
+    assert ["SHA-256 of data.content", "cd" * 32, "7 of 8"] in facts
+    assert ["hosts", "node2", "1 of 8"] in facts
+
+
+def test_what_comes_from_files_is_text(report, tables):
+    assert "img" not in tables.elements
+    assert "<img src=x" not in report.read_text()
+
+
+def test_no_network_is_named(report):
+    """But for XML's name spaces and what plotly.js says itself."""
+    text = re.sub(r"<script>.*?</script>", "", report.read_text(), flags=re.DOTALL)
+    assert re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*""", text) == []
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    write_run(tmp_path / "one", [*PAPER, "scheme.name=fedavg"], [0.1, 0.5], [0.1, 0.3], summary={})
+    assert main([str(tmp_path / "one"), "--out", str(tmp_path / "r.html")]) == 0
+    assert "one seed, so there is no interval and nothing can be told from it" in (tmp_path / "r.html").read_text()
+
+
+def test_clients_and_beta_stand_across(tmp_path):
+    for beta, clients, local in ((0.5, 10, 0.5), (0.5, 20, 0.6), (0.2, 10, 0.7)):
+        overrides = [*PAPER, "scheme.name=moon", f"data.beta={beta}", f"fed.clients={clients}"]
+        write_run(tmp_path / f"{beta}-{clients}", overrides, [0.1, local], [0.1, 0.3], summary={})
+    assert main([str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    upper, lower, row = rows_of(Tables(tmp_path / "r.html"), "Accuracy on cifar10")
+    assert upper == ["", "local", "global", ""]
+    assert lower[:4] == ["scheme", "10 clients, β 0.2", "10 clients, β 0.5", "20 clients, β 0.5"]
+    assert row[:4] == ["moon", "0.700 (1)paper 0.576", "0.500 (1)paper 0.590", "0.600 (1)paper 0.648"]
+
+
+# ---- the paper
+
+
+def test_every_cell_of_the_papers_tables_is_there():
+    tables = load_toml(str(paper.TABLES), "")["table"]
+    assert [(table["name"], table["preset"], len(table["columns"])) for table in tables] == [
+        ("Table 1", "svhn", 3),
+        ("Table 1", "cifar10", 3),
+        ("Table 1", "cifar100", 3),
+        ("Table 2", "cifar10", 2),
+        ("Table 2", "svhn", 2),
+    ]
+    for table in tables:
+        assert table["preset"] in PRESETS
+        for goal in ("local", "global"):
+            assert set(table[goal]) == set(REGISTRY)
+            assert {len(cells) for cells in table[goal].values()} == {len(table["columns"])}
+    # row sums of the paper's CIFAR10, by hand: FedHKD local, FedMD global
+    assert sum(tables[1]["local"]["fedhkd"]) == pytest.approx(0.6254 + 0.6816 + 0.6671)
+    assert sum(tables[1]["global"]["fedmd"]) == pytest.approx(0.5088 + 0.5575 + 0.5714)
+
+
+def test_what_is_not_the_papers_setting_is_said(study):
+    [trial, *_] = trials_of(run for run in find_runs(study) if run.state == "complete")
+    found = paper.published(trial)
+    assert (found.table, found.accuracy) == ("Table 1", {"local": 0.5950, "global": 0.4741})
+    assert paper.other_settings_text(found) == "fed.rounds 2 (paper 50)"
+
+
+# ---- bad input
+
+
+def line_of(capsys) -> str:
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    "make, part",
+    [
+        (lambda folder: folder, "holds no run (neither config.json nor metrics.h5 nor a checkpoint)"),
+        (lambda folder: folder / "nope", "nope: cannot be read (No such file or directory)"),
+    ],
+)
+def test_no_run_is_one_line(tmp_path, capsys, make, part):
+    assert main([str(make(tmp_path)), "--out", str(tmp_path / "r.html")]) == 2
+    assert part in line_of(capsys)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_half_a_file_alone_is_one_line(study, tmp_path, capsys):
+    assert main([str(study / "broken"), "--out", str(tmp_path / "r.html")]) == 2
+    assert line_of(capsys).startswith(f"report: nothing to report: {study / 'broken/metrics.h5'}: ")
+
+
+def test_a_layout_of_the_future_is_one_line(tmp_path, capsys):
+    from hkd_hpc.store.tree import load_tree, save_tree
+
+    write_run(tmp_path / "one", PAPER, [0.1], [0.1])
+    metrics = tmp_path / "one/metrics.h5"
+    save_tree(metrics, load_tree(metrics), {"layout_version": 1000})
+    assert main([str(tmp_path / "one"), "--out", str(tmp_path / "r.html")]) == 2
+    assert "newer version of hkd_hpc" in line_of(capsys)
+
+
+def test_out_replaces_a_report_and_nothing_else(tmp_path, capsys):
+    run, out = write_study(tmp_path) / "fedavg-s0", tmp_path / "r.html"
+    assert main([str(run), "--out", str(out)]) == 0
+    assert main([str(run), "--out", str(out)]) == 0
+    capsys.readouterr()
+    thesis = tmp_path / "thesis.html"
+    thesis.write_text("four years")
+    assert main([str(run), "--out", str(thesis)]) == 2
+    assert line_of(capsys) == f"report: --out {thesis}: is there, and is no report; name another file, or remove it"
+    assert thesis.read_text() == "four years"
+    assert main([str(run), "--out", str(tmp_path / "nope/r.html")]) == 2
+    assert f"there is no folder {tmp_path / 'nope'}; make it" in line_of(capsys)
+
+
+def test_without_the_extra_one_line_says_what_to_install(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main([str(study), "--out", str(tmp_path / "r.html")]) == 2
+    assert line_of(capsys) == (
+        "report: jinja2 is not installed, and the report needs it: pip install 'hkd_hpc[report]'"
+    )

@@ -1,0 +1,76 @@
+"""What a report of many runs costs: `python -m tools.bench_report [--runs 1000] [--rounds 50]`; two minutes on 2 cores.
+
+Runs of nine schemes in the layout of a study, made and not trained (tools/synthetic_runs.py), are made into one report
+in a process of its own: seconds, its peak memory, and the size of the file. Exit code 0: measured, whatever the
+verdicts; 2: wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hkd_hpc import schemes
+from hkd_hpc.runtime.machine import header
+from hkd_hpc.settings import first_paragraph
+
+from .bench.table import Line, table
+from .synthetic_runs import write_run
+
+CLIENTS = 10
+SEEDS = 28  # x 9 schemes x 4 settings = 1,008
+SETTINGS = [("data.beta=0.2", "fed.clients=10"), ("data.beta=0.5", "fed.clients=10")]
+SETTINGS += [("data.beta=0.5", "fed.clients=20"), ("data.beta=5", "fed.clients=10")]
+
+
+def make_study(root: Path, runs: int, rounds: int) -> None:
+    """So many runs below a folder: schemes first, then settings, then seeds."""
+    grid = [(scheme, setting) for setting in SETTINGS for scheme in schemes.REGISTRY]
+    for place in range(runs):
+        (scheme, setting), seed = grid[place % len(grid)], place // len(grid)
+        draw = np.random.default_rng(place)
+        rising_R = 1 - 1 / np.sqrt(np.arange(2, rounds + 2))
+        local_R, global_R = 0.8 * rising_R + 0.01 * draw.standard_normal((2, rounds))
+        overrides = [f"scheme.name={scheme}", f"run.seed={seed}", f"fed.rounds={rounds}", *setting]
+        write_run(root / f"{place:04d}", overrides, local_R.tolist(), global_R.tolist(), summary={})
+
+
+def measure(root: Path, out: Path) -> tuple[float, float, float]:
+    """(seconds, peak MB, MB of the file) of the command."""
+    start_s = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "hkd_hpc.report", str(root), "--out", str(out)], check=True)
+    seconds = time.perf_counter() - start_s
+    peak_kB = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return seconds, peak_kB / 1e3, out.stat().st_size / 1e6
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench_report", description=first_paragraph(__doc__))
+    parser.add_argument("--runs", type=int, default=SEEDS * len(SETTINGS) * len(schemes.REGISTRY))
+    parser.add_argument("--rounds", type=int, default=50)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
+        root, out = Path(folder) / "study", Path(folder) / "report.html"
+        make_study(root, options.runs, options.rounds)
+        seconds, peak_MB, file_MB = measure(root, out)
+    name = f"report of {options.runs:,} runs x {options.rounds} rounds"
+    lines = [
+        Line(name, (seconds,), 60, "s"),
+        Line(f"{name}: peak memory", (peak_MB,), 500, "MB"),
+        Line(f"{name}: the file", (file_MB,), 20, "MB"),
+    ]
+    print(header())
+    print(table(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

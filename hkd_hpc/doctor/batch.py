@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.console.messages import seconds_text
@@ -29,6 +28,8 @@ FIELDS = (
     "MinMemoryNode",
     "MinMemoryCPU",
 )
+
+MEMORY = {"MinMemoryNode": "node", "MinMemoryCPU": "core"}  # of what SLURM grants it
 
 NO_ANSWER = Kind(
     "batch.no_answer",
@@ -69,8 +70,8 @@ def look(job: Job) -> Section | None:
         return None
     number = os.environ.get("SLURM_JOB_ID", "")
     fields = slurm.fields_of(number) if number else {}
-    used = {"nodes": len(set(job.comm.hosts)), "tasks": job.comm.size, "step": "SLURM_STEP_NODELIST" in os.environ}
-    return section_of(number, fields, [facts["blocked"] for facts in ranks], used)
+    is_step = "SLURM_STEP_NODELIST" in os.environ
+    return section_of(number, fields, [facts["blocked"] for facts in ranks], is_step)
 
 
 def blocked(status: str) -> list[int]:
@@ -80,16 +81,16 @@ def blocked(status: str) -> list[int]:
 
 
 def section_of(
-    number: str, fields: Mapping[str, str] | None, blocked_by_rank: Sequence[Sequence[int]], used: Mapping[str, Any]
+    number: str, fields: Mapping[str, str] | None, blocked_by_rank: Sequence[Sequence[int]], is_step: bool
 ) -> Section:
-    """The section, from what SLURM says (None: nothing), the signals, and the nodes and tasks that are used."""
+    """The section, from what SLURM says (None: nothing), and the signals that are blocked in each rank."""
     findings = check_signals(blocked_by_rank)
     if not number:
         return Section(NAME, ["no SLURM job"], {}, findings)
     if fields is None:
         text = f"scontrol does not answer about job {number}"
         return Section(NAME, [f"job {number}"], {"job": number}, [NO_ANSWER.found(text), *findings])
-    findings += [*check_time(fields), *check_requeue(fields), *check_size(fields, used)]
+    findings += [*check_time(fields), *check_requeue(fields), *check_size(fields, len(blocked_by_rank), is_step)]
     facts = {"job": number, **{name: fields[name] for name in FIELDS if name in fields}}
     return Section(NAME, [line_of(number, fields)], facts, findings)
 
@@ -102,9 +103,6 @@ def line_of(number: str, fields: Mapping[str, str]) -> str:
     requeue = "on" if fields.get("Requeue") == "1" else "off"
     parts = [f"job {number}: {time}", f"requeue {requeue}, restarts {fields.get('Restarts', '?')}"]
     return ", ".join([*parts, f"{fields.get('NumNodes', '?')} node(s) {fields.get('NodeList', '?')}", *memory])
-
-
-MEMORY = {"MinMemoryNode": "node", "MinMemoryCPU": "core"}
 
 
 def left_s(fields: Mapping[str, str]) -> float | None:
@@ -141,9 +139,9 @@ def check_requeue(fields: Mapping[str, str]) -> list[Finding]:
     return [NO_REQUEUE.found("Requeue=0: SLURM does not begin this job again")] if is_off else []
 
 
-def check_size(fields: Mapping[str, str], used: Mapping[str, Any]) -> list[Finding]:
-    """Tasks of the job that are no ranks. A step of srun may be smaller on purpose."""
+def check_size(fields: Mapping[str, str], ranks: int, is_step: bool) -> list[Finding]:
+    """Tasks of the job that are no ranks. A step of srun may be smaller on purpose; of one process launch speaks."""
     tasks = fields.get("NumTasks", "")
-    if not tasks.isdigit() or used["step"] or used["tasks"] == int(tasks) or used["tasks"] == 1:
+    if not tasks.isdigit() or is_step or ranks in (1, int(tasks)):
         return []
-    return [OTHER_SIZE.found(f"{used['tasks']} ranks, in a job of {tasks} tasks", tasks=tasks)]
+    return [OTHER_SIZE.found(f"{ranks} ranks, in a job of {tasks} tasks", tasks=tasks)]

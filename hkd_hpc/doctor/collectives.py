@@ -93,7 +93,7 @@ class Measured:
 
 def pattern(length: int, dtype: Any) -> np.ndarray:
     """0, 1, ... 250, 0, 1, ..."""
-    return (np.arange(length) % PERIOD).astype(dtype)
+    return np.resize(np.arange(PERIOD, dtype=dtype), length)
 
 
 def gather(comm: Comm, nbytes: int, is_first: bool) -> int:
@@ -223,9 +223,9 @@ def line_of(measured: Measured) -> str:
     """A transfer in one line: median, spread, and speed of all bytes that travelled."""
     median_s, low_s, high_s = measured.median_s, min(measured.seconds), max(measured.seconds)
     return (
-        f"{measured.operation:11s}{measured.what:22s}{bytes_text(measured.nbytes):>10s} a rank"
-        f"{1000 * median_s:10.2f} ms {measured.moved_bytes / 1e6 / max(median_s, 1e-9):8,.0f} MB/s"
-        f"  ({1000 * low_s:.2f} to {1000 * high_s:.2f} ms)"
+        f"{measured.operation:11s}{measured.what:21s}{bytes_text(measured.nbytes):>8s} a rank"
+        f"{1000 * median_s:9.1f} ms {measured.moved_bytes / 1e6 / max(median_s, 1e-9):7,.0f} MB/s"
+        f"  ({1000 * low_s:.1f} to {1000 * high_s:.1f} ms)"
     )
 
 

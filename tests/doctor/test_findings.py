@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hkd_hpc.comm.control.rendezvous import Member
@@ -284,7 +285,6 @@ def test_a_clock_that_is_off(off_s, expected):
 # ---- batch
 
 FIELDS = {"TimeLimit": "02:00:00", "RunTime": "00:30:00", "Requeue": "1", "BatchFlag": "1", "NumTasks": "3"}
-USED = {"tasks": 3, "step": False}
 
 
 def test_slurms_durations():
@@ -293,26 +293,26 @@ def test_slurms_durations():
 
 
 @pytest.mark.parametrize(
-    "fields, used, expected",
+    "fields, ranks, is_step, expected",
     [
-        (FIELDS, USED, []),
-        ({**FIELDS, "RunTime": "01:51:00"}, USED, ["batch.short"]),
-        ({**FIELDS, "TimeLimit": "UNLIMITED"}, USED, []),
-        ({**FIELDS, "Requeue": "0"}, USED, ["batch.no_requeue"]),
-        ({**FIELDS, "Requeue": "0", "BatchFlag": "0"}, USED, []),
-        (FIELDS, {**USED, "tasks": 2}, ["batch.other_size"]),
-        (FIELDS, {"tasks": 2, "step": True}, []),
-        (None, USED, ["batch.no_answer"]),
+        (FIELDS, 3, False, []),
+        ({**FIELDS, "RunTime": "01:51:00"}, 3, False, ["batch.short"]),
+        ({**FIELDS, "TimeLimit": "UNLIMITED"}, 3, False, []),
+        ({**FIELDS, "Requeue": "0"}, 3, False, ["batch.no_requeue"]),
+        ({**FIELDS, "Requeue": "0", "BatchFlag": "0"}, 3, False, []),
+        (FIELDS, 2, False, ["batch.other_size"]),
+        (FIELDS, 2, True, []),
+        (None, 3, False, ["batch.no_answer"]),
     ],
 )
-def test_limits_of_a_job(fields, used, expected):
-    assert names(batch.section_of("7", fields, [[], [], []], used)) == expected
+def test_limits_of_a_job(fields, ranks, is_step, expected):
+    assert names(batch.section_of("7", fields, [[]] * ranks, is_step)) == expected
 
 
 def test_signals_that_are_blocked():
     status = "Name:\tpython\nSigBlk:\t0000000000004200\nSigIgn:\t0000000000000000\n"
     assert batch.blocked(status) == [10, 15]
-    section = batch.section_of("", {}, [[], [10, 15]], USED)
+    section = batch.section_of("", {}, [[], [10, 15]], False)
     assert [finding.text for finding in section.findings] == ["rank 1: SIGTERM, SIGUSR1 blocked"]
 
 
@@ -379,6 +379,11 @@ def test_bytes_of_a_transfer():
     assert moved["gather", "reports, 10 classes"] == 3 * 3000
     assert moved["all-reduce", "weights of ResNet18"] == 3 * 8 * collectives.RESNET18_FLOATS
     assert moved["relay", "weights of ResNet18"] == 4 * collectives.RESNET18_FLOATS
+
+
+def test_the_numbers_that_are_sent():
+    sent = collectives.pattern(503, np.uint8)
+    assert (sent[0], sent[250], sent[251], sent[502], len(sent), sent.dtype) == (0, 250, 0, 0, 503, np.uint8)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COLUMN_IN, PAGE_IN = 3.3, 6.9  # widths of a column and of a page
 PANEL_IN, SLANT_IN, LEGEND_ROW_IN = 2.0, 0.4, 0.16  # heights
 MARKS_A_LINE = 8
+MOST_SLANTING = 16
 DASH = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 MARKER = {
     "circle": "o",
@@ -162,14 +163,20 @@ def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacke
         axes.set_xlim(-max(0.6, 2 - len(places) / 2), len(places) - 1 + max(0.6, 2 - len(places) / 2))
 
 
+def _crowding(names: np.ndarray) -> float:
+    """Up to 1 names fit side by side."""
+    return sum(0.06 * len(name) + 0.08 for name in names) / (0.8 * COLUMN_IN)
+
+
 def _is_slanting(names: np.ndarray) -> bool:
-    """Whether they do not fit side by side."""
-    return names.dtype.kind == "U" and sum(0.06 * len(name) + 0.08 for name in names) > 0.8 * COLUMN_IN
+    """Whether they do not fit side by side, and are few enough to be all told."""
+    return names.dtype.kind == "U" and len(names) <= MOST_SLANTING and _crowding(names) > 1
 
 
 def _name_places(axes: Axes, names: np.ndarray) -> None:
     slant: dict[str, Any] = dict(rotation=40, ha="right", rotation_mode="anchor") if _is_slanting(names) else {}
-    axes.set_xticks(np.arange(len(names)), names, **slant)
+    step = 1 if slant else max(1, math.ceil(_crowding(names)))
+    axes.set_xticks(np.arange(0, len(names), step), names[::step], **slant)
 
 
 def _legend_columns(names: Sequence[str], width_in: float) -> int:
@@ -187,8 +194,9 @@ def _legend(canvas: Canvas, all_axes: Sequence[Axes], names: Sequence[str], colu
     handles: dict[str, Any] = {}
     for axes in all_axes:
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels())}
-    if names:
-        canvas.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns)
+    told = [name for name in names if name in handles]  # matplotlib tells no name that begins with "_"
+    if told:
+        canvas.legend([handles[name] for name in told], told, loc="outside lower center", ncols=columns)
 
 
 # ---- heat maps

@@ -36,8 +36,8 @@ def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:
 
 
 def with_rounds(runs: Iterable[Run]) -> list[Run]:
-    """Those that have completed any."""
-    return [run for run in runs if len(run.round_columns.get("round", ()))]
+    """Those that have completed any, and tell their settings."""
+    return [run for run in runs if run.settings and len(run.round_columns.get("round", ()))]
 
 
 def _parts(groups: list[Group]) -> Iterator[tuple[tuple[str, ...], list[Group]]]:

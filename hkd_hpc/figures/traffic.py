@@ -110,13 +110,16 @@ def facts_of(run: Run) -> Facts:
     """Of the shared classes what the run recorded; of an older run what the scheme's rule says of the partition."""
     status_RM, count_MC = run.client_columns["status"], np.asarray(run.partition["train_count"])
     delivers_RM = status_RM == 0
+    shares_RMC = delivers_RM[:, :, None] & shared_by_rule(run.settings, count_MC)
     known_RMC = column(run, "clients/knowledge_classes")
+    if known_RMC is not None:  # not of the rounds that an older version trained
+        shares_RMC = np.where(np.isnan(known_RMC).all((1, 2), keepdims=True), shares_RMC, known_RMC == 1)
     return Facts(
         run.settings,
         count_MC.shape[1],
         int(run.settings["model.latent"]),
         len(run.partition.get("public_index", ())),
-        delivers_RM[:, :, None] & (shared_by_rule(run.settings, count_MC) if known_RMC is None else known_RMC == 1),
+        shares_RMC,
         delivers_RM,
         (~np.isnan(status_RM)).sum(1),
     )

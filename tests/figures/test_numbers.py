@@ -160,6 +160,17 @@ def test_payload_beside_the_papers_formula(recorded):
     }
 
 
+def test_the_formula_takes_the_recorded_classes_and_the_rule_for_rounds_of_an_older_version(newest):
+    run = newest()
+    shared_RMC = run.client_columns["knowledge_classes"].copy()
+    shared_RMC[0] = np.nan  # then the rule: 5 pairs
+    shared_RMC[1, 0] = 0  # client 0 shared none: 1 pair is left
+    run.client_columns["knowledge_classes"] = shared_RMC
+    figure = by_name(of_run(run))["payload"]
+    up = next(one for one in figure.series if (one.panel, one.name) == ("knowledge, up (B)", "formula"))
+    assert up.y.tolist() == [5 * 32, 1 * 32, 2 * 32]
+
+
 @pytest.mark.parametrize(
     "scheme, up, down",
     [

@@ -13,9 +13,9 @@ from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
 
 DIGITS = 6  # that a page shows, and has to load
 CLEAR = "rgba(0,0,0,0)"
-PANEL_PX, LEGEND_PX = 300, 90
-FEW = 10  # ticks
-GAP, ROW_GAP = 0.06, 0.16  # between panels, of the width and of the height
+PANEL_PX, BELOW_PX, LEGEND_PX = 300, 90, 90  # heights: of a panel, in it for the names below the axis, of the legend
+FEW, MOST_MARKED = 10, 25  # rounds with a tick each; points of a line with a marker each
+GAP = 0.06  # between panels, of the width
 
 
 def plotly_of(figure: Figure) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _number(panel: int) -> str:
 def _line(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
     line = {
         "type": "scatter",
-        "mode": "lines+markers" if len(series.x) < 60 else "lines",
+        "mode": "lines+markers" if len(series.x) <= MOST_MARKED else "lines",
         "name": series.name,
         "x": listed(series.x),
         "y": listed(series.y),
@@ -109,7 +109,7 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
         layout["barmode"] = "stack" if figure.stacked else "group"
     for panel, name in enumerate(names):
         column, row = panel % across, panel // across
-        x, y = _domain(column, across, GAP), _domain(down - 1 - row, down, ROW_GAP)
+        x, y = _domain(column, across, GAP), _domain(down - 1 - row, down, BELOW_PX / (PANEL_PX * down))
         layout |= _axes(figure, panel, x, y)
         if _has_few_rounds(figure):
             layout[f"xaxis{_number(panel)}"] |= {"dtick": 1}  # no round 1.5

@@ -48,6 +48,7 @@ setup(
             "jinja2>=3.1",  # the page of the report
             "plotly>=6",  # carries plotly.js, which draws the figures in the reader's browser
             "matplotlib>=3.8",  # figures as PDF, SVG and PNG
+            "rich>=13",  # --follow: a run while it trains, in a terminal
         ],
         "tensorboard": ["tensorboard>=2.12"],  # run.loggers=tensorboard writes with its own writer, export too
         "test": [
@@ -60,6 +61,7 @@ setup(
             "pytest-timeout>=2.1",
             "pytest-xdist>=3.7",
             "hypothesis>=6.100",  # 10,000 generated inputs that are broken on purpose
+            "rich>=13",
             "setuptools>=70.1",
             "tensorboard>=2.12",  # reads back what the logger wrote
         ],

@@ -1,6 +1,7 @@
 """Runs or whole studies as one HTML file for the browser: tables, figures, what happened, how to reproduce it.
 
 python -m hkd_hpc.report RUN|STUDY ... --out report.html [--figures DIR]
+python -m hkd_hpc.report RUN --follow [--wait]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hkd_hpc.config.command_line import Parser
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page
+from hkd_hpc.report.follow import follow
 from hkd_hpc.results import Run, find_runs
 from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import first_paragraph
@@ -20,9 +22,12 @@ from hkd_hpc.store.atomic import replace_text
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done; 1 the report could not be written; 2 wrong input: one line."""
+    """0 done; 1 the report could not be written, or the followed run is broken; 2 wrong input: one line; 75 that run is
+    stopped.
+    """
     try:
-        return write(make_parser().parse_args(arguments))
+        options = make_parser().parse_args(arguments)
+        return follow_one(options) if options.follow or options.wait else write(options)
     except (UsageError, RunError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -33,7 +38,20 @@ def make_parser() -> Parser:
     parser.add_argument("paths", nargs="+", metavar="RUN|STUDY", help="folders of runs, sweeps, comparisons")
     parser.add_argument("--out", metavar="FILE.html", help="the report (default: report.html)", default="report.html")
     parser.add_argument("--figures", metavar="DIR", help="write the figures there too: PDF, SVG, PNG and CSV")
+    parser.add_argument("--follow", action="store_true", help="no report: show one run while it trains, until its end")
+    parser.add_argument(
+        "--wait", action="store_true", help="with --follow: wait for a run that is not there, or stopped"
+    )
     return parser
+
+
+def follow_one(options: Namespace) -> int:
+    """Show a run in the terminal; its exit code. UsageError where that is not one run."""
+    if not options.follow:
+        raise UsageError("--wait: is for --follow; a report is made of what is there")
+    if len(options.paths) != 1:
+        raise UsageError(f"--follow: shows one run, and {len(options.paths)} are named; name one")
+    return follow(options.paths[0], options.wait)
 
 
 def write(options: Namespace) -> int:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hkd_hpc.console import messages, output
-from hkd_hpc.console.output import STAMP, Level, Log, Output, opened
+from hkd_hpc.console.output import STAMP, Level, Log, Output, Screen, opened
 from hkd_hpc.jobs.logs import last_line, output_to
 
 
@@ -146,3 +146,21 @@ def test_a_line_is_redrawn_on_a_terminal_alone(monkeypatch, stream, term, level,
     assert asked.is_set() == is_drawn
     assert bool(output.sys.stderr.getvalue()) == is_drawn
     assert output.sys.stderr.getvalue().endswith("\r\x1b[K") == is_drawn
+
+
+def test_a_screen_shows_a_text_in_the_place_of_the_one_before_and_the_end_of_one_that_is_too_long(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Terminal())
+    for name, value in {"TERM": "xterm", "COLUMNS": "5", "LINES": "4"}.items():
+        monkeypatch.setenv(name, value)
+    screen = Screen()
+    screen.show("one\ntwo")
+    screen.show("1\n2\n3\n4\nfifth")
+    screen.show("last")
+    assert output.sys.stdout.getvalue() == "one\ntwo\n\x1b[2F\x1b[J3\n4\nfift\n\x1b[3F\x1b[Jlast\n"
+
+
+def test_a_screen_without_a_terminal_is_one_text_below_the_other(capsys):
+    screen = Screen()
+    screen.show("one\ntwo")
+    screen.show("three")
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"

@@ -1,0 +1,192 @@
+"""A run that is watched from another process: on a terminal and without one, to its end, and where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import toy
+
+from hkd_hpc.errors import UsageError
+from hkd_hpc.report import follow as follow_module
+from hkd_hpc.report.follow import follow, look_at, sparkline, warnings_in
+from hkd_hpc.results import Run
+from hkd_hpc.store.tree import save_tree
+
+FOLLOW = [sys.executable, "-m", "hkd_hpc.report", "--follow"]
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Watcher:
+    """`--follow` in a process of its own; `text()` waits for its end and gives all that it showed."""
+
+    def __init__(self, *arguments: object, terminal: bool, **env: str) -> None:
+        self._master, slave = os.openpty()
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", **env}
+        self.process = subprocess.Popen(
+            [*FOLLOW, *map(str, arguments)],
+            stdout=slave if terminal else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=toy.PROJECT,
+            env=env,
+        )
+        os.close(slave)
+        self._pieces: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
+        self._reader.start()
+
+    def _read(self, pipe) -> None:
+        with contextlib.suppress(OSError):  # of a terminal whose last writer has gone
+            while piece := os.read(pipe.fileno() if pipe else self._master, 4096):
+                self._pieces.append(piece)
+
+    def shown(self) -> str:
+        return b"".join(self._pieces).decode()
+
+    def text(self) -> str:
+        self._reader.join()
+        self.process.wait()
+        os.close(self._master)
+        return self.shown()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return toy.save_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory, data):
+    """A run of four rounds, and what a terminal and a pipe that waited for it have shown."""
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    on_terminal, in_pipe = Watcher(folder, "--wait", terminal=True), Watcher(folder, "--wait", terminal=False)
+    arguments = toy.settings(data, "fed.rounds=4", "data.partition=iid", "data.beta=.3")
+    (printed,) = toy.train_ok(1, *arguments, "--out", folder)
+    texts = on_terminal.text(), in_pipe.text()
+    assert (on_terminal.process.returncode, in_pipe.process.returncode) == (0, 0), texts
+    return folder, printed, *texts
+
+
+def test_without_a_terminal_each_round_is_the_line_that_training_prints(watched):
+    folder, printed, _, text = watched
+    strip = lambda line: sorted(line.rpartition("  |  ")[0].split())  # without seconds; terms stand in another order
+    rounds = [strip(line) for line in printed.splitlines() if line.startswith("round ")]
+    assert [strip(line) for line in text.splitlines() if line.startswith("round ")] == rounds
+    assert len(rounds) == 4
+    assert [line for line in text.splitlines() if "warning: data.beta=0.3 has no effect" in line][1:] == []
+    assert text.splitlines()[-1] == f"complete: 4 of 4 rounds, {folder}"
+    assert "\x1b" not in text
+
+
+def test_a_terminal_shows_curves_terms_seconds_and_warnings(watched):
+    folder, _, text, _ = watched
+    last = text[text.rindex("fedhkd on file, 3 clients, seed 0") :]
+    for word in (
+        "local ",
+        "global ",
+        "loss cross_entropy ",
+        "loss soft ",
+        "█",
+        "seconds of the last round (rank 0): train ",
+    ):
+        assert word in last, word
+    assert "warning: round 4: no class reached scheme.nu=0.25" in last
+    assert f"complete: 4 of 4 rounds, {folder}" in last.replace("\r\n", "")
+    assert text.rstrip("\r\n").endswith(SHOW_CURSOR)
+
+
+def test_no_color_and_plain_letters_where_the_terminal_has_no_others(watched):
+    shown = Watcher(watched[0], terminal=True, NO_COLOR="1", PYTHONIOENCODING="ascii", LC_ALL="C").text()
+    assert "complete: 4 of 4 rounds" in shown
+    assert "\x1b[3" not in shown.replace(SHOW_CURSOR, "")
+    assert "█" not in shown
+
+
+@pytest.fixture
+def killed(tmp_path, data):
+    """A run that was killed in round 3."""
+
+    def patch(rank):
+        toy.note_pid(tmp_path / "pids", 1)
+        toy.on_place(3, "training", lambda: toy.kill_all(tmp_path / "pids"))
+
+    toy.train(1, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", patch=patch)
+    return tmp_path / "run"
+
+
+def test_a_killed_run_is_told_and_ctrl_c_ends_the_wait_for_it(killed, capsys):
+    assert follow(killed) == 75
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:9] for line in lines[:-1]] == ["round 1/4", "round 2/4"]
+    assert lines[-1] == (
+        "stopped after round 2 of 4: no process has its folder; "
+        f"python -m hkd_hpc.train --resume --out {killed} resumes it"
+    )
+    watcher = Watcher(killed, "--wait", terminal=True)
+    toy.wait_until(lambda: "stopped after round 2" in watcher.shown())
+    os.kill(watcher.process.pid, signal.SIGINT)
+    assert watcher.text().rstrip("\r\n").endswith(SHOW_CURSOR)
+    assert watcher.process.returncode == 0
+
+
+def test_a_broken_run_is_told(killed, capsys):
+    (killed / "metrics.h5").write_bytes(b"no HDF5")
+    assert follow(killed) == 1
+    assert capsys.readouterr().out == f"broken: {killed}/metrics.h5: it is not an HDF5 file\n"
+
+
+def test_where_there_is_no_run_one_line_says_so(tmp_path):
+    with pytest.raises(UsageError, match="holds no run"):
+        follow(tmp_path)
+
+
+# ---- numbers by hand
+
+
+def test_sparkline():
+    assert sparkline(np.array([0.0, 0.5, 1.0, np.nan])) == "▁▅█ "
+    assert sparkline(np.array([2.0, 2.0])) == "▁▁"
+    assert sparkline(np.array([0.0, 2.0, 4.0, 6.0]), cells=2) == "▁█"
+    assert sparkline(np.array([])) == ""
+
+
+def stored(folder, ranks: int) -> Run:
+    """A run of 2 of 5 rounds, of 10 and 20 s, whose tests took 2 and 4 s."""
+    rounds = {
+        "round": np.array([1, 2]),
+        "wall_s": np.array([10.0, 20.0]),
+        "seconds": {"evaluate_and_save": np.array([2.0, 4.0])},
+    }
+    config = json.dumps({"fed": {"rounds": 5}})
+    save_tree(
+        folder / "metrics.h5", {"rounds": rounds, "clients": {}, "config_json": config, "world": {"ranks": ranks}}
+    )
+    return Run(folder)
+
+
+@pytest.mark.parametrize("ranks, left_s", [(1, 3 * 18.0), (3, 3 * 15.0)])
+def test_what_remains_is_the_mean_of_the_last_rounds(tmp_path, ranks, left_s):
+    assert look_at(stored(tmp_path, ranks), is_running=True).left_s(2) == left_s
+
+
+def test_the_last_warnings_of_a_log(tmp_path):
+    (tmp_path / "log.txt").write_text(
+        "".join(f"t rank 0: {word}\n" for word in ("warning: a", "b", *["warning: c"] * 3))
+    )
+    assert warnings_in(tmp_path / "log.txt") == ("t rank 0: warning: c",) * 3
+    assert warnings_in(tmp_path / "none") == ()
+
+
+def test_rich_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    stored(tmp_path, 1)
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    monkeypatch.setattr(follow_module.output, "is_terminal", lambda stream: True)
+    with pytest.raises(UsageError, match=r"rich is not installed; pip install 'hkd_hpc\[report\]'"):
+        follow(tmp_path)

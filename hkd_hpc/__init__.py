@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hkd_hpc.errors import RunError, UsageError
-    from hkd_hpc.jobs import Study, Sweep, launch
+    from hkd_hpc.jobs import Study, Sweep, launch, load_study
     from hkd_hpc.results import Run, load
     from hkd_hpc.train import in_this_process as train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "RunError", "Study", "Sweep", "UsageError", "launch", "load", "train"]
+__all__ = ["Run", "RunError", "Study", "Sweep", "UsageError", "launch", "load", "load_study", "train"]
 
 _HOMES = {
     "hkd_hpc.errors": ("RunError", "UsageError"),
-    "hkd_hpc.jobs": ("Study", "Sweep", "launch"),
+    "hkd_hpc.jobs": ("Study", "Sweep", "launch", "load_study"),
     "hkd_hpc.results": ("Run", "load"),
 }
 

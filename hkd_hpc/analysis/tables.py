@@ -102,6 +102,14 @@ class Table:
     names: int = 1
     spans: Sequence[tuple[str, int]] = ()
 
+    def __str__(self) -> str:
+        """As Markdown."""
+        return self.markdown()
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        return self.html()
+
     def titles(self) -> list[str]:
         """Of each column, that of its span included."""
         above = [title for title, count in self.spans for _ in range(count)] or [""] * len(self.head)

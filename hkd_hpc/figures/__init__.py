@@ -6,6 +6,7 @@ from hkd_hpc.figures.as_plotly import plotly_of
 from hkd_hpc.figures.catalogue import of_run, of_study
 from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, NotRecorded, Series
 from hkd_hpc.figures.files import write_figures
+from hkd_hpc.figures.run import Run
 
 __all__ = [
     "Bars",
@@ -13,6 +14,7 @@ __all__ = [
     "HeatMap",
     "Lines",
     "NotRecorded",
+    "Run",
     "Series",
     "csv_of",
     "draw",

@@ -10,8 +10,8 @@ import numpy as np
 from hkd_hpc.figures.figure import Figure, Lines
 from hkd_hpc.figures.groups import Group, column, parts
 from hkd_hpc.figures.kind import Growing, Kind, Rows, Words, in_unit, lines, with_seeds
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, SECONDS, Units
-from hkd_hpc.results import Run
 
 MEASURES: dict[str, Rows] = {
     "local": partial(column, name="rounds/local_test_accuracy"),

@@ -10,8 +10,8 @@ from hkd_hpc.analysis.statistics import intervals
 from hkd_hpc.figures.figure import Bars, Series
 from hkd_hpc.figures.groups import Group, stacked
 from hkd_hpc.figures.kind import Words, in_unit, named
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import Units, with_unit
-from hkd_hpc.results import Run
 
 Numbers = Mapping[str, np.ndarray]  # (rounds,) by name
 MOST_BARS = 100

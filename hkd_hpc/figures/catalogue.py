@@ -9,7 +9,7 @@ from dataclasses import replace
 from hkd_hpc.figures import accuracy, costs, federation, traffic
 from hkd_hpc.figures.figure import Figure, NotRecorded
 from hkd_hpc.figures.groups import Group, by_setting, groups_of
-from hkd_hpc.results import Run
+from hkd_hpc.figures.run import Run
 
 MOST_LINES = 12  # in one figure: of more, no reader finds hers in the legend
 KINDS = (*accuracy.KINDS, *federation.KINDS, *costs.KINDS, *traffic.KINDS)

@@ -14,8 +14,8 @@ from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
 from hkd_hpc.figures.groups import Group, parts
 from hkd_hpc.figures.kind import Kind, Words, in_unit, lines, with_seeds
 from hkd_hpc.figures.matrix import AVERAGED, heat_map
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, COUNT, SECONDS, with_unit
-from hkd_hpc.results import Run
 from hkd_hpc.store.history import PHASES
 
 NO_TIME = "no time was measured"

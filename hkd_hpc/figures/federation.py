@@ -13,8 +13,8 @@ from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
 from hkd_hpc.figures.groups import Group, column
 from hkd_hpc.figures.kind import Kind, Words, adding, lines, named, with_seeds
 from hkd_hpc.figures.matrix import AVERAGED, blocks_named, heat_map, rounds_of
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import PLAIN
-from hkd_hpc.results import Run
 
 LEFT_OUT = {  # status, as metrics.h5 has it; NaN: not sampled
     "rejected": (1, 3, 4, 7),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hkd_hpc.config import is_place
-from hkd_hpc.results import Run
+from hkd_hpc.figures.run import Run
 
 SEED = "run.seed"
 SCHEME = "scheme."

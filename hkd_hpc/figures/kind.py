@@ -11,8 +11,8 @@ import numpy as np
 from hkd_hpc.figures import bands
 from hkd_hpc.figures.figure import Figure, NotRecorded, Series
 from hkd_hpc.figures.groups import Group, column, parts
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import Units, unit
-from hkd_hpc.results import Run
 
 Rows = Callable[[Run], "np.ndarray | None"]  # (rounds,) of a run, None where it has none
 Growing = Callable[[Run], np.ndarray]  # (rounds,) that grow from round to round

@@ -15,8 +15,8 @@ from hkd_hpc.figures import bars
 from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
 from hkd_hpc.figures.groups import Group, column
 from hkd_hpc.figures.kind import Kind, Words, adding, in_unit
+from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, with_unit
-from hkd_hpc.results import Run
 from hkd_hpc.store.history import PAYLOAD_KINDS
 
 FLOAT_BYTES = 4

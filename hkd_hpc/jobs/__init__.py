@@ -6,7 +6,7 @@ study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scr
 study.wait(); print(study.table())
 """
 
-from hkd_hpc.jobs.study import Study, launch
+from hkd_hpc.jobs.study import Study, launch, load_study
 from hkd_hpc.jobs.sweep import Sweep
 
-__all__ = ["Study", "Sweep", "launch"]
+__all__ = ["Study", "Sweep", "launch", "load_study"]

@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         screen = Screen()
         watch.repeat(study.status, lambda states: screen.show(text(states)), options.watch)
     elif options.command == "table":
-        messages.say(study.table(options.strict_code, options.format))
+        messages.say(study.text(options.strict_code, options.format))
         return 1 if results.read(study.root, study.trials).faults else 0
     else:
         ended = study.cancel()
@@ -174,7 +174,7 @@ def run_launch(options: argparse.Namespace) -> int:
     if not options.wait and options.executor != "debug":
         return 0
     complete = study.wait()
-    messages.say(study.table())
+    messages.say(study.text())
     return 0 if complete else 1
 
 

@@ -27,18 +27,20 @@ CAPTION = "Accuracy in the last round: mean ± half of the 95 % interval over th
 
 
 def table(root: Path, trials: list[Trial], format: str = "markdown") -> str:
+    """The table and what is said about it, as text."""
+    return document(parts(root, trials), format)
+
+
+def parts(root: Path, trials: list[Trial]) -> list[str | Table]:
     """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local and once for global."""
     found = read(root, trials)
-    return document(
-        [
-            f"{CAPTION}; {len(found.summaries)} of {len(trials)} runs are complete",
-            "",
-            _grid(root, trials, found),
-            *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
-            *(f"remark: {line}" for line in remarks(found.provenances)),
-        ],
-        format,
-    )
+    return [
+        f"{CAPTION}; {len(found.summaries)} of {len(trials)} runs are complete",
+        "",
+        _grid(root, trials, found),
+        *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
+        *(f"remark: {line}" for line in remarks(found.provenances)),
+    ]
 
 
 def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> Table:

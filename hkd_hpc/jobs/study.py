@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc.analysis.tables import Table, document
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results, slurm, watch
@@ -17,11 +18,13 @@ from hkd_hpc.jobs.launcher import launch_trials, options_at, root_at, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.sweep import Sweep
+from hkd_hpc.results import existing, find_runs
+from hkd_hpc.results.study import StudyRuns
 from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.store.lock import is_alive, is_visible
 
 
-class Study:
+class Study(StudyRuns):
     """The trials in a folder; made by `launch`, or for a study that was launched before.
 
     Args:
@@ -85,8 +88,12 @@ class Study:
             say(f"not submitted now: {rejection}")
         return self.status()
 
-    def table(self, strict_code: bool = False, format: str = "markdown") -> str:
-        """Accuracies of the finished trials, in the layout of the paper's Table 1.
+    def parts(self) -> list[str | Table]:
+        """Accuracies of the finished trials, in the layout of the paper's Table 1, and lines about them."""
+        return results.parts(self.root, self.trials)
+
+    def text(self, strict_code: bool = False, format: str = "markdown") -> str:
+        """The same as text.
 
         Args:
             strict_code: Whether trials of different code are an error; else a line says so.
@@ -100,7 +107,7 @@ class Study:
         """
         if strict_code:
             results.check_code(self.root, self.trials)
-        return results.table(self.root, self.trials, format)
+        return document(self.parts(), format)
 
     def cancel(self) -> list[str]:
         """Ask SLURM to cancel the jobs of all launches, and interrupt the workers on this machine.
@@ -163,6 +170,26 @@ def launch(
     folder = root_at(root)
     launch_trials(trials, executor, folder, options_at(site, options), problems, say)
     return Study(folder)
+
+
+def load_study(root: str | os.PathLike) -> StudyRuns:
+    """What many runs have found, at any time: a sweep's, a comparison's, or those of any folder.
+
+    Args:
+        root: The folder.
+
+    Returns:
+        A Study where a sweep was launched; else the runs that are there, with the same `runs` and `table`.
+
+    Raises:
+        UsageError: There is neither a study nor a run, or the record of a study is damaged.
+    """
+    place = existing(root)
+    if place.is_dir() and read_trials(place):
+        return Study(place)
+    if not find_runs(place):
+        raise UsageError(f"{place}: holds no run, nor does any folder below it")
+    return StudyRuns(place)
 
 
 def resubmit(root: str | os.PathLike, say: Say = messages.say) -> Study:

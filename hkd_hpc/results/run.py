@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hkd_hpc.analysis.tables import Table
 from hkd_hpc.config import Config, from_file
 from hkd_hpc.config.values import stored_values
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.results.frames import clients_table, rounds_table
 from hkd_hpc.results.models import make_model
 from hkd_hpc.results.parts import ClientColumns, Columns, Parts, parts_in, read
+from hkd_hpc.results.plot import Plot, plot
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_held
 from hkd_hpc.store.tree import BadFile
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from hkd_hpc.models.predictor import Predictor
     from hkd_hpc.results.frames import Frame
 
+ACCURACIES = ("local_test_accuracy", "global_test_accuracy")
+SHOWN = {"scheme": "scheme.name", "data": "data.name", "clients": "fed.clients", "seed": "run.seed"}
 STATES = ("complete", "running", "stopped", "broken")
 
 
@@ -44,6 +48,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.state}, {len(self)} rounds>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: what it is, how it stands, and the accuracies of its last round."""
+        settings, columns = self.settings, self.round_columns
+        facts = {name: str(settings.get(key, "")) for name, key in SHOWN.items()}
+        last = {name: f"{columns[name][-1]:.3f}" for name in ACCURACIES if len(columns.get(name, ()))}
+        state = f"{self.state}, {len(self)} of {settings.get('fed.rounds', '?')} rounds"
+        rows = {"run": str(self.path), "state": self.problem or state, **facts, **last}
+        return Table(["", ""], list(rows.items()))._repr_html_()
 
     def __len__(self) -> int:
         """Rounds that are recorded."""
@@ -183,6 +196,22 @@ class Run:
         """
         self.require()
         return clients_table(self.round_columns.get("round", np.array([])), self.client_columns, self.client_names)
+
+    def plot(self, name: str = "accuracy") -> Plot:
+        """A figure of this run, which a notebook shows: `run.plot("accuracy")`.
+
+        Args:
+            name: A figure's name, or how it begins; docs/figures.md has all of them.
+
+        Returns:
+            The figure, as data (`figure`) and drawn by matplotlib (`canvas`).
+
+        Raises:
+            UsageError: There is no such figure, the run has not its numbers, or matplotlib is not installed.
+            RunError: The run is broken.
+        """
+        self.require()
+        return plot(self, name)
 
     def model(self, client: int | None = None) -> Predictor:
         """The trained network, ready to predict: `run.model()(x_BCHW).argmax(1)`, see Predictor for what it takes.

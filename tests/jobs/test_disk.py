@@ -187,7 +187,7 @@ def test_a_study_on_a_disk_that_fills_up_loses_nothing_and_goes_on_later(data, d
     assert (folder / "status.json").stat().st_size == STATUS_BYTES
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_0001.h5"]
     assert not [name for _, _, names in os.walk(study.root) for name in names if name.endswith(".tmp")]
-    assert "1 of 2 runs are complete" in study.table()
+    assert "1 of 2 runs are complete" in study.text()
     capsys.readouterr()
     assert main(["status", str(study.root)]) == 0
     assert second.error in capsys.readouterr().out

@@ -119,6 +119,14 @@ def test_a_metrics_file_by_itself_is_a_run(tmp_path):
     assert [found.path for found in results.find_runs(bare)] == [bare]
 
 
+def test_a_notebook_shows_what_it_is_and_how_it_stands(run, tmp_path):
+    shown = run._repr_html_()
+    assert '<th scope="row">state</th><td>complete, 3 of 3 rounds</td>' in shown
+    assert '<th scope="row">local_test_accuracy</th><td>1.000</td>' in shown
+    (tmp_path / "metrics.h5").write_bytes(b"<b>")
+    assert f"<td>{tmp_path}/metrics.h5: it is not an HDF5 file</td>" in results.load(tmp_path)._repr_html_()
+
+
 # ---- tables
 
 
@@ -240,3 +248,27 @@ def test_what_holds_no_run_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"holds 1 runs in its folders, the first is .*/one; name one"):
         results.load(tmp_path)
     assert results.find_runs(tmp_path / "one")[0].path == tmp_path / "one"
+
+
+# ---- figures
+
+
+def test_a_figure_is_drawn_by_its_name_or_how_it_begins(tmp_path):
+    pytest.importorskip("matplotlib")
+    names = ("global_test_accuracy", "local_test_accuracy_worst_tenth")
+    more = {name: np.array([0.25, 0.5, 0.75]) for name in names}
+    run = results.load(write(tmp_path, rounds={**ROUNDS, **more}))
+    plot = run.plot("accuracy_rounds")
+    assert [0.5, 0.75, 1.0] in [series.y.tolist() for series in plot.figure.series]
+    assert run.plot("accuracy").figure.name == "accuracy_rounds"
+    assert plot._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_figure_that_is_not_there_is_one_line(run, tmp_path):
+    with pytest.raises(UsageError, match="acuracy: no such figure; there are accuracy_rounds, "):
+        run.plot("acuracy")
+    with pytest.raises(UsageError, match=r"not recorded .*rounds/global_test_accuracy"):
+        run.plot("accuracy")
+    RunFolder(tmp_path).write_config(SETTINGS.to_json())
+    with pytest.raises(UsageError, match="no round is recorded yet"):
+        results.load(tmp_path).plot()

@@ -1,0 +1,32 @@
+"""What figures are drawn from. They know no file: a recorded run (results.Run) is one, numbers made by hand another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Run(Protocol):
+    """The part of results.Run that figures read; what it has not recorded is absent or empty."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def round_columns(self) -> Mapping[str, np.ndarray]: ...
+
+    @property
+    def client_columns(self) -> Mapping[str, np.ndarray]: ...
+
+    @property
+    def client_ranks(self) -> Sequence[int]: ...
+
+    @property
+    def partition(self) -> Mapping[str, Any]: ...
+
+    @property
+    def sessions(self) -> Sequence[Mapping[str, Any]]: ...
+
+    def part(self, name: str) -> Mapping[str, Any]: ...

@@ -1,0 +1,105 @@
+"""The runs of a folder together: the root of a sweep or of a comparison, or any folder with runs below it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, estimate
+from hkd_hpc.config import is_place
+from hkd_hpc.results.find import find_runs
+from hkd_hpc.results.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+SEED, SCHEME, DATA = "run.seed", "scheme.name", "data.path"
+
+
+class StudyRuns:
+    """The runs below a folder, finished or not; they are looked at anew each time.
+
+    Args:
+        root: The folder.
+
+    Attributes:
+        root: The same.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, in the order of their paths; broken ones too."""
+        return find_runs(self.root)
+
+    def table(self) -> pandas.DataFrame | Table:
+        """Mean, half of the 95 % interval over the seeds, and their number, of the complete runs.
+
+        Returns:
+            A pandas frame of numbers; without pandas a Table, whose text is Markdown.
+        """
+        return framed(next(part for part in self.parts() if isinstance(part, Table)))
+
+    def parts(self) -> list[str | Table]:
+        """The table, and lines about it, for analysis.tables.document."""
+        runs = self.runs
+        complete = [run for run in runs if run.state == "complete"]
+        broken = [f"not in the table: {run.problem}" for run in runs if run.problem]
+        return [f"{len(complete)} of {len(runs)} runs are complete", "", table_of_runs(complete), *broken]
+
+    def __str__(self) -> str:
+        return document(self.parts())
+
+    def _repr_html_(self) -> str:
+        return "\n".join(
+            part.html() if isinstance(part, Table) else f"<p>{escape(part)}</p>" for part in self.parts() if part
+        )
+
+
+def table_of_runs(runs: Sequence[Run]) -> Table:
+    """A row for each scheme and whatever else was varied but the seed; a column for each accuracy that was measured."""
+    varied = varied_settings(runs)
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(str(run.settings.get(key, "")) for key in (SCHEME, *varied)), []).append(run)
+    values = {row: {name: accuracies(own, name) for name in COLUMNS} for row, own in groups.items()}
+    shown = [name for name in COLUMNS if any(value == value for row in values.values() for value in row[name])]
+    rows: list[list[Cell | str]] = [[*row, *(estimate(found[name]) for name in shown)] for row, found in values.items()]
+    return Table(["scheme", *varied, *shown], rows, names=1 + len(varied))
+
+
+def accuracies(runs: Sequence[Run], column: str) -> list[float]:
+    """Of complete runs; NaN where it was not measured."""
+    return [float(run.summary.get(COLUMNS[column], float("nan"))) for run in runs]
+
+
+def varied_settings(runs: Sequence[Run]) -> list[str]:
+    """Settings in which runs of one scheme differ, seeds and places aside."""
+    by_scheme: dict[str, dict[str, set[str]]] = {}
+    for run in runs:
+        values = by_scheme.setdefault(str(run.settings.get(SCHEME)), {})
+        for key, value in run.settings.items():
+            values.setdefault(key, set()).add(str(value))
+    found = {key for values in by_scheme.values() for key, texts in values.items() if len(texts) > 1}
+    return sorted(key for key in found if key != SEED and (key == DATA or not is_place(key)))
+
+
+def framed(table: Table) -> pandas.DataFrame | Table:
+    """As a pandas frame of numbers, its seeds one column where all means of a row have as many; else itself."""
+    try:
+        import pandas
+    except ImportError:
+        return table
+    frame = pandas.read_csv(
+        io.StringIO(table.csv()), na_values=[NOTHING], dtype=dict.fromkeys(table.head[: table.names], str)
+    )
+    seeds = [name for name in frame if str(name).endswith(" seeds")]
+    if seeds and frame[seeds].nunique(axis=1).le(1).all():
+        frame.insert(table.names, "seeds", frame[seeds[0]])
+        frame = frame.drop(columns=seeds)
+    return frame

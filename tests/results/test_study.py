@@ -1,0 +1,90 @@
+"""Runs of a folder together: their table, by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import hkd_hpc
+from hkd_hpc import config, results
+from hkd_hpc.errors import UsageError
+from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.tree import save_tree
+
+
+def write(folder, local: float, *settings: str, complete: bool = True) -> None:
+    """A run with a summary and nothing else."""
+    folder.mkdir(parents=True)
+    text = config.resolve(overrides=settings).to_json()
+    RunFolder(folder).write_config(text)
+    summary = {"local_test_accuracy_last": local} if complete else {}
+    save_tree(folder / "metrics.h5", {"config_json": text, "rounds": {}, "clients": {}, "summary": summary})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two schemes, of which one with two values of mu, on three seeds; one run is not complete, one is broken."""
+    root = tmp_path_factory.mktemp("study")
+    for seed, local in enumerate((0.5, 0.6, 0.7)):
+        write(root / f"fedavg-{seed}", local, "scheme.name=fedavg", f"run.seed={seed}")
+        write(root / f"prox-a-{seed}", local + 0.1, "scheme.name=fedprox", "scheme.mu=0.5", f"run.seed={seed}")
+    write(root / "prox-b-0", 0.9, "scheme.name=fedprox", "scheme.mu=0.25", "run.seed=0")
+    write(root / "prox-b-1", 0.0, "scheme.name=fedprox", "scheme.mu=0.25", "run.seed=1", complete=False)
+    (root / "damaged").mkdir()
+    (root / "damaged/metrics.h5").write_bytes(b"no HDF5")
+    return root
+
+
+# Student's t of 2 degrees of freedom is 4.303 at 97.5 %; the standard deviation of .5 .6 .7 is .1: 4.303 * .1 / 3 ** .5
+MARKDOWN = """\
+| scheme | scheme.mu | local |
+| --- | --- | --- |
+| fedavg |  | 0.600 ± 0.248 (3) |
+| fedprox | 0.5 | 0.700 ± 0.248 (3) |
+| fedprox | 0.25 | 0.900 (1) |"""
+
+
+def test_the_text_is_markdown_with_a_line_for_each_broken_run(root):
+    lines = str(hkd_hpc.load_study(root)).splitlines()
+    assert lines[:2] == ["7 of 9 runs are complete", ""]
+    assert "\n".join(lines[2:7]) == MARKDOWN
+    assert lines[7:] == [f"not in the table: {root}/damaged/metrics.h5: it is not an HDF5 file"]
+
+
+def test_the_table_is_a_pandas_frame_of_numbers(root):
+    pytest.importorskip("pandas")
+    frame = hkd_hpc.load_study(root).table()
+    assert list(frame.columns) == ["scheme", "scheme.mu", "seeds", "local", "local ±"]
+    assert frame["local"].tolist() == [0.6, 0.7, 0.9]
+    assert frame["local ±"].round(3).fillna(-1).tolist() == [0.248, 0.248, -1]
+    assert frame["seeds"].tolist() == [3, 3, 1]
+
+
+def test_without_pandas_it_is_a_table_whose_text_is_markdown(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert str(hkd_hpc.load_study(root).table()) == MARKDOWN
+
+
+def test_a_notebook_shows_it_as_html(root):
+    shown = hkd_hpc.load_study(root)._repr_html_()
+    assert "<p>7 of 9 runs are complete</p>" in shown
+    assert shown.count("<tr>") == 4
+    assert "0.600 ± 0.248 (3)" in shown
+
+
+def test_its_runs(root):
+    found = {run.path.name: run.state for run in hkd_hpc.load_study(root).runs}
+    assert (found["fedavg-0"], found["prox-b-1"], found["damaged"]) == ("complete", "stopped", "broken")
+
+
+def test_a_folder_of_studies_is_a_study_of_all_their_runs(tmp_path):
+    for study in "ab":
+        write(tmp_path / study / "one", 0.5)
+    assert [run.path.parent.name for run in hkd_hpc.load_study(tmp_path).runs] == ["a", "b"]
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="holds no run, nor does any folder below it"):
+        hkd_hpc.load_study(tmp_path)
+    assert results.find_runs(tmp_path) == []

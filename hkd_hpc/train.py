@@ -262,7 +262,7 @@ def in_this_process(
         resume: Whether to resume the run in `out`; "auto": or begin one where there is none.
         allow_change: With `resume`, whether to continue with other settings from here.
         strict_code: With `resume`, whether only with the code of the rounds before.
-        quiet: Whether to print nothing but warnings.
+        quiet: Whether to print nothing; the run's log.txt has it all.
 
     Returns:
         The run. Its state is "stopped" where a signal (SIGUSR1, SIGUSR2) asked for the end after a round.
@@ -272,25 +272,26 @@ def in_this_process(
         RunError: The run could not go on.
     """
     given = {"--out": out, "--config": config, "--resume": "auto" if resume == "auto" else None}
-    flags = {"--resume": resume is True, "--allow-change": allow_change, "--strict-code": strict_code}
+    flags = {"--resume": resume is True, "--allow-change": allow_change, "--strict-code": strict_code, "--quiet": quiet}
     words = [f"{name}={os.fspath(value)}" for name, value in given.items() if value is not None]
     words += [f"--preset={name}" for name in ([preset] if isinstance(preset, str) else preset)]
     words += [name for name, is_set in flags.items() if is_set]
-    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():  # the accuracies at the end
         return Run(trained([*words, *words_of(settings or {})]))
 
 
 def trained(words: Sequence[str]) -> Path:
     """Train as one process, and leave that as it was; the run's folder."""
-    with environment.kept(), handlers_kept(), output.opened(Level.NORMAL):
+    with environment.kept(), handlers_kept():
         request = parse(words)
         if not isinstance(request, Request):
             raise UsageError(f"{words}: only settings and options of a training are understood here")
         environment.prepare()
-        with StopRequest().listening() as stop, World.alone() as world, run_folder(request, 0, interrupt) as folder:
-            assert folder is not None  # which a dry run has not
-            work_in(folder, request, world, stop)
-        return folder.path
+        with output.opened(request.level), StopRequest().listening() as stop, World.alone() as world:
+            with run_folder(request, 0, interrupt) as folder:
+                assert folder is not None  # which a dry run has not
+                work_in(folder, request, world, stop)
+            return folder.path
 
 
 def interrupt(text: str) -> None:

@@ -3,7 +3,7 @@
 from hkd_hpc.jobs import Sweep, launch
 sweep = Sweep.from_toml("table1.toml")
 study = launch(sweep, executor="slurm", partition="gpu", time_min=60, root="/scratch/me/study1")
-study.wait(); print(study.table())
+study.wait(); print(study)
 """
 
 from hkd_hpc.jobs.study import Study, launch, load_study

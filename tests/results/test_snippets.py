@@ -42,7 +42,7 @@ def test_the_page_s_examples_run(capsys):
     cells = [cell for cell in snippets.cells_of_page(toy.PROJECT / "docs/python.md") if "launch(" not in cell]
     snippets.run(cells, "python_md")  # the notebook launches the same study
     out = capsys.readouterr().out
-    assert "<Run runs/one: complete, 2 rounds>" in out
+    assert "/runs/one: complete, 2 rounds>" in out
     assert "fed.round: no such setting; did you mean fed.rounds" in out
     assert out.endswith("['complete']\n")
     assert Path("accuracy.pdf").stat().st_size > 1000

@@ -14,6 +14,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.report.trials import SCHEME, text_of
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import provenance
+from hkd_hpc.runtime.versions import REVISION
 
 MOST_VALUES = 12  # of a setting, in one cell
 
@@ -67,7 +68,10 @@ def facts_table(names: dict[Run, str]) -> Table:
 
 def facts_of(run: Run) -> dict[tuple[str, str], None]:
     """(name, value) of each."""
-    found = {(f"version of {name}", str(value)): None for name, value in run.versions.items()}
+    found = {
+        ("revision of the code" if name == REVISION else f"version of {name}", str(value)): None
+        for name, value in run.versions.items()
+    }
     found |= {(f"SHA-256 of {name}", str(value)): None for name, value in run.identity.items()}
     for session in run.sessions:
         for what in ("hosts", "devices"):
@@ -104,7 +108,7 @@ def differences(names: dict[Run, str]) -> list[str]:
 
 def facts_for_provenance(run: Run) -> provenance.Provenance:
     """As it stands now; what changed on the way is told among the remarks."""
-    versions = {f"version.{name}": [str(value)] for name, value in run.versions.items() if name != "revision"}
+    versions = {f"version.{name}": [str(value)] for name, value in run.versions.items() if name != REVISION}
     threads = run.settings.get(provenance.THREADS)
     own = {} if threads is None else {provenance.THREADS: [str(threads)]}
     return {**versions, **{name: [str(value)] for name, value in run.identity.items()}, **own}

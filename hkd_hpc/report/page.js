@@ -25,6 +25,7 @@ function onThisPaper(value) {
 function draw(place) {
   const { data, layout } = plots[place.dataset.plot];
   const own = { ...onThisPaper(layout), font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink"), size: 13 } };
+  place.style.height = `${layout.height}px`; // which a page that becomes narrower keeps
   Plotly.react(place, data.map(onThisPaper), own, { responsive: true, displaylogo: false });
   place.dataset.drawn = isDark() ? "dark" : "light";
 }

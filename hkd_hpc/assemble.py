@@ -92,6 +92,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     trainer = trainer_for(flat, scheme, config, lambda: make_model(config, federation.dataset, comm.device), comm)
     if comm.rank == 0:
         warn_of_precision(config, comm.device)
+        for line in contract.outdated(scheme, flat.net):
+            messages.warn(line)
     require_trainable(partition, trainer)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None

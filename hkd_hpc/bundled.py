@@ -8,11 +8,11 @@ Exit codes: 0 done, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
 
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
@@ -47,8 +47,9 @@ def copy(kind: str, folder: Path) -> list[Path]:
     return list(targets)
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.bundled", description=first_paragraph(__doc__))
+    parser = Parser(prog="python -m hkd_hpc.bundled", description=first_paragraph(__doc__))
     parser.add_argument("kind", choices=FOLDERS)
     parser.add_argument("what", choices=("list", "copy"), help="list: the files' paths, as they lie in the package")
     parser.add_argument(
@@ -56,12 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if (options.what == "copy") != bool(options.folder):
-        parser.error("copy needs a folder: copy DIR" if options.what == "copy" else "list takes no folder")
-    try:
-        found = copy(options.kind, options.folder) if options.folder else files_of(options.kind).values()
-    except UsageError as error:
-        print(f"hkd_hpc: {error}", file=sys.stderr)
-        return 2
+        raise UsageError("copy needs a folder: copy DIR" if options.what == "copy" else "list takes no folder")
+    found = copy(options.kind, options.folder) if options.folder else files_of(options.kind).values()
     print(*found, sep="\n")
     return 0
 

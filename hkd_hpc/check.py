@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc import config as config_module
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.config import Config, identity
-from hkd_hpc.config.command_line import Parser
-from hkd_hpc.console.output import printable
+from hkd_hpc.console.messages import say
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import read_trials
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.paths import path_argument
+from hkd_hpc.runtime.revision import package_sha256
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import NO_ROWS, RECORD, RunFolder, temporary_files
 from hkd_hpc.store.history import LAYOUT, History
@@ -127,7 +128,7 @@ def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
                     "put back the one that belongs "
                     "to config.json, or remove it to have it written anew from the last checkpoint",
                 )
-            return FileReport(name, f"ok: {rows} rows, {told}{changed_since(file, config)}")
+            return FileReport(name, f"ok: {rows_text(rows)}, {told}{changed_since(file, config)}")
     except (BadFile, FileProblem) as bad:
         return FileReport(
             name,
@@ -148,7 +149,7 @@ def check_earlier_rows(folder: RunFolder) -> Iterator[FileReport]:
     name = str(folder.rows_path.relative_to(folder.path))
     try:
         with open_tree(folder.rows_path) as file:
-            yield FileReport(name, f"ok: {check_rows(file)} rows, for the checkpoints to continue")
+            yield FileReport(name, f"ok: {rows_text(check_rows(file))}, for the checkpoints to continue")
     except (BadFile, FileProblem) as bad:
         yield FileReport(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
 
@@ -189,8 +190,14 @@ def check_rows(file: TreeFile) -> int:
     history = history_of(file)
     rows = len(history)
     if complete_rows(history) < rows or not rows:
-        raise FileProblem(f"of its {rows} rows the first {complete_rows(history)} are complete, consecutive and hashed")
+        raise FileProblem(
+            f"of its {rows_text(rows)} the first {complete_rows(history)} are complete, consecutive and hashed"
+        )
     return rows
+
+
+def rows_text(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
 
 
 def complete_rows(history: History) -> int:
@@ -223,7 +230,7 @@ def completeness(file: TreeFile, rows: int, config: Config | None) -> str:
     if "summary" not in file.names():
         return f"of {wanted}: not complete, --resume continues"
     if rows != wanted:
-        raise FileProblem(f"it has a summary, but {rows} rows of {wanted}")
+        raise FileProblem(f"it has a summary, but {rows_text(rows)} of {wanted}")
     return "complete"
 
 
@@ -323,11 +330,9 @@ def value_in(path: Path, key: str) -> Any:
 
 def check_versions(folder: RunFolder) -> Iterator[FileReport]:
     """A line where the run was written with other packages than are here; worth knowing, not wrong."""
-    text = value_in(folder.metrics_path, "versions_json")
-    try:
-        written = json.loads(text) if text else {}
-    except (ValueError, TypeError):
-        written = {}
+    written = json_in(folder.metrics_path, "versions_json")
+    if json_in(folder.metrics_path, "identity_json").get("code.hkd_hpc") == package_sha256():
+        written.pop(versions.REVISION, None)  # of docs and tests, perhaps: the code is the same
     other = [
         f"{name} {written[name]} (here {here})"
         for name, here in versions.found().items()
@@ -335,6 +340,15 @@ def check_versions(folder: RunFolder) -> Iterator[FileReport]:
     ]
     if other:
         yield FileReport("versions", f"written with {', '.join(other)}")
+
+
+def json_in(path: Path, key: str) -> dict[str, Any]:
+    """A table that is stored as text; empty where it is not there or cannot be read."""
+    try:
+        found = json.loads(value_in(path, key) or "{}")
+    except (ValueError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_leftovers(folder: RunFolder) -> Iterator[FileReport]:
@@ -367,7 +381,7 @@ def repair(folder: RunFolder, out: Path) -> str:
         tree = {name: file.load(name) for name in STATIC if name in file.names()}
     told = ", ".join(str(path.relative_to(folder.path)) for path in used)
     save_tree(out, {**tree, **history.tree(), "repaired_from": told}, LAYOUT)
-    return f"{out}: {len(history)} rows saved from {told}"
+    return f"{out}: {rows_text(len(history))} saved from {told}"
 
 
 def saved_rows(folder: RunFolder, path: Path) -> History:
@@ -413,7 +427,8 @@ def look(options: argparse.Namespace) -> int:
     folder = RunFolder(options.run, warn=lambda text: None)
     try:
         if not folder.holds_run():
-            raise UsageError(f"{options.run}: holds no run (neither config.json nor metrics.h5 nor a checkpoint)")
+            nothing = "holds no run (neither config.json nor metrics.h5 nor a checkpoint)"
+            raise UsageError(f"{options.run}: {nothing}{below(options.run)}")
         lines = check_run(folder)
     except OSError as error:
         raise UsageError(f"{options.run}: cannot be looked at ({error.strerror})") from None
@@ -424,16 +439,15 @@ def look(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def say(text: str) -> None:
-    print(printable(text, sys.stdout), flush=True)
+def below(folder: Path) -> str:
+    """What to do with the folder of a study: one run is checked at a time. Empty where there is none below."""
+    runs = sorted(path for path in folder.iterdir() if RunFolder(path).holds_run()) if folder.is_dir() else []
+    return f"; {len(runs)} below it hold one each: name one, such as {runs[0]}" if runs else ""
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
-    try:
-        return look(parse(arguments))
-    except (UsageError, RunError) as error:
-        print(f"hkd_hpc: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+    return look(parse(arguments))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from hkd_hpc.comm.launchers import guess_rank
-from hkd_hpc.runtime import versions
+from hkd_hpc.command import exit_code
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.rank import guess_rank
 
 
 class Command(NamedTuple):
@@ -36,26 +38,20 @@ COMMANDS = {
 }
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; 2 when there is none of that name. Every rank of a job calls this."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("--help", "-h"):
-        return tell(help_text())
-    if name == "--version":
-        return tell(versions.text())
+    if name in OPTIONS:
+        if guess_rank(os.environ) == 0:
+            print(OPTIONS[name]())
+        return 0
     if name not in COMMANDS:
-        return tell(unknown_text(name), code=2)
+        raise UsageError(unknown_text(name))
     module, _, first = COMMANDS[name]
     sys.argv[1:] = [*first, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
-
-
-def tell(text: str, code: int = 0) -> int:
-    """Print once per job: what is right on stdout, what is wrong on stderr."""
-    if guess_rank(os.environ) == 0:
-        print(text, file=sys.stderr if code else sys.stdout)
-    return code
 
 
 def help_text() -> str:
@@ -63,7 +59,16 @@ def help_text() -> str:
     return "\n".join(["usage: hkd COMMAND ...; hkd COMMAND --help; hkd --version", "", *lines])
 
 
+def version_text() -> str:
+    from hkd_hpc.runtime import versions  # reads the packages' metadata
+
+    return versions.text()
+
+
+OPTIONS: dict[str, Callable[[], str]] = {"--help": help_text, "-h": help_text, "--version": version_text}
+
+
 def unknown_text(name: str) -> str:
-    near = get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-    return f"hkd: {name!r}: no such command; {hint}"
+    near = get_close_matches(name, [*COMMANDS, *OPTIONS], n=1)
+    hint = f"did you mean hkd {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return f"{name!r}: no such command of hkd; {hint}"

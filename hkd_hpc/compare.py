@@ -38,9 +38,10 @@ from hkd_hpc import rng, schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import COLUMNS, FORMATS, NOTHING, SUFFIXES, Cell, Difference, Table, document, estimate
 from hkd_hpc.comm.launchers import outside_of_jobs
+from hkd_hpc.command import Parser, exit_code, tell
 from hkd_hpc.config import Config, NotOfThisScheme, from_file, identity, parts_of, read_toml, resolve, split_override
-from hkd_hpc.config.command_line import Parser
 from hkd_hpc.config.words import as_text, flat
+from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
 from hkd_hpc.runtime import provenance
@@ -101,7 +102,7 @@ NUMBERS: dict[str, tuple[type, ...]] = {
 
 def read_spec(path: str) -> Spec:
     """The spec in a file. UsageError (one line) for what cannot be meant."""
-    values = read_toml(path)
+    values = read_toml(path, "spec")
     for key in values:
         if key not in KEYS and not key.startswith("settings."):
             raise UsageError(f"{path}: {key}: not known; known: {', '.join(sorted(KEYS))}, and [settings]")
@@ -295,7 +296,7 @@ def train_all(runs: list[Run], root: Path, jobs: int) -> list[str]:
     def one(run: Run) -> str | None:
         failure = train_one(run, root)
         minutes = (time.monotonic() - start_s) / 60
-        print(f"{next(done)}/{len(runs)} {run.name} {'FAILED' if failure else 'done'}, {minutes:.1f} min", flush=True)
+        messages.say(f"{next(done)}/{len(runs)} {run.name} {'FAILED' if failure else 'done'}, {minutes:.1f} min")
         return failure
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -496,17 +497,15 @@ def make_parser() -> Parser:
     return parser
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """0 done; 1 a run failed; 2 wrong input: one line for each problem."""
-    try:
-        options = make_parser().parse_intermixed_args(arguments)
-        spec, root = prepared(options)
-        parts, failures = compare(spec, root, options.jobs, options.strict_code)
-    except UsageError as error:
-        return tell(error.lines if isinstance(error, Problems) else [str(error)], code=2)
+    options = make_parser().parse_intermixed_args(arguments)
+    spec, root = prepared(options)
+    parts, failures = compare(spec, root, options.jobs, options.strict_code)
     path = root / f"table.{SUFFIXES[options.format]}"
     text = document(parts, options.format)
-    print(f"\n{text}\n\n{path}")
+    messages.say(f"\n{text}\n\n{path}")
     try:
         replace_text(path, text + "\n")
     except RunError as error:
@@ -525,13 +524,6 @@ def prepared(options: argparse.Namespace) -> tuple[Spec, Path]:
     except OSError as error:
         raise UsageError(f"--root {root}: cannot be used ({error}); name another folder") from None
     return spec, root
-
-
-def tell(lines: list[str], code: int) -> int:
-    """Print what is wrong; the exit code."""
-    for line in lines:
-        print(f"compare: {line}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

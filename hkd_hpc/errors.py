@@ -4,11 +4,16 @@ loaded.
 
 
 class UsageError(Exception):
-    """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2."""
+    """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2.
+
+    Attributes:
+        lines: what is told; more than one where several things are wrong.
+    """
 
     def __init__(self, text: str):
         """Control characters of a quoted value are escaped: the message stays one line."""
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+        self.lines = [str(self)]
 
 
 class LocalUsageError(UsageError):

@@ -9,16 +9,20 @@ that of the newest good checkpoint; a client's own model is that of the last rou
 
 from __future__ import annotations
 
-import argparse
 import io
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc import loggers
+from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.lazy import torch
 from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.loggers.files import csv_line, number_or_none
 from hkd_hpc.results import Run, load
@@ -28,6 +32,7 @@ from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file, replace_text
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
@@ -37,29 +42,32 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 done; 2 wrong input, or the file cannot be written: one line says which.
     """
-    parser = argparse.ArgumentParser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
+    parser = Parser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--out", type=Path, metavar="FILE.pt|FILE.safetensors", help="the model")
     parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")
+    parser.add_argument("--force", action="store_true", help="with --out: write over a file that is there")
     parser.add_argument("--csv", type=Path, metavar="DIR", help="write rounds.csv and clients.csv there")
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the rounds for TensorBoard there")
     options = parser.parse_args(arguments)
     try:
         for line in exported(options):
-            print(line)
-    except (UsageError, RunError) as error:
-        print(f"hkd_hpc: {error}", file=sys.stderr)
-        return 2
+            messages.say(line)
+    except RunError as error:  # a file that cannot be read or written was named
+        raise UsageError(str(error)) from None
     return 0
 
 
-def exported(options: argparse.Namespace) -> Iterator[str]:
+def exported(options: Namespace) -> Iterator[str]:
     """Write what was asked for; a line for each file or folder. Raises UsageError, RunError."""
     run = Path(expanded(options.run, ""))
     if not (options.out or options.csv or options.tensorboard):
         raise UsageError("nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR")
     if options.out:
-        yield export_model(run, Path(expanded(options.out, "--out ")), options.client)
+        out = Path(expanded(options.out, "--out "))
+        if os.path.exists(out) and not options.force:
+            raise UsageError(f"--out {out}: is there already; name another file, or add --force to write over it")
+        yield export_model(run, out, options.client)
     for name in ("csv", "tensorboard"):
         if getattr(options, name):
             yield export_rounds(run, name, Path(expanded(getattr(options, name), f"--{name} ")))
@@ -126,8 +134,6 @@ def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
         UsageError: another suffix, or safetensors is not installed.
         RunError: the file cannot be written.
     """
-    import torch
-
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     if path.suffix == ".pt":
         buffer = io.BytesIO()

@@ -9,6 +9,8 @@ import importlib
 import types
 from typing import TYPE_CHECKING
 
+from hkd_hpc.stop import interrupts_held
+
 __all__ = ["F", "LazyModule", "torch", "torch_environment"]
 
 
@@ -18,7 +20,9 @@ class LazyModule(types.ModuleType):
     def __getattr__(self, name: str):
         if name.startswith("__"):  # inspection (doctest, inspect) must not trigger the import
             raise AttributeError(name)
-        value = getattr(importlib.import_module(self.__name__), name)
+        with interrupts_held():
+            module = importlib.import_module(self.__name__)
+        value = getattr(module, name)
         setattr(self, name, value)
         return value
 

@@ -53,6 +53,24 @@ def handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C within it counts at its end: where HDF5 calls back into Python an exception is only printed and lost, and
+    where torch's C++ does while it is imported, it aborts the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def name_of(number: int) -> str:
     """SIGUSR1"""
     return signal.Signals(number).name

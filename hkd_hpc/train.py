@@ -8,12 +8,18 @@ Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 sto
 
 from __future__ import annotations
 
+import sys
+
+from hkd_hpc.command import end_interrupted, exit_code
+
+if __name__ == "__main__":
+    sys.excepthook = end_interrupted  # the imports below take half a second, on a busy file system many
+
 import _thread
 import contextlib
 import io
 import itertools
 import os
-import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +31,6 @@ from hkd_hpc import config as config_module
 from hkd_hpc import loggers, resume
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
-from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect
@@ -37,6 +42,7 @@ from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import environment, versions
+from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
@@ -312,6 +318,7 @@ sys.modules[__name__].__class__ = TrainModule
 # --- the process
 
 
+@exit_code
 def program() -> int:
     """main, of a process that ends with it: after a failure no thread of a user's own code may keep it alive."""
     try:

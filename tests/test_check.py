@@ -325,6 +325,28 @@ def test_no_run(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("hkd_hpc: the following arguments are required")
 
 
+def test_the_folder_of_a_study_is_told_with_a_run_in_it(run, capsys):
+    assert check.main([str(run.parent)]) == 2
+    assert capsys.readouterr().err.endswith(f"; 1 below it hold one each: name one, such as {run}\n")
+
+
+def test_the_revision_counts_where_the_code_is_another(checked, run):
+    other = lambda name: lambda text: json.dumps({**json.loads(text), name: "0" * 64})
+    rewrite(run / "metrics.h5", "versions_json", other("revision"))
+    assert "versions" not in checked()[1]
+    rewrite(run / "metrics.h5", "identity_json", other("code.hkd_hpc"))
+    assert f"written with revision {'0' * 64} (here " in checked()[1]["versions"]
+
+
+def rewrite(path, key, edit):
+    change(path, lambda tree: tree.update({key: edit(tree[key])}))
+
+
+@pytest.mark.parametrize("count, told", [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
+def test_a_number_of_rows(count, told):
+    assert check.rows_text(count) == told
+
+
 # ---- repair
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import toy
 
-from hkd_hpc import bundled, cli
+from hkd_hpc import bundled, check, cli, compare, export
+from hkd_hpc.data import __main__ as data
 from hkd_hpc.errors import UsageError
+from hkd_hpc.jobs import __main__ as jobs
 
 
 def run(*arguments: object, **env: str) -> tuple[int, str, str]:
@@ -34,10 +36,59 @@ def test_help_has_a_line_for_each_command(capsys):
 
 def test_an_unknown_command_is_told_once_in_a_job_with_the_nearest_name(capsys, monkeypatch):
     assert cli.main(["trian", "fed.rounds=1"]) == 2
-    assert capsys.readouterr().err == "hkd: 'trian': no such command; did you mean train?\n"
+    assert capsys.readouterr().err == "hkd_hpc: 'trian': no such command of hkd; did you mean hkd train?\n"
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     assert cli.main(["trian"]) == 2
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("word, meant", [("help", "--help"), ("--vers", "--version"), ("version", "--version")])
+def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
+    assert cli.main([word]) == 2
+    assert capsys.readouterr().err == f"hkd_hpc: {word!r}: no such command of hkd; did you mean hkd {meant}?\n"
+
+
+@pytest.mark.parametrize(
+    "main, arguments, told",
+    [
+        (bundled.main, ["slurm"], "the following arguments are required: what; python -m hkd_hpc.bundled"),
+        (check.main, ["--nope"], "the following arguments are required: run; python -m hkd_hpc.check"),
+        (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
+        (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
+        (export.main, ["run"], "the following arguments are required: --out; python -m hkd_hpc.export"),
+        (jobs.main, ["status"], "the following arguments are required: DIR; python -m hkd_hpc.jobs status"),
+    ],
+)
+def test_wrong_arguments_of_every_command_are_one_line(main, arguments, told, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"hkd_hpc: {told} --help lists the options\n")
+
+
+@pytest.mark.parametrize("words", ["hkd_hpc specs list", "hkd_hpc --version", "hkd_hpc.jobs --help"])
+def test_where_nobody_reads_a_command_ends_without_a_word(words):
+    assert unread(words.split(), "stdout") == (141, b"")
+
+
+def test_what_is_wrong_has_its_exit_code_where_nobody_reads_it():
+    assert unread(["hkd_hpc", "trian"], "stderr") == (2, b"")
+
+
+def unread(arguments: list[str], stream: str) -> tuple[int, bytes]:
+    """The exit code where nobody reads a stream, and what came on the other one."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer}
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}  # with it argparse passes over what cannot be printed
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=toy.PROJECT, env=env, **streams)
+    os.close(writer)
+    return done.returncode, done.stdout or done.stderr or b""
+
+
+@pytest.mark.parametrize("arguments", [["hkd_hpc", "train"], ["hkd_hpc", "check"], ["hkd_hpc.train"]])
+@pytest.mark.parametrize("rank, told", [("0", "hkd_hpc: interrupted\n"), ("3", "")])
+def test_ctrl_c_during_imports_is_told_in_one_line_once_per_job(tmp_path, arguments, rank, told):
+    (tmp_path / "numpy.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    assert run(*arguments, PYTHONPATH=str(tmp_path), OMPI_COMM_WORLD_RANK=rank) == (130, "", told)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +130,7 @@ def test_scripts_and_specs_are_copied_and_never_overwritten(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments", [["slurm", "copy"], ["slurm", "list", "x"], ["nope", "list"]])
 def test_wrong_arguments_of_bundled(arguments):
-    with pytest.raises(SystemExit) as ended:
-        bundled.main(arguments)
-    assert ended.value.code == 2
+    assert bundled.main(arguments) == 2
 
 
 def test_copies_that_cannot_be_written_are_told(tmp_path, capsys):

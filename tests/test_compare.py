@@ -174,12 +174,18 @@ def test_what_cannot_run_is_rejected_before_the_first_run(spec, tmp_path, capsys
     assert not (tmp_path / "root").exists()
 
 
+def test_a_spec_that_is_not_there_is_told_as_a_spec(tmp_path, capsys):
+    assert compare.main([str(tmp_path / "no.toml"), "--root", str(tmp_path)]) == 2
+    line = f"hkd_hpc: spec {tmp_path}/no.toml: cannot be read (No such file or directory)\n"
+    assert capsys.readouterr().err == line
+
+
 def test_a_scheme_without_public_images_is_rejected_before_the_first_run(spec, tmp_path, capsys):
     path = spec(schemes='["fedavg", "fedmd"]', controls="false")
     assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
-        "compare: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
+        "hkd_hpc: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
         "above 0, at most 0.9 fits beside data.fraction"
     )
     assert not (tmp_path / "root").exists()
@@ -190,8 +196,8 @@ def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
     assert compare.main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "compare: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
-        "compare: data.path=/nope.npz: there is no such file",
+        "hkd_hpc: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
+        "hkd_hpc: data.path=/nope.npz: there is no such file",
     ]
 
 
@@ -309,7 +315,7 @@ def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
     assert compare.main([path, "--root", str(root)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"compare: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
+        f"hkd_hpc: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
         "fedavg-paper-s1; they cannot be compared"
     )
     assert not (root / "table.md").exists()

@@ -1,4 +1,4 @@
-"""Speed on one GPU: `python -m tools.bench_gpu [--data FILE.npz] [--minutes M]`, within about 12 minutes.
+"""Speed on one GPU (bench_gpu [--data FILE.npz] [--minutes M]), within about 12 minutes.
 
 The trial is that of `--preset cifar10`: 10 clients of 375 images, ResNet18, 5 local epochs, 50 rounds, with test and
 checkpoint in each; random images of CIFAR10's shape, or those in FILE. A few of its rounds are run in this process, and
@@ -13,7 +13,6 @@ said so.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import io
@@ -32,7 +31,9 @@ from hkd_hpc import config as config_module
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.base import RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.config.command_line import ResumeOptions
+from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
@@ -214,8 +215,9 @@ def device_line(device: torch.device) -> str:
     return f"device: {torch.cuda.get_device_name()}, {runtime}"
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_gpu", description=first_paragraph(__doc__))
+    parser = Parser(prog=f"python -m {__package__}.bench_gpu", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="tiny sizes: to see that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda is ROCm too")
     parser.add_argument(
@@ -224,17 +226,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=12.0, help="no row begins in the last one (12)")
     options = parser.parse_args(arguments)
     if not 1 < options.minutes < 10_000:
-        parser.error(f"--minutes {options.minutes:g}: must be above 1, of which the last begins no row")
+        raise UsageError(f"--minutes {options.minutes:g}: must be above 1, of which the last begins no row")
     if options.data and not options.data.is_file():
-        parser.error(f"--data {options.data}: no such file")
+        raise UsageError(f"--data {options.data}: no such file")
     if options.device == "cuda" and not torch.cuda.is_available():
-        print(
-            "bench_gpu: no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs",
-            file=sys.stderr,
-        )
-        return 2
+        raise UsageError("no GPU: torch.cuda.is_available() is false; --quick --device cpu shows that it runs")
     if options.device == "cpu" and not options.quick:
-        parser.error("--device cpu: only with --quick")
+        raise UsageError("--device cpu: only with --quick")
     sizes, end_s = QUICK if options.quick else Sizes(), time.monotonic() + 60 * (options.minutes - 1)
     device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", torch.cuda.current_device())
     print(

@@ -1,4 +1,4 @@
-"""What it costs to keep the record of a run: `python -m tools.bench_metrics [--quick]`; a minute on 2 cores.
+"""What it costs to keep the record of a run (bench_metrics [--quick]); a minute on 2 cores.
 
 Rows as a FedAvg run makes them, with 13 numbers of each client, added to a metrics.h5 one round after the other,
 nothing else done: the seconds of all rounds (wall), and whether the last rounds cost more than the first (CPU seconds).
@@ -8,7 +8,6 @@ Exit code 0: everything was measured, whatever the verdicts; 2: wrong arguments.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc.analysis.metrics import SINGLE
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.folder import RunFolder
@@ -131,9 +131,10 @@ def measure(sizes: Sizes, folder: Path) -> list[Line]:
     return lines
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_metrics", description=first_paragraph(__doc__))
+    parser = Parser(prog=f"python -m {__package__}.bench_metrics", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as folder:

@@ -1,4 +1,4 @@
-"""Ours beside pfl-research and Flower: `python -m tools.bench_peers [--env DIR] [--quick]`; half an hour on 2 cores.
+"""Ours beside pfl-research and Flower (bench_peers [--env DIR] [--quick]); half an hour on 2 cores.
 
 Jobs J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no evaluation,
 two processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in turn, again and
@@ -12,7 +12,6 @@ or trains something else has its reason in the table, whose other rows are made 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -33,6 +32,8 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
+from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.runtime.versions import installed
@@ -321,8 +322,9 @@ def measure_job(
             child.close()
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_peers", description=first_paragraph(__doc__))
+    parser = Parser(prog=f"python -m {__package__}.bench_peers", description=first_paragraph(__doc__))
     parser.add_argument(
         "--env", type=path_argument, default=Path(".bench_peers"), help="folder of the peers' environment"
     )
@@ -332,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny clients, one turn, no meaning")
     options = parser.parse_args(arguments)
     if options.turns < 1:
-        parser.error(f"--turns {options.turns}: must be at least 1")
+        raise UsageError(f"--turns {options.turns}: must be at least 1")
     sizes, turns = (QUICK, 1) if options.quick else (Sizes(), options.turns)
     peers = [] if options.no_peers else list(PEERS)
     found = {

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from hkd_hpc.comm.control.rendezvous import Topology
-from hkd_hpc.comm.control.watch import write_stderr
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
 from hkd_hpc.comm.devices import (
     Plan,
@@ -15,6 +14,7 @@ from hkd_hpc.comm.devices import (
     describe,
     device_offset,
     pick_device,
+    require_devices,
     sharers,
     visible_devices,
 )
@@ -23,6 +23,7 @@ from hkd_hpc.comm.transports.base import Comm, ControlPlane, RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.comm.transports.mpi import MpiComm, MpiWorld
 from hkd_hpc.errors import UsageError
+from hkd_hpc.stop import interrupts_held
 
 if TYPE_CHECKING:
     pass
@@ -38,12 +39,13 @@ def connect(
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
     if topology.size > 1 and (mpi is None or backend in ("gloo", "nccl")):  # for certain, before anybody pays for torch
         check_interfaces(os.environ, backend == "nccl")
-    import torch  # takes seconds: only once the input is known to be good
+    with interrupts_held():
+        import torch  # takes seconds: only once the input is known to be good
 
     index = pick_device(topology.local_rank + device_offset(os.environ), visible_devices(requested))
     plan, cores = agree_on_plan(control, topology, index, mpi is not None, backend)
-    if requested == "cuda" and topology.rank == 0:
-        _say_what_is_absent(plan)
+    if requested == "cuda":
+        require_devices(plan, os.environ)
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     if index is not None:
         torch.cuda.set_device(device)
@@ -98,14 +100,3 @@ def _has_nccl() -> bool:
     import torch.distributed as dist
 
     return dist.is_nccl_available()
-
-
-def _say_what_is_absent(plan: Plan) -> None:
-    """CUDA was asked for: say in one line which ranks compute on the CPU all the same."""
-    without = [rank for rank, (_, device) in enumerate(plan.device_by_rank) if device is None]
-    if without:
-        ranks = "every rank" if len(without) == len(plan.device_by_rank) else f"ranks {', '.join(map(str, without))}"
-        write_stderr(
-            f"hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for {ranks} "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}): the CPU is used there"
-        )

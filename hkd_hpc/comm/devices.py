@@ -80,6 +80,17 @@ def nccl_members(host_devices: Sequence[HostDevice]) -> tuple[int, ...]:
     return tuple(range(1, len(host_devices))) if own else ()
 
 
+def require_devices(plan: Plan, env: Mapping[str, str]) -> None:
+    """UsageError unless each rank has a device; `env`: says what hides them."""
+    without = [rank for rank, (_, device) in enumerate(plan.device_by_rank) if device is None]
+    if without:
+        masked = env.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise UsageError(
+            f"run.device=cuda, but torch sees no CUDA or ROCm device for {rank_list(without)} "
+            f"(CUDA_VISIBLE_DEVICES={masked}); run.device=auto takes the CPU there"
+        )
+
+
 def describe(plan: Plan) -> str:
     """One line for people: ranks, hosts, what carries the weights and why, and the device of each rank, compacted."""
     hosts = len({host for host, _ in plan.device_by_rank})

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.rank import is_number
 
 FIRST_SPECIAL_STEP = 4294967280  # step ids from here on are the batch script, the interactive shell and the like
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_")  # prefixes of variables
@@ -34,7 +35,6 @@ RANKS = (
     "MPI_LOCALNRANKS",
 )
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
-LONGEST_NUMBER = 18  # digits
 MOST_RANKS = 1_000_000
 BATCH_JOBS = {  # by scheduler: the variable that says which job this is
     "slurm": "SLURM_JOB_ID",
@@ -42,7 +42,6 @@ BATCH_JOBS = {  # by scheduler: the variable that says which job this is
     "lsf": "LSB_JOBID",
     "flux": "FLUX_JOB_ID",
 }
-RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,6 @@ def check_world(mpi_size: int, hint: Hint) -> None:
         f"that belongs to this MPI; under srun choose a flavour that both know (see `srun --mpi=list`, often "
         f"--mpi=pmix), or set comm.backend=gloo to go without MPI."
     )
-
-
-def guess_rank(env: Mapping[str, str]) -> int:
-    """The rank for messages when the variables cannot be trusted: 0 only where no launcher says otherwise."""
-    return max((int(env[name]) for name in RANK_NAMES if _is_number(env.get(name, ""))), default=0)
 
 
 def batch_job(env: Mapping[str, str]) -> dict[str, str]:
@@ -206,14 +200,9 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name)
     if text is None:
         return None
-    if not _is_number(text):
+    if not is_number(text):
         raise UsageError(f"{name}={text!r} is not a whole number >= 0")
     return int(text)
-
-
-def _is_number(text: str) -> bool:
-    """Digits, and not so many that nobody can have meant a rank, a size or an id."""
-    return text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
 
 
 def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
@@ -225,7 +214,7 @@ def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
         return None
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = part.rstrip(")").partition("(x")
-        if not (_is_number(count) and _is_number(times or "1")):
+        if not (is_number(count) and is_number(times or "1")):
             return None
         node -= int(times or 1)
         if node < 0:

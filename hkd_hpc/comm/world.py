@@ -33,9 +33,10 @@ from hkd_hpc.comm.control.rendezvous import (
 from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launcher_chain, write_stderr
 from hkd_hpc.comm.devices import device_offset
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
-from hkd_hpc.comm.launchers import Hint, check_world, guess_rank, read_hint, without_mpi
+from hkd_hpc.comm.launchers import Hint, check_world, read_hint, without_mpi
 from hkd_hpc.errors import LinkError, RunError, UsageError
 from hkd_hpc.runtime.frames import place_of, trace_of
+from hkd_hpc.runtime.rank import guess_rank
 
 if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare it and torch, and point downward
     from hkd_hpc.comm.transports.base import Comm
@@ -146,8 +147,6 @@ class World:
     def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
         """Import torch, choose this rank's device and the transport of all, and connect.
 
-        Rank 0 prints one line if CUDA was asked for but is absent.
-
         Args:
             device: "auto", "cpu" or "cuda".
             backend: what carries the weights: "auto", "mpi", "gloo" or "nccl", see devices.choose_backend.
@@ -156,7 +155,7 @@ class World:
             The communicator, which the world closes.
 
         Raises:
-            UsageError: for a device that is unknown, or a backend that is unknown or cannot be had.
+            UsageError: for a device or a backend that is unknown or cannot be had.
             RunError: where a rank does not arrive in time.
         """
         from hkd_hpc.comm.connect import connect

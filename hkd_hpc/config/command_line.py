@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hkd_hpc import config as config_module
+from hkd_hpc.command import Parser
 from hkd_hpc.config import Config, presets
 from hkd_hpc.console.output import Level
 from hkd_hpc.errors import UsageError
@@ -46,14 +47,12 @@ class Request(ResumeOptions):
         return self.out
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UsageErrors, so that they are told once per job."""
+class TrainParser(Parser):
+    """Knows that --resume may have one value."""
 
     def error(self, message: str) -> NoReturn:
-        ignored = "ignored explicit argument"  # as argparse says, though it rejects it
-        message = message.replace(f"--resume: {ignored}", "--resume: only --resume or --resume=auto is allowed, not")
-        message = message.replace(ignored, "takes no value, not")
-        raise UsageError(f"{message}; {self.prog} --help lists the options")
+        ignored = "--resume: ignored explicit argument"
+        super().error(message.replace(ignored, "--resume: only --resume or --resume=auto is allowed, not"))
 
 
 # of every option: its names and what argparse makes of them
@@ -113,7 +112,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 
 
 def make_parser() -> Parser:
-    parser = Parser(
+    parser = TrainParser(
         prog="python -m hkd_hpc.train",
         add_help=False,
         allow_abbrev=False,

@@ -18,12 +18,12 @@ else:
 CONFIG_BYTES = 1 << 20  # the largest file of settings
 
 
-def read_toml(path: str, else_what: str = "") -> dict[str, Any]:
-    """{"section.key": value} of a TOML file with one table per section."""
-    tables = load_toml(path, "--config", else_what)
+def read_toml(path: str, option: str, else_what: str = "") -> dict[str, Any]:
+    """{"section.key": value} of a TOML file with one table per section; `option`, `else_what` as in `load_toml`."""
+    tables = load_toml(path, option, else_what)
     for section, keys in tables.items():
         if not isinstance(keys, dict):
-            raise UsageError(f"--config {path}: {section} must stand in a table, for example [fed] rounds = 5")
+            raise UsageError(f"{option} {path}: {section} must stand in a table, for example [fed] rounds = 5")
     return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
 
 

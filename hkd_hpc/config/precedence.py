@@ -38,8 +38,11 @@ def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dic
     asked for)."""
     stored, given = read_file(file) if file else ({}, {})
     groups = [*(preset(name) for name in preset_names), stored]
-    hard = with_paths({**given, **dict(split_override(text) for text in overrides)})
+    over = dict(split_override(text) for text in overrides)
+    hard = with_paths({**given, **over})
     scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
+    if file and given:
+        check_given(file, {key: value for key, value in given.items() if key not in over}, scheme)
     values: dict[str, Any] = {}
     for group in groups:
         alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
@@ -47,6 +50,17 @@ def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dic
     if {**values, **hard}.get("data.partition") == "natural" and "fed.clients" not in stored:
         values.pop("fed.clients", None)  # a preset speaks of another data set's clients
     return {**values, **hard}, set(values) - set(hard)
+
+
+def check_given(file: str, given: dict[str, Any], scheme: Any) -> None:
+    """UsageError, which names the file, for a wrong name or value that it gives and nothing else overrides."""
+    chosen = {} if scheme is None else {"scheme.name": scheme}
+    if "scheme.name" not in given:
+        from_values(chosen, complete=False)  # what is wrong with the scheme's name is not the file's fault
+    try:
+        from_values({**given, **chosen}, complete=False)
+    except UsageError as error:
+        raise UsageError(f"--config {file}: {error}") from None
 
 
 def with_paths(values: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +90,6 @@ def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what a run stored in its config.json, what a TOML file gives), one of them empty."""
     text = file_text(path, "--config", OR_STORED)
     if not text.lstrip().startswith("{"):  # as no TOML does
-        return {}, read_toml(path, OR_STORED)
+        return {}, read_toml(path, "--config", OR_STORED)
     from_file(text, f"--config {path}")
     return stored_values(text), {}

@@ -22,6 +22,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TextIO
 
+from hkd_hpc.command import discard
+
 HELD_LINES = 1000  # at most, said before the run has a log
 REDRAW_S = 0.5
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d rank \d+: ")  # before a line of a log
@@ -225,8 +227,7 @@ def write(stream: TextIO, text: str) -> None:
     try:
         print(printable(text, stream), file=stream, flush=True)
     except OSError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
+        discard(stream)
 
 
 def printable(text: str, stream: TextIO) -> str:

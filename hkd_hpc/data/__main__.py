@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
 
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.data.registry import BUNDLED, OFFICIAL, SOURCES
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import expanded
 
 _USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of argparse's usage block."""
-        raise UsageError(f"{message}; usage: {_USAGE}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
     parser.add_argument("command", choices=["prepare"])
     parser.add_argument(
         "name",
@@ -52,16 +46,10 @@ def _prepare(arguments: argparse.Namespace) -> None:
     )
 
 
+@exit_code
 def main(words: list[str]) -> int:
-    """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C."""
-    try:
-        _prepare(_parser().parse_args(words))
-    except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing incomplete was left", file=sys.stderr)
-        return 130
+    """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C: nothing incomplete is left."""
+    _prepare(_parser().parse_args(words))
     return 0
 
 

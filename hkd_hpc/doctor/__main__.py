@@ -18,10 +18,9 @@ from hkd_hpc import config as config_module
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.control.rendezvous import AlreadyReported
-from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.comm.world import let_rank_0_speak_first
+from hkd_hpc.command import Parser
 from hkd_hpc.config import CommSettings, Config
-from hkd_hpc.config.command_line import Parser
 from hkd_hpc.console import messages
 from hkd_hpc.doctor import report
 from hkd_hpc.doctor.findings import Section
@@ -29,6 +28,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch_environment
 from hkd_hpc.runtime import environment
 from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.settings import first_paragraph
 
 LIMITS_S = {"comm.timeout_s": 60.0, "comm.start_timeout_s": 60.0}  # instead of a run's; settings as any other

@@ -20,6 +20,7 @@ from hkd_hpc.config import Config
 from hkd_hpc.console import messages
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.contract import says_captures
 from hkd_hpc.training import Bounds, LocalTrainer
 
 Epoch = Callable[[Client, torch.Tensor, Bounds, "float | torch.Tensor"], torch.Tensor]
@@ -51,12 +52,6 @@ class RecordingTrainer(LocalTrainer):
 def declares(thing: object) -> bool:
     """Whether its class says `cuda_graph_safe = True` itself: one that is derived from it may do otherwise."""
     return vars(type(thing)).get("cuda_graph_safe") is True or says_captures(thing)
-
-
-def says_captures(thing: object) -> bool:
-    """Whether its class declares that under the name of older versions."""
-    own = vars(type(thing))
-    return own.get("captures") is True and "cuda_graph_safe" not in own
 
 
 def why_not(scheme: Scheme, net: torch.nn.Module, device: torch.device) -> str:

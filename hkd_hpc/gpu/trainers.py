@@ -24,9 +24,6 @@ def trainer_for(
         flat: the rank's model.
         make_flat: makes another one of the same kind, with memory of its own.
     """
-    if comm.rank == 0 and (config.run.graphs == "on" or config.run.lanes > 1):
-        for thing in filter(graphs.says_captures, (scheme, flat.net)):
-            messages.warn(f"{type(thing).__name__}: `captures` is called `cuda_graph_safe` now; it is taken as that")
     no_graphs = graphs.why_not(scheme, flat.net, flat.values_V.device) if config.run.graphs == "on" else "off"
     alone = why_alone(flat) if config.run.lanes > 1 else "one"
     if comm.rank == 0 and config.run.graphs == "on" and no_graphs:

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 from hkd_hpc.analysis.tables import FORMATS
-from hkd_hpc.config.command_line import Parser
+from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.console import messages
 from hkd_hpc.console.output import Screen
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import results, watch
-from hkd_hpc.jobs.checks import Problems
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.launcher import options_at, plan
 from hkd_hpc.jobs.options import Options
@@ -190,15 +188,11 @@ def as_json(states: list[watch.TrialState]) -> str:
     return json.dumps(rows, indent=1)
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """0 done; 1 not all trials are complete, a table lacks a damaged one, or the system failed; 2 wrong input: one line
     for each problem."""
-    try:
-        return run(parse(sys.argv[1:] if arguments is None else arguments))
-    except (UsageError, RunError) as error:
-        for line in error.lines if isinstance(error, Problems) else [str(error)]:
-            print(f"jobs: {line}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+    return run(parse(sys.argv[1:] if arguments is None else arguments))
 
 
 if __name__ == "__main__":

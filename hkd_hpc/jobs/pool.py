@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.environment import world_of_its_own
@@ -21,6 +20,7 @@ from hkd_hpc.jobs.files import JOB_LOCK, Status, disk_full
 from hkd_hpc.jobs.slurm import job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.task import FAILED, has_failed, start
+from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_held

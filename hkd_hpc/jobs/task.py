@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hkd_hpc.train as train
-from hkd_hpc.comm.launchers import guess_rank
 from hkd_hpc.config import identity
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
@@ -25,6 +24,7 @@ from hkd_hpc.jobs.logs import START, error_in, output_to, repeated_error
 from hkd_hpc.jobs.slurm import job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
+from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock

@@ -12,7 +12,7 @@ from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from hkd_hpc.config.command_line import Parser
+from hkd_hpc.command import Parser
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page

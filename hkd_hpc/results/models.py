@@ -62,8 +62,9 @@ def client_model(run: Path, round: int, tree: dict[str, Any], client: int) -> Ar
 
     held = {int(c): state[OWN_MODEL] for c, state in tree.get("client_states", {}).items() if OWN_MODEL in state}
     if client not in held:
+        there = ", ".join(map(str, sorted(held)))
         raise UsageError(
-            f"{run}: round {round} holds the own models of clients {sorted(held) or 'none'}; they are kept "
+            f"{run}: no model of client {client}: round {round} holds those of {there or 'none'}; they are kept "
             "after the last round of a run with run.client_models=true, for the clients that count in it; in a study "
             "only with --keep-state"
         )

@@ -14,9 +14,8 @@ def load_object(address: str, what: str):
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(
-            f"{what}: cannot import {module_name} ({error}){_line_of(error)}; is it on PYTHONPATH?"
-        ) from None
+        advice = "; is it on PYTHONPATH?" if _is_missing(module_name, error) else ""
+        raise UsageError(f"{what}: cannot import {module_name} ({error}){_line_of(error)}{advice}") from None
     except Exception as error:
         if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
             raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
@@ -26,6 +25,11 @@ def load_object(address: str, what: str):
     if not hasattr(module, class_name):
         raise UsageError(f"{what}: module {module_name} has no {class_name or 'class name after the colon'}")
     return getattr(module, class_name)
+
+
+def _is_missing(module: str, error: ImportError) -> bool:
+    """Whether the module itself, or a package that it is in, was not found; not something that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _line_of(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.runtime.machine import memory_bytes
 from hkd_hpc.schemes.base import About, Scheme
 from hkd_hpc.store.tree import is_name, is_text
@@ -24,9 +24,28 @@ REPLACED = {  # names of older versions that nothing reads any more
 }
 
 
+def outdated(scheme: Scheme, net: torch.nn.Module) -> list[str]:
+    """A line for each name of an older version that still works, or that changes nothing."""
+    told = [
+        f"{type(thing).__name__}: `captures` is called `cuda_graph_safe` now; it is taken as that"
+        for thing in (scheme, net)
+        if says_captures(thing)
+    ]
+    unread = hasattr(scheme, "sets_gradient")
+    return told + [f"{type(scheme).__name__}: `sets_gradient` is not read any more; leave it away"] * unread
+
+
+def says_captures(thing: object) -> bool:
+    """Whether its class declares `cuda_graph_safe` under the name of older versions."""
+    own = vars(type(thing))
+    return own.get("captures") is True and "cuda_graph_safe" not in own
+
+
 def check_declarations(scheme: Scheme, kept: tuple[str, ...]) -> None:
-    """RunError unless `terms` are names, the remark is text and each declaration a dict from names to shapes: all of it
-    goes into files. `kept`: the program's own names in a client's state."""
+    """UsageError for names of older versions; RunError unless `terms` are names, the remark is text and each
+    declaration a dict from names to shapes: all of it goes into files. `kept`: the program's own names in a client's
+    state.
+    """
     name = scheme.settings.name
     terms = scheme.terms
     if not isinstance(terms, (tuple, list)) or not terms or not all(map(is_name, terms)):
@@ -45,10 +64,11 @@ def check_declarations(scheme: Scheme, kept: tuple[str, ...]) -> None:
 
 
 def _check_about(scheme: Scheme) -> None:
-    """RunError for names of older versions, which nothing reads, and a remark that no file can hold."""
+    """UsageError for names of older versions, which nothing reads; RunError for a remark that no file can hold."""
     name = scheme.settings.name
-    for old in filter(lambda old: hasattr(scheme, old), REPLACED):
-        raise RunError(f"scheme {name}: {old} is not read any more; write {REPLACED[old]} (hkd_hpc.schemes.base)")
+    told = [f"{old} is not read any more; write {new}" for old, new in REPLACED.items() if hasattr(scheme, old)]
+    if told:
+        raise UsageError(f"scheme {name}: {'; '.join(told)} (hkd_hpc.schemes.base)")
     if not isinstance(scheme.about, About):
         raise RunError(f"scheme {name}: about must be an About(...), not {scheme.about!r}")
     check_text(scheme, "about.remark", scheme.about.remark)

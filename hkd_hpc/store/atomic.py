@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from hkd_hpc.errors import RunError
+from hkd_hpc.stop import interrupts_held
 
 
 def temporary_path(path: Path) -> Path:
@@ -48,22 +47,6 @@ def replace_file(
     # Some file systems cannot flush a folder, and the rename has happened: no reason to end a run.
     with contextlib.suppress(OSError):
         _flush(path.parent)
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ctrl-C within it counts at its end: HDF5 calls back into Python where an exception is only printed and lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 def replace_text(path: str | Path, text: str) -> None:

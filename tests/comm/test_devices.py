@@ -15,7 +15,7 @@ from hkd_hpc.comm.cores import (
     own_cores,
     parse_cpulist,
 )
-from hkd_hpc.comm.devices import choose_backend, describe, pick_device, sharers
+from hkd_hpc.comm.devices import choose_backend, describe, pick_device, require_devices, sharers
 from hkd_hpc.errors import UsageError
 
 A, B, C = ("n0", "GPU-a"), ("n0", "GPU-b"), ("n1", "GPU-c")
@@ -52,6 +52,18 @@ def test_device_is_the_local_rank_among_the_visible_ones(local_rank, visible, in
 def test_rule_for_the_transport(places, has_mpi, backend, nccl_ranks):
     plan = choose_backend("auto", places, has_mpi)
     assert (plan.backend, plan.nccl_ranks) == (backend, nccl_ranks)
+
+
+@pytest.mark.parametrize("places, without", [([CPU], "rank 0"), ([A, CPU, B, CPU], "ranks 1, 3")])
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_wrong_input(places, without):
+    plan = choose_backend("gloo", places, False)
+    with pytest.raises(UsageError) as error:
+        require_devices(plan, {"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(error.value) == (
+        f"run.device=cuda, but torch sees no CUDA or ROCm device for {without} (CUDA_VISIBLE_DEVICES=3); "
+        "run.device=auto takes the CPU there"
+    )
+    require_devices(choose_backend("gloo", [A, B], False), {})
 
 
 def test_ranks_that_share_a_device_are_counted():

@@ -378,6 +378,27 @@ def test_toml_files_that_cannot_be_read(tmp_path):
     assert "not valid TOML" in rejection(file=str(tmp_path / "latin.toml"))
 
 
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("[fedd]\nrounds = 5", "fedd.rounds: no such setting; did you mean fed.rounds?"),
+        ("[fed]\nrounds = 0", "fed.rounds=0: not allowed; fed.rounds must be a whole number >= 1"),
+        ("[scheme]\nname = 'moon'\nmuu = 1", "scheme.muu: no such setting; did you mean scheme.mu?"),
+    ],
+)
+def test_what_is_wrong_in_a_toml_file_is_told_with_the_file(tmp_path, text, told):
+    (tmp_path / "bad.toml").write_text(text)
+    assert rejection(file=str(tmp_path / "bad.toml")).startswith(f"--config {tmp_path}/bad.toml: {told}")
+
+
+def test_what_is_not_the_files_fault_is_told_without_it(tmp_path):
+    (tmp_path / "mine.toml").write_text("[fed]\nrounds = 0\n[scheme]\nmu = 0.5")
+    file = str(tmp_path / "mine.toml")
+    assert rejection("scheme.name=nope", file=file).startswith("scheme.name=nope: no such scheme")
+    assert rejection("scheme.name=moon", "fed.rounds=-1", file=file).startswith("fed.rounds=-1: not allowed")
+    assert config.resolve(file=file, overrides=["scheme.name=moon", "fed.rounds=3"]).fed.rounds == 3
+
+
 @pytest.mark.parametrize("content", [b"\x89HDF\r\n\x1a\n", b"[1,2]", b"\x89HDF\r\n\x1a\n" + bytes(1 << 20)])
 def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, content):
     (tmp_path / "other").write_bytes(content)

@@ -232,7 +232,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=300)[1]
     assert process.returncode == 130
-    assert errors == "error: interrupted; nothing incomplete was left\n"
+    assert errors == "hkd_hpc: interrupted\n"
     assert files_below(tmp_path / "data") == {".svhn.lock": b""}
 
 

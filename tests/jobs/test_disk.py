@@ -115,7 +115,7 @@ def test_a_record_that_is_damaged_is_one_line(launched, tmp_path, capsys, name, 
     for command in ("status", "resubmit", "cancel"):
         assert main([command, str(root)]) == 2
         told = capsys.readouterr().err
-        assert told.startswith(f"jobs: {root / name}: is damaged (")
+        assert told.startswith(f"hkd_hpc: {root / name}: is damaged (")
         assert told.count("\n") == 1
 
 

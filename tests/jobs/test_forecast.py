@@ -289,10 +289,10 @@ def test_a_study_that_does_not_fit_is_rejected_before_anything_is_made(data, sma
     arguments = ["launch", str(path), "--executor", "debug", "--root", str(small_disk / "root")]
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jobs: --root {small_disk}/root: 8.4 MB are free there and ")
+    assert line.startswith(f"hkd_hpc: --root {small_disk}/root: 8.4 MB are free there and ")
     assert "on a larger disk" in line
     assert main([*arguments, "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == line.replace("jobs: ", "would be rejected: ", 1)
+    assert capsys.readouterr().out.splitlines()[-1] == line.replace("hkd_hpc: ", "would be rejected: ", 1)
     assert os.listdir(small_disk) == []
 
 
@@ -316,7 +316,7 @@ def test_a_model_that_cannot_be_built_is_rejected_with_its_line(data, tmp_path, 
     )
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "jobs: the probe of model and scheme failed: model.name=broken_model:Net: must be an nn.Module"
+        "hkd_hpc: the probe of model and scheme failed: model.name=broken_model:Net: must be an nn.Module"
     )
     assert not (tmp_path / "root").exists()
 

@@ -103,7 +103,7 @@ def test_a_complete_run_of_other_settings_is_not_the_trials(study, tmp_path, cap
     assert "0.500 (1)" in out
     (tmp_path / "spec.toml").write_text(SPEC)
     assert main(["launch", str(tmp_path / "spec.toml"), "--root", str(root), "--executor", "debug"]) == 2
-    assert capsys.readouterr().err == f"jobs: {line}; move it away\n"
+    assert capsys.readouterr().err == f"hkd_hpc: {line}; move it away\n"
 
 
 def test_what_changes_no_round_leaves_the_run_the_trials(study):

@@ -124,7 +124,7 @@ def test_a_wrong_site_file_is_one_line(tmp_path, capsys, text, part):
     path = write(tmp_path, text)
     assert main(["site", str(path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jobs: --site {path}: ")
+    assert line.startswith(f"hkd_hpc: --site {path}: ")
     assert part in line
 
 

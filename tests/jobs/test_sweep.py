@@ -130,7 +130,7 @@ def test_a_wrong_spec_is_one_line(tmp_path, capsys, text, part):
     (tmp_path / "spec.toml").write_text(text)
     assert main(["launch", str(tmp_path / "spec.toml"), "--executor", "debug", "--root", str(tmp_path / "root")]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("jobs: ")
+    assert line.startswith("hkd_hpc: ")
     assert part in line
     assert not (tmp_path / "root").exists()
 
@@ -151,14 +151,14 @@ def test_every_problem_is_told_once_before_anything_is_made(tmp_path, capsys):
     assert main(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
-    assert all(line.startswith("jobs: ") for line in lines)
+    assert all(line.startswith("hkd_hpc: ") for line in lines)
     for part in ("scheme.name=fedwrong: no such scheme", "fed.rounds=0: not allowed", "data.name=cifar10: "):
         assert sum(part in line for line in lines) == 1
     assert main([*arguments, "--dry-run"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "2 seed, 2 scheme.name, 2 fed.rounds: 2 trials: 2 missing; 2 to start"
     assert [line.partition(": ")[2] for line in shown if line.startswith("would be rejected")] == [
-        line.removeprefix("jobs: ") for line in lines
+        line.removeprefix("hkd_hpc: ") for line in lines
     ]
     assert not (tmp_path / "root").exists()
 

@@ -227,3 +227,14 @@ def test_no_network_is_needed(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert toy.rounds_done(tmp_path / "run") == 1
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_ends_all_ranks_before_training(tmp_path):
+    hide = lambda rank: os.environ.update(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+    arguments = toy.settings(toy.save_data(tmp_path / "data.npz"), "run.device=cuda")
+    results = toy.train(2, *arguments, "--out", tmp_path / "run", patch=hide)
+    assert [result.exit_code for result in results] == [2, 2]
+    assert toy.our_lines([result.output for result in results]) == [
+        "hkd_hpc: run.device=cuda, but torch sees no CUDA or ROCm device for ranks 0-1 (CUDA_VISIBLE_DEVICES=); "
+        "run.device=auto takes the CPU there"
+    ]

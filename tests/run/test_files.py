@@ -15,6 +15,8 @@ import pytest
 import torch
 import toy
 
+from hkd_hpc.export import main as export_main
+
 pytestmark = pytest.mark.slow
 
 
@@ -371,6 +373,21 @@ def test_exported_models_load_without_this_package(tmp_path, data, fedhkd):
     assert correct / len(index) == found["clients/local_test_accuracy"][-1, 1]
 
 
+def test_an_export_writes_over_a_file_with_force_alone(tmp_path, fedhkd, capsys):
+    out = tmp_path / "global.pt"
+    out.write_text("mine")
+    assert export_main([str(fedhkd), "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"hkd_hpc: --out {out}: is there already; ")
+    assert out.read_text() == "mine"
+    assert export_main([str(fedhkd), "--out", str(out), "--force"]) == 0
+    assert torch.load(out, weights_only=True).keys() == net_of(fedhkd).state_dict().keys()
+
+
+def test_an_export_of_a_client_that_is_not_there_names_it(tmp_path, fedhkd, capsys):
+    assert export_main([str(fedhkd), "--out", str(tmp_path / "client.pt"), "--client", "30"]) == 2
+    assert capsys.readouterr().err.startswith(f"hkd_hpc: {fedhkd}: no model of client 30: round ")
+
+
 def test_exported_dtypes_are_those_of_the_model(tmp_path, fedhkd):
     exported, wanted = export(fedhkd, tmp_path / "global.pt"), net_of(fedhkd).state_dict()
     assert {name: tensor.dtype for name, tensor in exported.items()} == {name: t.dtype for name, t in wanted.items()}
@@ -442,7 +459,7 @@ def test_a_users_own_model(tmp_path, data, own):
 def test_a_users_own_model_leaves_as_a_state_dict_it_can_load(tmp_path, data, own):
     toy.train_ok(1, *toy.settings(data, own), "--out", tmp_path / "run")
     for more in ([], ["--client", "0"]):
-        exported = export(tmp_path / "run", tmp_path / "own.pt", *more)
+        exported = export(tmp_path / "run", tmp_path / f"own{len(more)}.pt", *more)
         net = own_net(tmp_path)
         net.load_state_dict(exported)  # strict: the second name of a shared weight must be there too
         assert {name: t.dtype for name, t in exported.items()} == {

@@ -18,11 +18,12 @@ import toy
 
 from hkd_hpc import config, train
 from hkd_hpc.comm.control.rendezvous import derived_address
-from hkd_hpc.comm.launchers import Hint, guess_rank, read_hint
+from hkd_hpc.comm.launchers import Hint, read_hint
 from hkd_hpc.config import command_line
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.data import checks, sources
 from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.rank import guess_rank
 
 # ---- settings and files of settings
 
@@ -446,7 +447,8 @@ class NoAbout(Scheme):
 class OldTunes(Scheme):
     tunes = {"tau": (1, 2, 3, 4, 5)}
 
-class OldFloats(Scheme):
+class OldNames(Scheme):
+    remark = "of an older version"
     def report_floats(self, report):
         return 0
 
@@ -498,8 +500,12 @@ MISTAKES = {
     "SlashState": (1, "client_state_shapes() must return a dict from names to shapes"),
     "OurState": (1, "client_state_shapes() declares 'model', which the program itself keeps; take another name"),
     "NoAbout": (1, "about must be an About(...), not None"),
-    "OldTunes": (1, "tunes is not read any more; write about = About(tunes=...) (hkd_hpc.schemes.base)"),
-    "OldFloats": (1, "report_floats is not read any more; write traffic(tensors, direction) (hkd_hpc.schemes.base)"),
+    "OldTunes": (2, "tunes is not read any more; write about = About(tunes=...) (hkd_hpc.schemes.base)"),
+    "OldNames": (
+        2,
+        "hkd_hpc: scheme own_schemes:OldNames: remark is not read any more; write about = About(remark=...); "
+        "report_floats is not read any more; write traffic(tensors, direction) (hkd_hpc.schemes.base)",
+    ),
     "NoRemark": (1, "remark must be text that a file can hold, not None"),
     "NoWarning": (1, "what warning() returns must be text that a file can hold, not None"),
     "OddWarning": (1, "what warning() returns must be text that a file can hold, not '\\udcff'"),
@@ -533,6 +539,13 @@ def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch, text, words):
     assert "importing failing_scheme failed: " in told
     assert words in told
     assert "line" in told
+
+
+def test_a_module_that_is_not_found_and_one_whose_own_import_is_not(tmp_path, monkeypatch):
+    toy.write_module(tmp_path, "needs_other", "import not_here\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert problem_of("scheme.name=not_here:Any").endswith("(No module named 'not_here'); is it on PYTHONPATH?")
+    assert problem_of("scheme.name=needs_other:Any").endswith(f"({tmp_path}/needs_other.py, line 1)")
 
 
 # ---- names that the terminal cannot show

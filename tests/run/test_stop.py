@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import toy
@@ -144,3 +146,20 @@ def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight,
     assert 2 <= done < 500
     wanted = toy.rows(straight)["rounds/weights_sha256"][:6]
     assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][: len(wanted)][:done] == wanted[:done]
+
+
+def test_ctrl_c_while_torch_is_imported_counts_once_it_is_there(tmp_path):
+    """In the middle its C++ aborts the process."""
+    (tmp_path / "torch.py").write_text(
+        "import signal\nprint('begins')\nsignal.raise_signal(signal.SIGINT)\nprint('is imported')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "hkd_hpc.train", "fed.rounds=1", "--out", tmp_path / "run"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=toy.PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (130, "begins\nis imported\n")
+    assert done.stderr == "hkd_hpc: phase import of torch: interrupted\n"
+    assert not (tmp_path / "run").exists()

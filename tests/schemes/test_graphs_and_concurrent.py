@@ -14,7 +14,6 @@ from hkd_hpc import schemes
 from hkd_hpc.gpu import graphs
 from hkd_hpc.gpu.concurrent import ConcurrentTrainer, fitting
 from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer
-from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
@@ -119,22 +118,20 @@ class Old(Scheme):
     """As written for an older version."""
 
     captures = True
+    sets_gradient = True
 
     def report_shapes(self):
         return {"count_C": (self.facts.classes,)}
 
 
 def test_the_names_of_older_versions_are_taken_and_told(data, capsys):
-    run = Federation(data, "fedavg", "run.graphs=on")
-    old = Old(run.scheme.settings, run.scheme.info)
-    capsys.readouterr()
-    trainer_for(run.flat, old, run.part.config, lambda: run.flat, run.part.comm)
+    run = Federation(data, f"{__name__}:Old")
     assert capsys.readouterr().err.splitlines() == [
         "hkd_hpc: warning: Old: `captures` is called `cuda_graph_safe` now; it is taken as that",
-        "hkd_hpc: warning: run.graphs=on has no effect: there is no GPU",
+        "hkd_hpc: warning: Old: `sets_gradient` is not read any more; leave it away",
     ]
-    assert graphs.why_not(old, run.net, torch.device("cuda")) == ""
-    assert old.report_shapes() == {"count_C": (10,)}
+    assert graphs.why_not(run.scheme, run.net, torch.device("cuda")) == ""
+    assert run.scheme.report_shapes() == {"count_C": (10,)}
 
 
 def staged(client, message=None, **cache):

@@ -1,5 +1,5 @@
-"""Speed and memory against their targets: `python -m tools.bench [--quick] [--rows a,b]`; under 15 minutes on 2 cores.
-`--schemes all` instead: every scheme's round against the reference's, in half an hour.
+"""Speed and memory against their targets, in 11 minutes on 2 cores (bench [--quick] [--rows a,b]).
+`--schemes all` instead: every scheme's round against the reference's, in 11 minutes too.
 
 Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the
 spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from hkd_hpc import schemes
+from hkd_hpc.command import Parser, exit_code, tell
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.schemes.base import Scheme
@@ -337,13 +338,13 @@ def run_scaling(quick: bool) -> int:
     try:
         scaling.report(scaling.QUICK if quick else scaling.Sizes())
     except BenchError as error:
-        print(f"tools.bench --scaling: not complete: {error}", file=sys.stderr)
-        return 1
+        return tell([f"--scaling: not complete: {error}"], 1)
     return 0
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=first_paragraph(__doc__))
+    parser = Parser(prog=f"python -m {__package__}", description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
     parser.add_argument(
@@ -352,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--schemes", type=rows_of_schemes, help="all, or a list of schemes, against the reference")
     options = parser.parse_args(arguments)
     if options.scaling and (options.rows or options.schemes):
-        parser.error("--scaling: is a bench of its own, without --rows and --schemes")
+        raise UsageError("--scaling: is a bench of its own, without --rows and --schemes")
     if options.scaling:
         return run_scaling(options.quick)
     rows = {**(options.rows or {}), **(options.schemes or {})} or ROWS
@@ -364,6 +365,4 @@ def main(arguments: list[str] | None = None) -> int:
         failure = error
     print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
     print(table(lines), flush=True)  # after a failure too: what was measured before it took minutes
-    if failure:
-        print(f"tools.bench: the table is not complete: {failure}", file=sys.stderr)
-    return 1 if failure else 0
+    return tell([f"the table is not complete: {failure}"], 1) if failure else 0

@@ -1,4 +1,4 @@
-"""Small jobs, broken at random until time is up: `python -m tools.fault_injection --minutes M [--seed S] [--faults N]`.
+"""Small jobs, broken at random until time is up (fault_injection --minutes M [--seed S] [--faults N]).
 
 Every job has a scheme, settings, and several faults one after the other, each followed by --resume on another number of
 ranks; between attempts its files are damaged too. What is drawn is a function of (seed, job number), so that
@@ -15,7 +15,6 @@ Exit codes: 0 nothing hung, lost or wrong (or: every mutant was noticed), 1 some
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -25,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ from pathlib import Path
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
+from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 
 from ..forked_ranks import watch_ranks
@@ -281,7 +283,7 @@ def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: S
     for verdict in found:
         say(
             f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
-            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m tools.fault_injection "
+            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m {__package__} "
             f"--seed {job.seed} --only {job.number}"
         )
 
@@ -344,9 +346,9 @@ def load_all() -> None:
         schemes.get(name)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.fault_injection",
+def parse(arguments: list[str] | None) -> Namespace:
+    parser = Parser(
+        prog=f"python -m {__package__}",  # in a clone tools.fault_injection, installed hkd_hpc.tools.fault_injection
         allow_abbrev=False,
         description="Small jobs, broken at random, resumed, and compared with reference runs.",
     )
@@ -359,10 +361,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--self-test", action="store_true", help="break the program on purpose: is it noticed?")
     options = parser.parse_args(arguments)
     if options.seed < 0 or options.minutes <= 0 or options.faults < 1 or (options.only or 0) < 0:
-        parser.error("--minutes must be above 0, --faults at least 1, --seed and --only at least 0")
+        raise UsageError("--minutes must be above 0, --faults at least 1, --seed and --only at least 0")
     return options
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     say = lambda text: print(text, flush=True)

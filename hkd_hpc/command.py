@@ -1,0 +1,86 @@
+"""What all commands share: one parser, and one way to end. Imports next to nothing.
+
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 Ctrl-C, 141 nobody reads what is printed. What went wrong is one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import NoReturn, ParamSpec, TextIO
+
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.runtime.rank import guess_rank
+
+Arguments = ParamSpec("Arguments")
+
+FAILED, WRONG_INPUT = 1, 2
+INTERRUPTED = 128 + signal.SIGINT  # as shells name the end by a signal
+NOT_READ = 128 + signal.SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UsageErrors, so that they are told like all others, in one line and once per job."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "takes no value, not")  # argparse rejects it
+        raise UsageError(f"{message}; {self.prog} --help lists the options")
+
+
+def exit_code(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """Make a command's function say what went wrong and return the exit code for it.
+
+    Args:
+        main: does the command's work, and returns its exit code.
+
+    Returns:
+        The same, without its UsageError, RunError, KeyboardInterrupt and BrokenPipeError.
+    """
+
+    @functools.wraps(main)
+    def told(*args: Arguments.args, **named: Arguments.kwargs) -> int:
+        try:
+            try:
+                return main(*args, **named)
+            finally:
+                print(end="", flush=True)  # while a reader that has gone can still be told from an error
+        except UsageError as error:
+            return tell(error.lines, WRONG_INPUT)
+        except RunError as error:
+            return tell([str(error)], FAILED)
+        except KeyboardInterrupt:
+            return tell(["interrupted"], INTERRUPTED)
+        except BrokenPipeError:
+            discard(sys.stdout)
+            return NOT_READ
+
+    return told
+
+
+def tell(lines: Iterable[str], code: int) -> int:
+    """Say what is wrong, once per job; the exit code."""
+    if guess_rank(os.environ) == 0:
+        try:
+            for line in lines:
+                print(f"hkd_hpc: {line}", file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            discard(sys.stderr)
+    return code
+
+
+def discard(stream: TextIO) -> None:
+    """What is left in its buffer goes nowhere: at the end Python would try again, and complain."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def end_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A sys.excepthook: Ctrl-C that comes while a command's own modules are imported is told in one line too."""
+    if not issubclass(kind, KeyboardInterrupt):
+        return sys.__excepthook__(kind, error, trace)
+    os._exit(tell(["interrupted"], INTERRUPTED))  # Python would end itself by the signal

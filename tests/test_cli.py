@@ -30,7 +30,7 @@ def run(*arguments: object, **env: str) -> tuple[int, str, str]:
 def test_help_has_a_line_for_each_command(capsys):
     assert cli.main([]) == cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in ("train", "data", "sweep", "compare", "check", "export", "slurm", "specs"):
+    for name in ("train", "data", "sweep", "compare", "check", "export", "report", "doctor", "slurm", "specs"):
         assert text.count(f"\n  {name} ") == 2
 
 
@@ -55,7 +55,7 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
         (check.main, ["--nope"], "the following arguments are required: run; python -m hkd_hpc.check"),
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
         (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
-        (export.main, ["run"], "the following arguments are required: --out; python -m hkd_hpc.export"),
+        (export.main, ["run", "--client", "x"], "argument --client: invalid int value: 'x'; python -m hkd_hpc.export"),
         (jobs.main, ["status"], "the following arguments are required: DIR; python -m hkd_hpc.jobs status"),
     ],
 )

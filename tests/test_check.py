@@ -160,7 +160,7 @@ EDITS = {
         lambda tree: tree.update(
             rounds={"round": np.array([1]), "weights_sha256": tree["rounds"]["weights_sha256"][:1]}, clients={}
         ),
-        "it has a summary, but 1 rows of 4",
+        "it has a summary, but 1 row of 4",
     ),
     "another partition": (
         "metrics.h5",

@@ -233,7 +233,7 @@ def test_a_sweep_and_its_checks_use_the_site_file(cluster, tmp_path, monkeypatch
     assert [asked[name] for name in shown] == ["3", "2", "gres:gpu:2", "study"]
     log = (root / study.trials[0].name / "log.txt").read_text()
     assert "3 ranks on 1 host" in log
-    assert log.count("\ncores: ranks 0-2 ") == 1
+    assert log.count(" rank 0: cores: ranks 0-2 ") == 1
     assert (tmp_path / "seen").read_text() == SEEN * 3
     two = launch(Sweep(settings=settings, scheme=["fedprox"]), root=root, site=site, nodes=2)
     [job] = read_launches(root)[1].jobs

@@ -14,6 +14,7 @@ from hkd_hpc import bundled, check, cli, compare, export
 from hkd_hpc.data import __main__ as data
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import __main__ as jobs
+from hkd_hpc.report import __main__ as report
 
 
 def run(*arguments: object, **env: str) -> tuple[int, str, str]:
@@ -56,6 +57,7 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
         (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
         (export.main, ["run", "--client", "x"], "argument --client: invalid int value: 'x'; python -m hkd_hpc.export"),
+        (report.main, [], "the following arguments are required: RUN|STUDY; python -m hkd_hpc.report"),
         (jobs.main, ["status"], "the following arguments are required: DIR; python -m hkd_hpc.jobs status"),
     ],
 )

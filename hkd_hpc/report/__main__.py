@@ -12,8 +12,9 @@ from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from hkd_hpc.command import Parser
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.console import messages
+from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page
 from hkd_hpc.report.follow import follow
@@ -26,16 +27,13 @@ MANY = 100  # runs, of which a process more reads enough to pay for its start
 READ = {"local_test_accuracy", "report_s", "status", "train_s"}  # columns of clients of which all runs' are shown
 
 
+@exit_code
 def main(arguments: list[str] | None = None) -> int:
     """0 done; 1 the report could not be written, or the followed run is broken; 2 wrong input: one line; 75 that run is
     stopped.
     """
-    try:
-        options = make_parser().parse_args(arguments)
-        return follow_one(options) if options.follow or options.wait else write(options)
-    except (UsageError, RunError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+    options = make_parser().parse_args(arguments)
+    return follow_one(options) if options.follow or options.wait else write(options)
 
 
 def make_parser() -> Parser:
@@ -64,11 +62,11 @@ def write(options: Namespace) -> int:
     runs = runs_at(options.paths)
     found = page.page_of(runs)
     replace_text(out, page.html_of(found))
-    print(f"{out}: {told(runs)}")
+    messages.say(f"{out}: {told(runs)}")
     if options.figures:
         folder = Path(expanded(options.figures, "--figures "))
         write_figures(list(page.all_figures(found)), folder)
-        print(f"{folder}: the figures as PDF, SVG, PNG and CSV")
+        messages.say(f"{folder}: the figures as PDF, SVG, PNG and CSV")
     return 0
 
 

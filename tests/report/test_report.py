@@ -210,7 +210,7 @@ def test_no_run_is_one_line(tmp_path, capsys, make, part):
 
 def test_half_a_file_alone_is_one_line(study, tmp_path, capsys):
     assert main([str(study / "broken"), "--out", str(tmp_path / "r.html")]) == 2
-    assert line_of(capsys).startswith(f"report: nothing to report: {study / 'broken/metrics.h5'}: ")
+    assert line_of(capsys).startswith(f"hkd_hpc: nothing to report: {study / 'broken/metrics.h5'}: ")
 
 
 def test_a_layout_of_the_future_is_one_line(tmp_path, capsys):
@@ -231,7 +231,7 @@ def test_out_replaces_a_report_and_nothing_else(tmp_path, capsys):
     thesis = tmp_path / "thesis.html"
     thesis.write_text("four years")
     assert main([str(run), "--out", str(thesis)]) == 2
-    assert line_of(capsys) == f"report: --out {thesis}: is there, and is no report; name another file, or remove it"
+    assert line_of(capsys) == f"hkd_hpc: --out {thesis}: is there, and is no report; name another file, or remove it"
     assert thesis.read_text() == "four years"
     assert main([str(run), "--out", str(tmp_path / "nope/r.html")]) == 2
     assert f"there is no folder {tmp_path / 'nope'}; make it" in line_of(capsys)
@@ -241,5 +241,5 @@ def test_without_the_extra_one_line_says_what_to_install(study, tmp_path, capsys
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main([str(study), "--out", str(tmp_path / "r.html")]) == 2
     assert line_of(capsys) == (
-        "report: jinja2 is not installed, and the report needs it: pip install 'hkd_hpc[report]'"
+        "hkd_hpc: jinja2 is not installed, and the report needs it: pip install 'hkd_hpc[report]'"
     )

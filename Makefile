@@ -38,7 +38,7 @@ $(VENV)/.%: $(STAMP)
 
 $(STAMP): setup.py tools/activate_mpi.sh
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,report,pandas]'
 	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$$VIRTUAL_ENV/../tools/activate_mpi.sh"' >> $(VENV)/bin/activate
 	touch $(STAMP)
 

@@ -146,9 +146,13 @@ def _axes(figure: Lines | Bars, panel: int, x: list[float], y: list[float]) -> d
     number = _number(panel)
     common = {"automargin": True, "zeroline": False, "gridcolor": "rgba(128,128,128,0.25)"}
     return {
-        f"xaxis{number}": {"title": {"text": figure.x_label}, "domain": x, "anchor": f"y{number}", **common},
-        f"yaxis{number}": {"title": {"text": figure.y_label}, "domain": y, "anchor": f"x{number}", **common},
+        f"xaxis{number}": {"title": _title(figure.x_label), "domain": x, "anchor": f"y{number}", **common},
+        f"yaxis{number}": {"title": _title(figure.y_label), "domain": y, "anchor": f"x{number}", **common},
     }
+
+
+def _title(label: str) -> dict[str, Any]:
+    return {"text": label, "standoff": 6}  # pixels from the numbers of the axis
 
 
 def _heading(text: str, x: list[float], y: list[float]) -> dict[str, Any]:
@@ -190,8 +194,8 @@ def _heat_map(figure: HeatMap) -> dict[str, Any]:
             "plot_bgcolor": "rgba(128,128,128,0.25)",  # what shows where there is no value
             "height": min(700, max(260, 120 + 18 * len(figure.y))),
             "margin": {"l": 60, "r": 20, "t": 36, "b": 50},
-            "xaxis": {"title": {"text": figure.x_label}, **axis},
-            "yaxis": {"title": {"text": figure.y_label}, "autorange": "reversed", **axis},
+            "xaxis": {"title": _title(figure.x_label), **axis},
+            "yaxis": {"title": _title(figure.y_label), "autorange": "reversed", **axis},
         },
     }
 

@@ -17,7 +17,7 @@ from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import titled
 from hkd_hpc.report import happened, origin
 from hkd_hpc.report.study_tables import Tabled, tables_of
-from hkd_hpc.report.trials import DATA, Trial, trials_of
+from hkd_hpc.report.trials import DATA, Trial, order_of_run, trials_of
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import versions
 
@@ -117,7 +117,7 @@ def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, st
 
 def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]) -> list[Drawn]:
     """Of a study the figures over seeds, then of the first run of each trial its own."""
-    good = [run for run in runs if run.state != "broken"]
+    good = sorted((run for run in runs if run.state != "broken"), key=order_of_run)
     if len(good) < 2:
         return [Drawn("figures", "Figures", figures.of_run(run)) for run in good]
     firsts = [trial.runs[0] for trial in trials][:MOST_FIGURED]

@@ -92,6 +92,11 @@ def order_of(scheme: str) -> int:
     return known.index(scheme) if scheme in known else len(schemes.REGISTRY)
 
 
+def order_of_run(run: Run) -> int:
+    """That of its scheme."""
+    return order_of(str(run.settings.get(SCHEME, "")))
+
+
 def axes_of(trials: Sequence[Trial]) -> list[str]:
     """The settings that tell trials apart, the fewest, in the order of FIRST: one that changes only where those before
     it do (an image size with the data set, a scheme's own settings with the scheme) is none.

@@ -78,7 +78,6 @@ def recording(trainer: LocalTrainer, record) -> RecordingTrainer:
 # ---- graphs
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("scheme, more", [pair for pair in BOTH if pair[0] not in DRAWING])
 def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     """Here a recorded epoch is simply called again, on the staged tensors."""

@@ -115,13 +115,14 @@ def test_previous_model_is_the_clients_own_however_long_it_rests(data):
     run = Federation(data, "moon", "fed.clients=4", "fed.participation=0.5")
     trained, used, original = {}, [], run.part.trainer.run
 
-    def watch(client, *rest):
+    def watch(given):
+        client = given.client
         held = client.state.get("previous")
         assert (held is None) == (client.id not in trained)
         if held is not None:
             assert torch.equal(held, trained[client.id][1])
             used.append(run.part.done + 1 - trained[client.id][0])
-        result = original(client, *rest)
+        result = original(given)
         trained[client.id] = (run.part.done + 1, run.flat.values_V.clone())
         assert (result.loss_by_term[1] > 0) == (held is not None)
         return result

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.analysis.tables import NOTHING, Table
-from hkd_hpc.report.trials import SCHEME, SEED, data_set
+from hkd_hpc.report.trials import SCHEME, data_set
 from hkd_hpc.results import Run
+from hkd_hpc.results.seeds import SEED
 from hkd_hpc.runtime import provenance
 
 # what a client did in a round, by the numbers of /clients/status in metrics.h5

@@ -19,6 +19,7 @@ from hkd_hpc.report import happened, origin
 from hkd_hpc.report.study_tables import Tabled, tables_of
 from hkd_hpc.report.trials import DATA, Trial, order_of_run, trials_of
 from hkd_hpc.results import Run
+from hkd_hpc.results.seeds import copies
 from hkd_hpc.runtime import versions
 
 HERE = Path(__file__).parent
@@ -117,10 +118,11 @@ def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, st
 
 def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]) -> list[Drawn]:
     """Of a study the figures over seeds, then of the first run of each trial its own."""
-    good = sorted((run for run in runs if run.state != "broken"), key=order_of_run)
+    twice = {run for trial in trials for run in copies(trial.runs)}
+    good = sorted((run for run in runs if run.state != "broken" and run not in twice), key=order_of_run)
     if len(good) < 2:
         return [Drawn("figures", "Figures", figures.of_run(run)) for run in good]
-    firsts = [trial.runs[0] for trial in trials][:MOST_FIGURED]
+    firsts = [next(run for run in trial.runs if run not in twice) for trial in trials][:MOST_FIGURED]
     own = [
         Drawn(f"run-{place}", f"Run {names[run]}", [titled(figure, names[run]) for figure in figures.of_run(run)])
         for place, run in enumerate(firsts)

@@ -59,7 +59,7 @@ def accuracy_table(name: str, data: str, trials: Sequence[Trial]) -> Tabled:
     heads = [", ".join(ACROSS[axis].format(value) for axis, value in zip(across, column)) for column in columns]
     caption = f"Accuracy on {data} in the last round: {compare_text(trials)}"
     table = grid(list(map(short, down)), heads if across else [], rows, caption)
-    return Tabled(name, f"Accuracy on {data}", table, tuple(notes_of(trials)))
+    return Tabled(name, f"Accuracy on {data}", table, (*notes_of(trials), *not_counted(trials)))
 
 
 def _row(cells: dict[tuple, Trial], row: tuple[str, ...], columns: Sequence[tuple[str, ...]]) -> list[Cell | str]:
@@ -103,6 +103,11 @@ def notes_of(trials: Sequence[Trial]) -> list[str]:
     ours = f"“paper”: {names} of {paper.source()}; ↑ or ↓ where it lies above or below our interval."
     others = dict.fromkeys(filter(None, map(paper.other_settings_text, found)))
     return [ours, *(f"Not the paper's setting: {text}." for text in list(others)[:4])]
+
+
+def not_counted(trials: Sequence[Trial]) -> list[str]:
+    """A line for each complete run that is in no table of results."""
+    return [f"Not in the table: {line}." for trial in trials for line in trial.copies]
 
 
 def compare_text(trials: Sequence[Trial]) -> str:

@@ -13,11 +13,11 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
 from hkd_hpc.config import is_place
 from hkd_hpc.results import Run
+from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
 from hkd_hpc.runtime import provenance
 
-SEED, SCHEME, DATA = "run.seed", "scheme.name", "data set"
+SCHEME, DATA = "scheme.name", "data set"
 FIRST = (SCHEME, DATA, "fed.clients", "data.beta")  # axes that others which vary with them are no axes beside
-HOW = ("run.checkpoint_every", "run.evaluate_every", "run.client_models")  # do not change what a round computes
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Trial:
 
     Attributes:
         settings: "section.key" to value, with "data set" for what it is trained on, without the seed and places.
-        runs: by seed; several of one seed (copies) are told, and the first counts.
+        runs: all of them; several of one seed (copies) are told, and one counts.
     """
 
     settings: Mapping[str, Any]
@@ -39,11 +39,12 @@ class Trial:
     @property
     def complete(self) -> dict[int, Run]:
         """The complete runs by seed."""
-        found: dict[int, Run] = {}
-        for run in self.runs:
-            if run.state == "complete":
-                found.setdefault(run.settings.get(SEED, 0), run)
-        return found
+        return {seed: run for seed, run in by_seed(self.runs).items() if run.state == "complete"}
+
+    @property
+    def copies(self) -> list[str]:
+        """A line for each complete run that does not count."""
+        return list(copies([run for run in self.runs if run.state == "complete"]).values())
 
     def has_one_data(self) -> bool:
         """Whether all complete runs were trained on the same images."""

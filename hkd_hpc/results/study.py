@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +12,12 @@ from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, est
 from hkd_hpc.config import is_place
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
+from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
 
 if TYPE_CHECKING:
     import pandas
 
-SEED, SCHEME, DATA = "run.seed", "scheme.name", "data.path"
+SCHEME, DATA = "scheme.name", "data.path"
 
 
 class StudyRuns:
@@ -49,8 +50,17 @@ class StudyRuns:
         """The table, and lines about it, for analysis.tables.document."""
         runs = self.runs
         complete = [run for run in runs if run.state == "complete"]
-        broken = [f"not in the table: {run.problem}" for run in runs if run.problem]
-        return [f"{len(complete)} of {len(runs)} runs are complete", "", table_of_runs(complete), *broken]
+        varied = varied_settings(complete)
+        rows = rows_of(complete, varied)
+        absent = [run.problem for run in runs if run.problem] + [
+            line for own in rows.values() for line in copies(own).values()
+        ]
+        return [
+            f"{len(complete)} of {len(runs)} runs are complete",
+            "",
+            table_of(rows, varied),
+            *(f"not in the table: {line}" for line in absent),
+        ]
 
     def __str__(self) -> str:
         return document(self.parts())
@@ -61,32 +71,36 @@ class StudyRuns:
         )
 
 
-def table_of_runs(runs: Sequence[Run]) -> Table:
-    """A row for each scheme and whatever else was varied but the seed; a column for each accuracy that was measured."""
-    varied = varied_settings(runs)
-    groups: dict[tuple[str, ...], list[Run]] = {}
+def rows_of(runs: Sequence[Run], varied: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """The runs of each scheme and whatever else was varied but the seed."""
+    rows: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(str(run.settings.get(key, "")) for key in (SCHEME, *varied)), []).append(run)
-    values = {row: {name: accuracies(own, name) for name in COLUMNS} for row, own in groups.items()}
+        rows.setdefault(tuple(str(run.settings.get(key, "")) for key in (SCHEME, *varied)), []).append(run)
+    return rows
+
+
+def table_of(runs: Mapping[tuple[str, ...], Sequence[Run]], varied: Sequence[str]) -> Table:
+    """A column for each accuracy that was measured: of each row over its seeds, each of which counts once."""
+    values = {row: {name: accuracies(by_seed(own).values(), name) for name in COLUMNS} for row, own in runs.items()}
     shown = [name for name in COLUMNS if any(value == value for row in values.values() for value in row[name])]
     rows: list[list[Cell | str]] = [[*row, *(estimate(found[name]) for name in shown)] for row, found in values.items()]
     return Table(["scheme", *varied, *shown], rows, names=1 + len(varied))
 
 
-def accuracies(runs: Sequence[Run], column: str) -> list[float]:
+def accuracies(runs: Iterable[Run], column: str) -> list[float]:
     """Of complete runs; NaN where it was not measured."""
     return [float(run.summary.get(COLUMNS[column], float("nan"))) for run in runs]
 
 
 def varied_settings(runs: Sequence[Run]) -> list[str]:
-    """Settings in which runs of one scheme differ, seeds and places aside."""
+    """Settings in which runs of one scheme differ, seeds, places and what changes no round aside."""
     by_scheme: dict[str, dict[str, set[str]]] = {}
     for run in runs:
         values = by_scheme.setdefault(str(run.settings.get(SCHEME)), {})
         for key, value in run.settings.items():
             values.setdefault(key, set()).add(str(value))
     found = {key for values in by_scheme.values() for key, texts in values.items() if len(texts) > 1}
-    return sorted(key for key in found if key != SEED and (key == DATA or not is_place(key)))
+    return sorted(key for key in found if key not in (SEED, *HOW) and (key == DATA or not is_place(key)))
 
 
 def framed(table: Table) -> pandas.DataFrame | Table:

@@ -147,6 +147,20 @@ def test_one_seed_has_no_interval(tmp_path):
     assert "one seed, so there is no interval and nothing can be told from it" in (tmp_path / "r.html").read_text()
 
 
+def test_two_runs_of_one_seed_are_one_seed(tmp_path):
+    """The first complete one counts; t(.975, 1) = 12.706, times the standard deviation of .4 .5 by sqrt(2)."""
+    for name, local, seed, more in (("a", 0.1, 0, None), ("b", 0.4, 0, {}), ("c", 0.9, 0, {}), ("d", 0.5, 1, {})):
+        overrides = [*PAPER, "scheme.name=fedavg", f"run.seed={seed}"]
+        write_run(tmp_path / name, overrides, [0.1, local], [0.1, 0.3], summary=more)
+    assert main([str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert rows_of(Tables(tmp_path / "r.html"), "Accuracy on cifar10")[1][1] == "0.450 ± 0.635 (2)paper 0.595"
+    left_out = f"{tmp_path}/c: has the settings and the seed 0 of {tmp_path}/b, which is counted"
+    text = (tmp_path / "r.html").read_text()
+    assert text.count(f"Not in the table: {left_out}.") == 1
+    assert '"Run a"' not in text
+    assert "Run b" in text
+
+
 def test_clients_and_beta_stand_across(tmp_path):
     for beta, clients, local in ((0.5, 10, 0.5), (0.5, 20, 0.6), (0.2, 10, 0.7)):
         overrides = [*PAPER, "scheme.name=moon", f"data.beta={beta}", f"fed.clients={clients}"]

@@ -66,6 +66,17 @@ def test_without_pandas_it_is_a_table_whose_text_is_markdown(root, monkeypatch):
     assert str(hkd_hpc.load_study(root).table()) == MARKDOWN
 
 
+def test_two_runs_of_one_seed_are_one_seed(tmp_path):
+    """t(.975, 1) = 12.706, times the standard deviation of .2 and .3, .0707, by sqrt(2)."""
+    for name, local, seed in (("a", 0.2, 0), ("b", 0.25, 0), ("c", 0.3, 1)):
+        write(tmp_path / name, local, f"run.seed={seed}", f"run.checkpoint_every={ord(name)}")
+    lines = str(hkd_hpc.load_study(tmp_path)).splitlines()
+    assert lines[2:5] == ["| scheme | local |", "| --- | --- |", "| fedhkd | 0.250 ± 0.635 (2) |"]
+    assert lines[5:] == [
+        f"not in the table: {tmp_path}/b: has the settings and the seed 0 of {tmp_path}/a, which is counted"
+    ]
+
+
 def test_a_notebook_shows_it_as_html(root):
     shown = hkd_hpc.load_study(root)._repr_html_()
     assert "<p>7 of 9 runs are complete</p>" in shown

@@ -113,7 +113,10 @@ def check_config(folder: RunFolder) -> tuple[Config | None, FileReport]:
 def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
     """Its rows, and whether the run is complete."""
     name = folder.metrics_path.name
+    advice = "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be saved"
     if not folder.metrics_path.exists():
+        if any(round > 1 for round, _ in folder.checkpoints()):  # that of a round follows the row of the round before
+            return FileReport(name, "it is missing", True, advice)
         return FileReport(name, "ok: none yet, no round has been tested")
     try:
         with open_tree(folder.metrics_path) as file:
@@ -130,16 +133,7 @@ def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
                 )
             return FileReport(name, f"ok: {rows_text(rows)}, {told}{changed_since(file, config)}")
     except (BadFile, FileProblem) as bad:
-        return FileReport(
-            name,
-            reason_of(bad),
-            True,
-            getattr(bad, "advice", "")
-            or (
-                "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be "
-                "saved"
-            ),
-        )
+        return FileReport(name, reason_of(bad), True, getattr(bad, "advice", "") or advice)
 
 
 def check_earlier_rows(folder: RunFolder) -> Iterator[FileReport]:

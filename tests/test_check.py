@@ -127,6 +127,25 @@ def test_damage_is_named_with_what_to_do(checked, run, name, kind):
     assert advice in lines[name]
 
 
+def test_metrics_that_are_gone_are_missed_unless_no_round_can_have_been_tested(checked, run):
+    (run / "metrics.h5").unlink()
+    code, lines, _ = checked()
+    assert code == 1
+    assert "WRONG: it is missing; --resume writes it anew" in lines["metrics.h5"]
+    (run / "checkpoints/round_0003.h5").unlink()
+    change(run / "checkpoints/round_0004.h5", lambda tree: tree.update(round=1))
+    (run / "checkpoints/round_0004.h5").rename(run / "checkpoints/round_0001.h5")
+    assert "ok: none yet, no round has been tested" in checked()[1]["metrics.h5"]
+
+
+def test_metrics_that_are_gone_are_written_anew(run, capsys):
+    before = toy.last_sha(run)
+    (run / "metrics.h5").unlink()
+    toy.train_ok(1, "--resume", "--out", run)
+    assert check.main([str(run)]) == 0
+    assert toy.last_sha(run) == before
+
+
 def test_checking_imports_no_torch(run):
     """It is for login nodes too, and for a moment's look."""
     code = "import sys; from tools import check; sys.exit(check.main(sys.argv[1:]) or ('torch' in sys.modules))"

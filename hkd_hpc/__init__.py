@@ -7,6 +7,7 @@
 Each name is imported when it is asked for: `import hkd_hpc` alone costs nothing.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ _HOMES = {
     "hkd_hpc.jobs": ("Study", "Sweep", "launch", "load_study"),
     "hkd_hpc.results": ("Run", "load"),
 }
+
+if sys.argv[:1] == ["-m"]:  # so early because the packages below import much: see there
+    import_module("hkd_hpc.command").tell_interrupts_of(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,18 +8,12 @@ Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 sto
 
 from __future__ import annotations
 
-import sys
-
-from hkd_hpc.command import end_interrupted, exit_code
-
-if __name__ == "__main__":
-    sys.excepthook = end_interrupted  # the imports below take half a second, on a busy file system many
-
 import _thread
 import contextlib
 import io
 import itertools
 import os
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +25,7 @@ from hkd_hpc import config as config_module
 from hkd_hpc import loggers, resume
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave
+from hkd_hpc.command import exit_code
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect

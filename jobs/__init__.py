@@ -2,6 +2,10 @@
 none.
 """
 
-from hkd_hpc.jobs import Study, Sweep, launch
+from hkd_hpc.command import tell_interrupts_of
+
+tell_interrupts_of(__name__)
+
+from hkd_hpc.jobs import Study, Sweep, launch  # noqa: E402 - Ctrl-C during this import is what the call is for
 
 __all__ = ["Study", "Sweep", "launch"]

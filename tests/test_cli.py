@@ -86,11 +86,76 @@ def unread(arguments: list[str], stream: str) -> tuple[int, bytes]:
     return done.returncode, done.stdout or done.stderr or b""
 
 
-@pytest.mark.parametrize("arguments", [["hkd_hpc", "train"], ["hkd_hpc", "check"], ["hkd_hpc.train"]])
-@pytest.mark.parametrize("rank, told", [("0", "hkd_hpc: interrupted\n"), ("3", "")])
-def test_ctrl_c_during_imports_is_told_in_one_line_once_per_job(tmp_path, arguments, rank, told):
-    (tmp_path / "numpy.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
-    assert run(*arguments, PYTHONPATH=str(tmp_path), OMPI_COMM_WORLD_RANK=rank) == (130, "", told)
+CTRL_C_AT_AN_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["CTRL_C_AT"]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture(scope="module")
+def ctrl_c(tmp_path_factory):
+    """ctrl_c(words, module): `python -m` where Ctrl-C is pressed as that module is about to be imported."""
+    folder = tmp_path_factory.mktemp("ctrl_c")
+    (folder / "sitecustomize.py").write_text(CTRL_C_AT_AN_IMPORT)
+
+    def pressed(words: str, module: str, **env: str) -> tuple[int, str, str]:
+        return run(*words.split(), PYTHONPATH=str(folder), CTRL_C_AT=module, **env)
+
+    return pressed
+
+
+@pytest.mark.parametrize(
+    "words, module",
+    [
+        ("hkd_hpc train", "numpy"),
+        ("hkd_hpc check", "numpy"),
+        ("hkd_hpc", "hkd_hpc.cli"),
+        ("hkd_hpc.train", "hkd_hpc.comm"),
+        ("hkd_hpc.check", "numpy"),
+        ("hkd_hpc.export", "numpy"),
+        ("hkd_hpc.compare --root x", "numpy"),
+        ("hkd_hpc.jobs status -m x", "hkd_hpc.jobs"),
+        ("hkd_hpc.doctor", "hkd_hpc.doctor"),
+        ("hkd_hpc.doctor", "hkd_hpc.comm"),
+        ("hkd_hpc.report", "numpy"),
+        ("hkd_hpc.bundled", "hkd_hpc.settings"),
+        ("hkd_hpc.data", "hkd_hpc.data.registry"),
+        ("hkd_hpc.tools.bench", "hkd_hpc.tools"),
+        ("hkd_hpc.tools.fault_injection", "hkd_hpc.tools"),
+        ("jobs", "hkd_hpc.jobs"),
+        ("tools.bench", "tools.bench"),
+        ("tools.compare", "hkd_hpc.compare"),
+        ("tools.fault_injection", "numpy"),
+    ],
+)
+def test_ctrl_c_during_imports_is_told_in_one_line(ctrl_c, words, module):
+    assert ctrl_c(words, module) == (130, "", "hkd_hpc: interrupted\n")
+
+
+def test_ctrl_c_during_imports_is_told_once_in_a_job(ctrl_c):
+    assert ctrl_c("hkd_hpc.train", "numpy", OMPI_COMM_WORLD_RANK="3") == (130, "", "")
+
+
+@pytest.mark.parametrize("words", [["-c"], ["-m", "hkd_hpc_of_others"]])
+def test_a_program_that_imports_the_package_keeps_what_python_does_at_ctrl_c(tmp_path, words):
+    code = "import sys, hkd_hpc, tools; print(sys.excepthook is sys.__excepthook__)"
+    (tmp_path / "hkd_hpc_of_others").mkdir()
+    (tmp_path / "hkd_hpc_of_others/__init__.py").write_text(code)
+    (tmp_path / "hkd_hpc_of_others/__main__.py").touch()
+    done = subprocess.run(
+        [sys.executable, *words, *[code] * (words == ["-c"])],
+        cwd=toy.PROJECT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
 
 
 @pytest.mark.parametrize(

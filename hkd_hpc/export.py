@@ -23,7 +23,7 @@ from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch
-from hkd_hpc.loggers.base import Logger, numbers_of
+from hkd_hpc.loggers.base import Round, numbers_of
 from hkd_hpc.loggers.files import csv_line, number_or_none
 from hkd_hpc.results import Run, load
 from hkd_hpc.results.models import read_model
@@ -92,7 +92,7 @@ def export_rounds(path: Path, name: str, folder: Path) -> str:
     [make] = loggers.classes_of([name]).values()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        hand_over(run, make(folder))
+        make(folder).begin(rounds_of(run))
         if name == "csv":
             replace_text(folder / "clients.csv", clients_text(run))
     except OSError as error:
@@ -100,12 +100,11 @@ def export_rounds(path: Path, name: str, folder: Path) -> str:
     return f"{folder}: {len(run)} rounds"
 
 
-def hand_over(run: Run, logger: Logger) -> None:
-    """All rounds of a run, and that there are no more."""
+def rounds_of(run: Run) -> list[Round]:
+    """All rounds of a run, as a logger takes them."""
     columns = {name: column.tolist() for name, column in run.round_columns.items()}
-    for index, round in enumerate(columns["round"]):
-        logger.log_round(round, numbers_of({name: values[index] for name, values in columns.items()}))
-    logger.close()
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    return [(row["round"], numbers_of(row)) for row in rows]
 
 
 def clients_text(run: Run) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+Round = tuple[int, Mapping[str, float]]  # what `Logger.log_round` gets
 
 
 class Logger:
@@ -16,11 +18,17 @@ class Logger:
             process that was killed, come again.
 
     Attributes:
-        logged: the last round that the logger has (optional). Those up to `after_round` that it lacks are given first.
+        logged: the last round that the logger has (optional). Those up to `after_round` that it lacks are given first,
+            by `begin`.
     """
 
     def __init__(self, folder: Path, after_round: int = 0) -> None:
         self.folder, self.logged = folder, after_round
+
+    def begin(self, rounds: Sequence[Round]) -> None:
+        """Before the first round of this process (optional): take in the rounds up to `after_round`, of the record."""
+        for round, values in rounds[getattr(self, "logged", len(rounds)) :]:
+            self.log_round(round, values)
 
     def log_round(self, round: int, values: Mapping[str, float]) -> None:
         """Take in a round, which is saved.

@@ -1,4 +1,4 @@
-"""Each round as a line of a text file: rounds.csv, rounds.jsonl."""
+"""Each round as a line of a text file: rounds.csv, rounds.jsonl; and what any logger does that keeps one file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from hkd_hpc.loggers.base import Logger
-from hkd_hpc.store.atomic import replace_text
+from hkd_hpc.loggers.base import Logger, Round
+from hkd_hpc.store.atomic import append, replace_bytes
 
 
 class FileLogger(Logger):
-    """Rows in a file that a resumed run continues: those beyond `after_round` are dropped, they come again.
+    """Rounds in a file, which a process writes anew from the record, whatever became of it, and then appends to.
 
-    The first round of a process writes the file anew, with the rows before it, the others append to it.
+    What cannot be written, on a full disk, is written with the next round.
     """
 
     name = ""  # of the file
@@ -25,60 +24,58 @@ class FileLogger(Logger):
     def __init__(self, folder: Path, after_round: int = 0) -> None:
         super().__init__(folder, after_round)
         self.path = folder / self.name
-        self._kept = [row for row in self.parse(complete_lines(self.path)) if int(row["round"]) <= after_round]
-        self._columns: list[str] = []  # none: nothing was written yet
-        self.logged = len(self._kept)
+        self._is_new = True  # until this process has written it
+        self._unwritten = b""
+
+    def begin(self, rounds: Sequence[Round]) -> None:
+        """Write the file anew: these rounds and nothing else."""
+        self._write(self.head() + b"".join(self.content(round, values) for round, values in rounds))
 
     def log_round(self, round: int, values: Mapping[str, float]) -> None:
-        """Append a row; an empty field, or null, stands for a number that was not measured."""
-        row = {"round": round, **{name: number_or_none(value) for name, value in values.items()}}
-        if not self._columns:
-            self._columns = list(row)
-            replace_text(self.path, self.head() + "".join(map(self.line, self._kept)))
-        with open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(self.line(row))
+        """Append a round."""
+        self._write(self.content(round, values))
 
-    def parse(self, text: str) -> list[dict[str, Any]]:
-        """The rows of such a file, whole lines of it."""
+    def head(self) -> bytes:
+        """What stands before the rounds."""
+        return b""
+
+    def content(self, round: int, values: Mapping[str, float]) -> bytes:
+        """A round as it stands in the file."""
         raise NotImplementedError
 
-    def head(self) -> str:
-        """What stands before the rows."""
-        return ""
-
-    def line(self, row: Mapping[str, Any]) -> str:
-        """A row as text."""
-        raise NotImplementedError
+    def _write(self, content: bytes) -> None:
+        """Write this, after what could not be written before."""
+        self._unwritten += content
+        (replace_bytes if self._is_new else append)(self.path, self._unwritten)
+        self._is_new, self._unwritten = False, b""
 
 
 class CsvLogger(FileLogger):
-    """rounds.csv: a line for each round, below the names of the columns."""
+    """rounds.csv: a line for each round, below the names of the columns; an empty field for what was not measured."""
 
     name = "rounds.csv"
+    _columns: tuple[str, ...] = ()  # known with the first round
 
-    def parse(self, text: str) -> list[dict[str, Any]]:
-        return list(csv.DictReader(io.StringIO(text)))
-
-    def head(self) -> str:
-        return csv_line(self._columns)
-
-    def line(self, row: Mapping[str, Any]) -> str:
-        return csv_line(map(row.get, self._columns))
+    def content(self, round: int, values: Mapping[str, float]) -> bytes:
+        """Its line; the first follows the line of names."""
+        names = "" if self._columns else csv_line(["round", *values])
+        self._columns = self._columns or tuple(values)
+        line = csv_line([round, *(number_or_none(values[name]) for name in self._columns)])
+        return (names + line).encode()
 
 
 class JsonLinesLogger(FileLogger):
-    """rounds.jsonl: a JSON object for each round."""
+    """rounds.jsonl: a JSON object for each round; null for what was not measured."""
 
     name = "rounds.jsonl"
 
-    def parse(self, text: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in text.splitlines()]
+    def content(self, round: int, values: Mapping[str, float]) -> bytes:
+        """Its object, in a line."""
+        row = {"round": round, **{name: number_or_none(value) for name, value in values.items()}}
+        return f"{json.dumps(row, allow_nan=False)}\n".encode()
 
-    def line(self, row: Mapping[str, Any]) -> str:
-        return json.dumps(row, allow_nan=False) + "\n"
 
-
-def csv_line(fields: Iterable[Any]) -> str:
+def csv_line(fields: Iterable[object]) -> str:
     """A line of a CSV file; an empty field for None."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(fields)
@@ -88,9 +85,3 @@ def csv_line(fields: Iterable[Any]) -> str:
 def number_or_none(value: float) -> float | None:
     """None for NaN and infinity, which neither format knows."""
     return value if math.isfinite(value) else None
-
-
-def complete_lines(path: Path) -> str:
-    """The text of a file without its last line where that was not written to its end; empty where there is no file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return text[: text.rfind("\n") + 1]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.loggers.base import numbers_of
+from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.settings import shown
 from hkd_hpc.stop import handlers_kept
@@ -35,8 +36,8 @@ class Loggers:
             with self._guarded(name):
                 folder.mkdir(exist_ok=True)
                 self._loggers[name] = logger = make(folder, len(rows))
-                for row in rows[getattr(logger, "logged", len(rows)) :]:
-                    logger.log_round(int(row["round"]), numbers_of(row))
+                begin = getattr(logger, "begin", partial(Logger.begin, logger))
+                begin([(int(row["round"]), numbers_of(row)) for row in rows])
 
     def log_round(self, row: Row) -> None:
         """Give all of them a round that is saved."""

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hkd_hpc.loggers.base import Logger
+from hkd_hpc.loggers.base import Round
+from hkd_hpc.loggers.files import FileLogger
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+SUFFIX = ".hkd_hpc"  # of its files: a user's own logger may write others beside them
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(FileLogger):
     """An event file with a scalar for each column, the round as its step.
 
-    A resumed run begins another file, whose first event has TensorBoard hide the rounds that come again.
+    A resumed run writes another one, with all rounds, and removes those before it. Its first event has a TensorBoard
+    that watches forget what it has read.
     """
 
     needs = "tensorboard"
 
     def __init__(self, folder: Path, after_round: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        super().__init__(folder, after_round)
-        self.logged = after_round if any(folder.glob("events.out.tfevents.*")) else 0
         self._time_s = time.time()
-        self._writer = EventFileWriter(str(folder))
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=self._time_s, step=self.logged + 1, session_log=start))
+        self.name = f"events.out.tfevents.{int(self._time_s):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
+        super().__init__(folder, after_round)
 
-    def log_round(self, round: int, values: Mapping[str, float]) -> None:
-        """Write the numbers that were measured. The axis of time is the sum of the rounds' `wall_s`."""
+    def begin(self, rounds: Sequence[Round]) -> None:
+        """Write the file, then remove those of earlier processes."""
+        super().begin(rounds)
+        for path in set(self.folder.glob(f"events.out.tfevents.*{SUFFIX}")) - {self.path}:
+            path.unlink()
+
+    def head(self) -> bytes:
+        """The version of the format, and that rounds from 1 on come (again)."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        return record_of(Event(wall_time=self._time_s, file_version="brain.Event:2")) + record_of(
+            Event(wall_time=self._time_s, step=1, session_log=SessionLog(status=SessionLog.START))
+        )
+
+    def content(self, round: int, values: Mapping[str, float]) -> bytes:
+        """The numbers that were measured. The axis of time is the sum of the rounds' `wall_s`."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -38,9 +57,13 @@ class TensorBoardLogger(Logger):
         scalars = [
             Summary.Value(tag=name, simple_value=value) for name, value in values.items() if not math.isnan(value)
         ]
-        self._writer.add_event(Event(wall_time=self._time_s, step=round, summary=Summary(value=scalars)))
-        self._writer.flush()
+        return record_of(Event(wall_time=self._time_s, step=round, summary=Summary(value=scalars)))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+
+def record_of(event: Event) -> bytes:
+    """An event as it stands in the file: length, checksum, content, checksum."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    file = io.BytesIO()
+    RecordWriter(file).write(event.SerializeToString())
+    return file.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from hkd_hpc.errors import RunError
@@ -51,11 +50,25 @@ def replace_file(
 
 def replace_text(path: str | Path, text: str) -> None:
     """Make `path` anew as UTF-8 text, as `replace_file` does."""
-    replace_file(path, partial(_write_text, text=text))
+    replace_bytes(path, text.encode())
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def replace_bytes(path: str | Path, content: bytes) -> None:
+    """Make `path` anew with this content, as `replace_file` does."""
+    replace_file(path, lambda temporary: temporary.write_bytes(content))
+
+
+def append(path: str | Path, content: bytes) -> None:
+    """Add to the end of a file: all of it, or OSError and none of it."""
+    with open(path, "ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except BaseException:
+            file.truncate(end)
+            raise
 
 
 def _flush(path: Path) -> None:

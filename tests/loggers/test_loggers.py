@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import resource
+
 import pytest
 
 from hkd_hpc import loggers
@@ -98,24 +102,105 @@ def test_jsonl_by_hand(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("make", [CsvLogger, JsonLinesLogger])
-def test_a_resumed_run_drops_the_rounds_that_come_again_and_half_a_line(tmp_path, make):
-    first = make(tmp_path)
-    for round in (1, 2, 3, 4):
-        first.log_round(round, values(0.125 * round))
-    with open(first.path, "a") as file:
-        file.write("5, 2.")
-    again = make(tmp_path, after_round=2)
-    assert again.logged == 2
-    again.log_round(3, values(0.75))
-    accuracies = [float(row["global_test_accuracy"]) for row in again.parse(first.path.read_text())]
-    assert accuracies == [0.125, 0.25, 0.75]
+@pytest.fixture(params=[CsvLogger, JsonLinesLogger, TensorBoardLogger])
+def make(request):
+    return request.param
 
 
-def test_a_column_that_a_later_version_adds_is_empty_before(tmp_path):
-    CsvLogger(tmp_path).log_round(1, {"wall_s": 2.0})
-    CsvLogger(tmp_path, after_round=1).log_round(2, values(0.5))
-    assert (tmp_path / "rounds.csv").read_text() == "round,wall_s,global_test_accuracy\n1,2.0,\n2,2.0,0.5\n"
+def accuracies_in(folder) -> list[tuple[int, float]]:
+    """Round and accuracy of what the logger of the folder wrote."""
+    if (folder / "rounds.csv").exists():
+        lines = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
+    elif (folder / "rounds.jsonl").exists():
+        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    else:
+        scalars = read_events(folder).Scalars("global_test_accuracy")
+        lines = [{"round": event.step, "global_test_accuracy": event.value} for event in scalars]
+    return [(int(line["round"]), float(line["global_test_accuracy"])) for line in lines]
+
+
+def file_in(folder):
+    """The one file there."""
+    [path] = folder.iterdir()
+    return path
+
+
+def log_rounds(make, folder, given: int, upto: int) -> None:
+    """A process that resumes after round `given` and ends, without a word, after round `upto`."""
+    run = Loggers({"it": make}, folder, rows(given), pytest.fail)
+    for row in rows(upto)[given:]:
+        run.log_round(row)
+
+
+def without_the_middle(content: bytes) -> bytes:
+    return content[: len(content) // 3] + content[len(content) // 2 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content,
+        lambda content: content[:-5],
+        lambda content: content + content[len(content) // 2 :],
+        without_the_middle,
+        lambda content: b"",
+        lambda content: b"\xff\x00\n" + content,
+    ],
+    ids=["whole", "torn", "doubled", "without the middle", "empty", "no text"],
+)
+def test_whatever_became_of_the_file_a_resumed_run_has_each_round_once(tmp_path, make, damage):
+    log_rounds(make, tmp_path, 0, 4)
+    path = file_in(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    log_rounds(make, tmp_path, 3, 5)
+    assert accuracies_in(tmp_path) == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5), (5, 0.625)]
+    file_in(tmp_path)
+
+
+def test_a_logger_that_was_off_for_a_process_has_its_rounds_too(tmp_path, make):
+    log_rounds(make, tmp_path, 0, 2)
+    log_rounds(make, tmp_path, 4, 5)
+    assert [round for round, _ in accuracies_in(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_process_that_starts_over_begins_an_empty_file(tmp_path, make):
+    log_rounds(make, tmp_path, 0, 2)
+    log_rounds(make, tmp_path, 0, 1)
+    assert accuracies_in(tmp_path) == [(1, 0.125)]
+
+
+@pytest.fixture
+def file_size_limit():
+    """Sets how long a file may become, as a full disk does. Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_rounds_that_a_full_disk_does_not_take_come_with_the_next(tmp_path, make, file_size_limit):
+    warnings: list[str] = []
+    run = Loggers({"it": make}, tmp_path, rows(1), warnings.append)
+    path = file_in(tmp_path)
+    before = path.read_bytes()
+    file_size_limit(len(before) + 3)
+    run.log_round(rows(2)[1])
+    run.log_round(rows(3)[2])
+    assert path.read_bytes() == before
+    file_size_limit(resource.RLIM_INFINITY)
+    run.log_round(rows(4)[3])
+    assert accuracies_in(tmp_path) == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
+    assert len(warnings) == 1
+
+
+def test_a_file_that_cannot_be_begun_comes_later_and_leaves_nothing(tmp_path, make, file_size_limit):
+    warnings: list[str] = []
+    file_size_limit(10)
+    run = Loggers({"it": make}, tmp_path, rows(2), warnings.append)
+    assert list(tmp_path.iterdir()) == []
+    file_size_limit(resource.RLIM_INFINITY)
+    run.log_round(rows(3)[2])
+    assert [round for round, _ in accuracies_in(tmp_path)] == [1, 2, 3]
+    assert len(warnings) == 1
 
 
 # ---- TensorBoard
@@ -130,6 +215,7 @@ def read_events(folder):
 
 def test_tensorboard_reads_each_number_at_its_round(tmp_path):
     logger = TensorBoardLogger(tmp_path)
+    logger.begin([])
     logger.log_round(1, values(0.5, wall_s=3))
     logger.log_round(2, values(NAN, wall_s=4))
     logger.log_round(3, values(0.75, wall_s=5))
@@ -140,16 +226,12 @@ def test_tensorboard_reads_each_number_at_its_round(tmp_path):
     assert round(walls[2].wall_time - walls[0].wall_time) == 9
 
 
-def test_tensorboard_hides_what_a_resumed_run_gives_again(tmp_path):
-    first = TensorBoardLogger(tmp_path)
-    for round in (1, 2, 3):
-        first.log_round(round, values(0.125 * round))
-    first.close()
-    again = TensorBoardLogger(tmp_path, after_round=1)
-    again.log_round(2, values(0.75))
-    again.close()
-    found = [(event.step, event.value) for event in read_events(tmp_path).Scalars("global_test_accuracy")]
-    assert found == [(1, 0.125), (2, 0.75)]
+def test_tensorboard_leaves_the_event_files_of_others(tmp_path):
+    other = tmp_path / "events.out.tfevents.1.host"
+    other.touch()
+    log_rounds(TensorBoardLogger, tmp_path, 0, 1)
+    log_rounds(TensorBoardLogger, tmp_path, 1, 2)
+    assert other.exists()
 
 
 # ---- all together

@@ -42,6 +42,7 @@ from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 
+ENDING = "The whole job ends here; finished checkpoints are kept, --resume continues from the last one."
 HOLDER_WAIT_S = 20.0  # the ranks of a job that failed or was killed may need seconds to end
 
 
@@ -77,6 +78,7 @@ def as_one_job(request: Request | Exception, stop: StopRequest) -> bool:
     """What was asked for, or what is wrong with it, in the world of all ranks; False when a signal stopped the run."""
     comm = request.config.comm if isinstance(request, Request) else CommSettings()
     with World.open(comm.backend, comm.timeout_s, comm.start_timeout_s) as world:
+        world.control.ending = ENDING
         if isinstance(request, Exception):
             raise with_rank(request, world.rank)
         world.control.note_failures(output.current().record)

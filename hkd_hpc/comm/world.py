@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control.base import RESUME_ADVICE, Control, Failure, NullControl, Terminated
+from hkd_hpc.comm.control.base import Control, Failure, NullControl, Terminated
 from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
     Address,
@@ -221,7 +221,7 @@ class World:
         if isinstance(error, KeyboardInterrupt):
             return Failure(f"{where}: interrupted", 128 + signal.SIGINT)
         if isinstance(error, Terminated):
-            return Failure(f"{where}: ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 128 + signal.SIGTERM)
+            return Failure(f"{where}: ended by signal 15 (SIGTERM). {self.control.ending}", 128 + signal.SIGTERM)
         if isinstance(error, SystemExit):
             code = (
                 error.code % 256 or 1 if isinstance(error.code, int) else 1

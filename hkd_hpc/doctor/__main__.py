@@ -31,6 +31,7 @@ from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.settings import first_paragraph
 
+ENDING = "The examination ends here, as a run would."
 LIMITS_S = {"comm.timeout_s": 60.0, "comm.start_timeout_s": 60.0}  # instead of a run's; settings as any other
 
 
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment.prepare()
     world = open_world(request)
     with world:
+        world.control.ending = ENDING
         if isinstance(request, UsageError):
             raise request
         return examine(world, request)

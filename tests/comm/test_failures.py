@@ -243,7 +243,8 @@ def test_of_all_ranks_that_miss_rank_0_one_says_so():
 def test_report_of_a_death_says_where_the_others_are():
     text = _report_of(run_ranks(3, _die, _kill, 2, "compute"))
     assert text.count("round 2, phase training, client 5, for") == 3
-    assert "Out of memory" in text
+    assert "the machine or the launcher lost it" in text
+    assert text.endswith("for a failed node. The whole job ends here.\n")
 
 
 def _slow_but_alive(rank):

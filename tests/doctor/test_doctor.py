@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import toy
@@ -129,28 +130,45 @@ def test_each_of_many_faults_is_named(tmp_path):
     assert found["collectives.wrong"]["found"].endswith("a rank): wrong values: 1 on rank 1")
 
 
-def stop_before_packages(rank: int) -> None:
-    from hkd_hpc.doctor import packages
+def signal_before_packages(number: signal.Signals) -> Callable[[int], None]:
+    """Rank 1 gets a signal before it looks at its packages."""
 
-    look = packages.look
+    def patch(rank: int) -> None:
+        from hkd_hpc.doctor import packages
 
-    def stopping(job):
-        if job.comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return look(job)
+        look = packages.look
 
-    packages.look = stopping
+        def signalled(job):
+            if job.comm.rank == 1:
+                os.kill(os.getpid(), number)
+            return look(job)
+
+        packages.look = signalled
+
+    return patch
 
 
 def test_a_rank_that_stops_is_named_within_the_limit_after_what_was_found_before(tmp_path):
     arguments = ["--out", str(tmp_path), "comm.timeout_s=2"]
-    late, results = watch_ranks(3, doctor_rank, arguments, stop_before_packages, watch=end_when_last(1))
+    late, results = watch_ranks(
+        3, doctor_rank, arguments, signal_before_packages(signal.SIGSTOP), watch=end_when_last(1)
+    )
     assert late == []
     assert [results[rank].exit_code for rank in (0, 2)] == [1, 1]
     assert results[0].output.startswith("launch      ok ")
     assert f"rank 1 (host {socket.gethostname()}, pid " in results[0].output
     assert " did not reach gather of control (phase doctor, packages" in results[0].output
     assert "it is stopped (SIGSTOP, or a debugger)" in results[0].output
+
+
+def test_a_rank_that_is_gone_is_named_and_no_advice_for_a_training_is_given(tmp_path):
+    codes, output = doctor(3, "--out", tmp_path, patch=signal_before_packages(signal.SIGKILL))
+    assert codes == [1, None, 1]
+    assert f"hkd_hpc: rank 1 (host {socket.gethostname()}, pid " in output
+    assert " ended without an error message; last seen in phase doctor, " in output
+    assert "What to do: the machine or the launcher lost it, if nobody ended it: look for " in output
+    assert output.endswith("The examination ends here, as a run would.\n")
+    assert "--resume" not in output
 
 
 # ---- no world of ranks

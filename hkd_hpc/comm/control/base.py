@@ -39,7 +39,7 @@ CONTINUED_S = 2.0
 LINK_ERROR_S = 1.0  # a broken transfer is mostly the echo of a dead rank: time for the cause to be named first
 TEXT_LIMIT = 60000
 END = ["the end of the job"]  # key of the last barrier
-RESUME_ADVICE = "The whole job ends here; finished checkpoints are kept, --resume continues from the last one."
+ENDING = "The whole job ends here."
 
 
 Links = dict[int, socket.socket]  # by rank
@@ -75,6 +75,7 @@ class NullControl:
     """The control plane of a single process."""
 
     timeout_s = 0.0
+    ending = ENDING
 
     def __init__(self) -> None:
         self.place = Place()
@@ -130,7 +131,11 @@ class Control:
     Attributes:
         timeout_s: how long a rank may give no sign of life while others wait for it.
         place: where this rank is, as `set_status` says.
+        ending: a sentence below what went wrong: that the job ends, and what is left of its work, which the program
+            knows and may set.
     """
+
+    ending = ENDING
 
     def __init__(
         self,
@@ -285,10 +290,10 @@ class Control:
         if now_s - self._chain_seen_s > LAUNCHER_POLL_S:
             self._chain_seen_s = now_s
             if not launcher_alive(self._chain):
-                self._fail(Failure(f"the launcher (pid {self._chain[-1][1]}) has ended. {RESUME_ADVICE}", 1))
+                self._fail(Failure(f"the launcher (pid {self._chain[-1][1]}) has ended. {self.ending}", 1))
         if self._terminated_s and now_s - self._terminated_s > SIGTERM_S:
             self._terminated_s = None
-            self._fail(Failure(f"{self._here()} was ended by signal 15 (SIGTERM). {RESUME_ADVICE}", 143))
+            self._fail(Failure(f"{self._here()} was ended by signal 15 (SIGTERM). {self.ending}", 143))
         transfer = self._transfer
         if transfer and now_s - transfer[1] > transfer[2]:
             self._transfer = None

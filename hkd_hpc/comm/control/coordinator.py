@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from hkd_hpc.comm.control import diagnostics
 from hkd_hpc.comm.control.base import (
     END,
-    RESUME_ADVICE,
     Chain,
     Control,
     Failure,
@@ -162,7 +161,7 @@ class Coordinator(Control):
                     stacks.get(member.rank, "") if is_stuck else "",
                 )
             )
-        return diagnostics.summary(states, advice)
+        return diagnostics.summary(states, f"{advice} {self.ending}")
 
     def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
         return now_s - max(entry.since_s, self._seen[rank][1]) > self.timeout_s
@@ -246,7 +245,7 @@ class Peer(Control):
         if self.rank == 1:
             write_stderr(
                 f"hkd_hpc: {self.members[0]} ended without an error message; last seen in {self._coordinator_place}, "
-                f"{self._clock_s - self._received_s:.1f} s ago. {RESUME_ADVICE}"
+                f"{self._clock_s - self._received_s:.1f} s ago. {self.ending}"
             )
         elif self._failure:
             write_stderr(f"hkd_hpc: {self._failure[0].text}")
@@ -285,7 +284,7 @@ class Peer(Control):
         found = diagnostics.condition_of(other.pid) if other.machine == here else ""
         text = (
             f"{other} sent no heartbeat for {self.timeout_s:g} s (comm.timeout_s); "
-            f"last seen in {self._coordinator_place}{found and f'; {found}'}. {diagnostics.ADVICE_HANG}"
+            f"last seen in {self._coordinator_place}{found and f'; {found}'}. {diagnostics.ADVICE_HANG} {self.ending}"
         )
         self._answers.put({"kind": "reject", "text": text})
 

@@ -18,12 +18,11 @@ STATES = {
 }
 ADVICE_HANG = (
     "What to do: a rank that only needs longer wants a larger comm.timeout_s; a stopped one wants kill -CONT, or "
-    "another "
-    "node; for a stack in user code see there. The job ends here; --resume continues from the last checkpoint."
+    "another node; for a stack in user code see there."
 )
 ADVICE_DEAD = (
-    "What to do: if nobody ended it, look for 'Out of memory' in dmesg or the batch system's log, and for a failed "
-    "node. The job ends here; --resume continues from the last checkpoint."
+    "What to do: the machine or the launcher lost it, if nobody ended it: look for 'Out of memory' in dmesg or the "
+    "batch system's log, and for a failed node."
 )
 
 

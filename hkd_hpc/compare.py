@@ -46,7 +46,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.machine import header
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
@@ -485,9 +485,7 @@ def check(spec: Spec, root: Path, jobs: int, strict_code: bool) -> None:
 def make_parser() -> Parser:
     parser = Parser(prog="python -m hkd_hpc.compare", description=first_paragraph(__doc__))
     parser.add_argument("spec", metavar="SPEC.toml", help="what to compare; hkd specs list has some")
-    parser.add_argument(
-        "--root", type=Path, required=True, metavar="DIR", help="folder of all runs; give it again to resume"
-    )
+    parser.add_argument("--root", required=True, metavar="DIR", help="folder of all runs; give it again to resume")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     parser.add_argument("--strict-code", action="store_true", help="reject runs of different code; else a line says so")
     parser.add_argument("--format", choices=FORMATS, default="markdown", help="of the tables; LaTeX with booktabs")
@@ -515,7 +513,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepared(options: argparse.Namespace) -> tuple[Spec, Path]:
     """The spec with the settings of the command line, and its folder, which is made. UsageError."""
-    root = Path(expanded(options.root, "--root "))
+    root = named_path(options.root, "--root ")
     spec = read_spec(options.spec)
     spec = replace(spec, settings={**spec.settings, **dict(map(split_override, options.settings))})
     try:

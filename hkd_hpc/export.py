@@ -27,7 +27,7 @@ from hkd_hpc.loggers.base import Round, numbers_of
 from hkd_hpc.loggers.files import csv_line, number_or_none
 from hkd_hpc.results import Run, load
 from hkd_hpc.results.models import read_model
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file, replace_text
 
@@ -43,12 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
         0 done; 2 wrong input, or the file cannot be written: one line says which.
     """
     parser = Parser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--out", type=Path, metavar="FILE.pt|FILE.safetensors", help="the model")
+    parser.add_argument("run", type=path_argument, help="the run's folder")
+    parser.add_argument("--out", type=path_argument, metavar="FILE.pt|FILE.safetensors", help="the model")
     parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")
     parser.add_argument("--force", action="store_true", help="with --out: write over a file that is there")
-    parser.add_argument("--csv", type=Path, metavar="DIR", help="write rounds.csv and clients.csv there")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the rounds for TensorBoard there")
+    parser.add_argument("--csv", type=path_argument, metavar="DIR", help="write rounds.csv and clients.csv there")
+    parser.add_argument(
+        "--tensorboard", type=path_argument, metavar="DIR", help="write the rounds for TensorBoard there"
+    )
     options = parser.parse_args(arguments)
     try:
         for line in exported(options):
@@ -60,17 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def exported(options: Namespace) -> Iterator[str]:
     """Write what was asked for; a line for each file or folder. Raises UsageError, RunError."""
-    run = Path(expanded(options.run, ""))
-    if not (options.out or options.csv or options.tensorboard):
+    run, out = options.run, options.out
+    if not (out or options.csv or options.tensorboard):
         raise UsageError("nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR")
-    if options.out:
-        out = Path(expanded(options.out, "--out "))
+    if out:
         if os.path.exists(out) and not options.force:
             raise UsageError(f"--out {out}: is there already; name another file, or add --force to write over it")
         yield export_model(run, out, options.client)
     for name in ("csv", "tensorboard"):
         if getattr(options, name):
-            yield export_rounds(run, name, Path(expanded(getattr(options, name), f"--{name} ")))
+            yield export_rounds(run, name, getattr(options, name))
 
 
 def export_model(run: Path, out: Path, client: int | None) -> str:

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,7 @@ from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import environment, versions
+from hkd_hpc.runtime.paths import path_text
 from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
@@ -274,11 +275,13 @@ def in_this_process(
         UsageError: One line that says what is wrong with a setting, a folder or the data.
         RunError: The run could not go on.
     """
-    given = {"--out": out, "--config": config, "--resume": "auto" if resume == "auto" else None}
+    places = {"--out": out, "--config": config}
     flags = {"--resume": resume is True, "--allow-change": allow_change, "--strict-code": strict_code, "--quiet": quiet}
-    words = [f"{name}={os.fspath(value)}" for name, value in given.items() if value is not None]
-    words += [f"--preset={name}" for name in ([preset] if isinstance(preset, str) else preset)]
+    words = [f"{name}={path_text(value, f'{name} ')}" for name, value in places.items() if value is not None]
+    presets = preset if isinstance(preset, Iterable) and not isinstance(preset, str) else [preset]
+    words += [f"--preset={name}" for name in presets]
     words += [name for name, is_set in flags.items() if is_set]
+    words += [] if isinstance(resume, bool) else [f"--resume={resume}"]
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():  # the accuracies at the end
         return Run(trained([*words, *words_of(settings or {})]))
 

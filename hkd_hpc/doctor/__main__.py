@@ -27,7 +27,7 @@ from hkd_hpc.doctor.findings import Section
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch_environment
 from hkd_hpc.runtime import environment
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.runtime.rank import guess_rank
 from hkd_hpc.settings import first_paragraph
 
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str]) -> Request | str:
         return parser.format_help()
     asked, soft = config_module.collect((), None, options.settings)
     config = config_module.from_values({**LIMITS_S, **asked}, soft)
-    return Request(config, Path(os.path.abspath(expanded(options.out, "--out "))), options.json, options.strict)
+    return Request(config, Path(os.path.abspath(named_path(options.out, "--out "))), options.json, options.strict)
 
 
 def make_parser() -> Parser:

@@ -22,16 +22,14 @@ from hkd_hpc.jobs.slurm import Array, Queue, jobs_that_fit_queue, longest_array
 from hkd_hpc.jobs.sweep import Sweep, Trial
 from hkd_hpc.jobs.task import LOCK_WAIT_S, end, keep_final_weights
 from hkd_hpc.runtime import provenance, versions
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 
 
 def root_at(root: str | os.PathLike) -> Path:
     """The absolute path; UsageError for a file, and for none (an unset variable): that would be the current folder."""
-    if not os.fspath(root):
-        raise UsageError("--root: is empty; name a folder")
-    path = Path(os.path.abspath(expanded(root, "--root ")))
+    path = Path(os.path.abspath(named_path(root, "--root ")))
     check_no_file(path)
     return path
 

@@ -15,7 +15,7 @@ from typing import Any
 from hkd_hpc.config import load_toml
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import expanded, path_text
 from hkd_hpc.settings import unknown
 
 OWN_KEYS = (
@@ -108,7 +108,7 @@ class Site:
     @classmethod
     def read(cls, path: str | os.PathLike) -> Site:
         """Raises UsageError, one line that names file and key."""
-        path = os.fspath(path)
+        path = path_text(path, "--site ")
         try:
             values = checked("", cls, load_toml(path, "--site"))
             if "container" in values:

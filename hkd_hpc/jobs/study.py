@@ -20,7 +20,7 @@ from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.sweep import Sweep
 from hkd_hpc.results import existing, find_runs
 from hkd_hpc.results.study import StudyRuns
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path, path_text
 from hkd_hpc.store.lock import is_alive, is_visible
 
 
@@ -39,7 +39,7 @@ class Study(StudyRuns):
     """
 
     def __init__(self, root: str | os.PathLike) -> None:
-        self.root = Path(os.path.abspath(expanded(root, "")))
+        self.root = Path(os.path.abspath(named_path(root, "")))
         self.trials = read_trials(self.root)
         self._launches, self._queue, self._topped_up_s = 0, Queue(), float("-inf")
         if not self.trials:
@@ -164,8 +164,8 @@ def launch(
         Problems: A line for each thing that is wrong; nothing was submitted.
         UsageError: One thing that is wrong, or what SLURM said against the submission.
     """
-    if isinstance(sweep, (str, os.PathLike)):
-        sweep = Sweep.from_toml(sweep)
+    if not isinstance(sweep, Sweep):
+        sweep = Sweep.from_toml(path_text(sweep, "the sweep "))
     trials, problems = sweep.trials()
     folder = root_at(root)
     launch_trials(trials, executor, folder, options_at(site, options), problems, say)

@@ -19,7 +19,7 @@ from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page
 from hkd_hpc.report.follow import follow
 from hkd_hpc.results import Run, find_runs
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 
@@ -59,12 +59,12 @@ def follow_one(options: Namespace) -> int:
 
 def write(options: Namespace) -> int:
     out = checked_out(options.out)
+    folder = None if options.figures is None else named_path(options.figures, "--figures ")
     runs = runs_at(options.paths)
     found = page.page_of(runs)
     replace_text(out, page.html_of(found))
     messages.say(f"{out}: {told(runs)}")
-    if options.figures:
-        folder = Path(expanded(options.figures, "--figures "))
+    if folder:
         write_figures(list(page.all_figures(found)), folder)
         messages.say(f"{folder}: the figures as PDF, SVG, PNG and CSV")
     return 0
@@ -72,7 +72,7 @@ def write(options: Namespace) -> int:
 
 def checked_out(path: str) -> Path:
     """Where the report goes. UsageError where it cannot, or where it would replace what is no report."""
-    out = Path(expanded(path, "--out "))
+    out = named_path(path, "--out ")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}; make it, or name another")
     if out.is_dir():

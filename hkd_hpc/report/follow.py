@@ -20,7 +20,7 @@ import numpy as np
 from hkd_hpc.console import messages, output
 from hkd_hpc.errors import UsageError
 from hkd_hpc.results import Run, load
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import PHASES
@@ -96,7 +96,7 @@ def follow(path: str | os.PathLike, wait: bool = False, every_s: float = EVERY_S
     Raises:
         UsageError: there is no run, or the terminal needs a package that is not installed.
     """
-    folder = Path(expanded(path, ""))
+    folder = named_path(path, "")
     if not wait:
         load(folder)
     try:

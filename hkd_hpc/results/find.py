@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.results.run import Run
-from hkd_hpc.runtime.paths import expanded
+from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.store.folder import RunFolder
 
 
@@ -54,7 +54,7 @@ def find_runs(path: str | os.PathLike) -> list[Run]:
 
 def existing(path: str | os.PathLike) -> Path:
     """With ~ and $VARIABLES replaced. UsageError where nothing is there."""
-    place = Path(expanded(path, ""))
+    place = named_path(path, "")
     try:
         place.stat()
     except (OSError, ValueError) as error:

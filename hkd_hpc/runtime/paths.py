@@ -19,7 +19,7 @@ def expanded(path: str | os.PathLike, what: str) -> str:
 
     A `$` in the name of a file that is there, and that names no variable, stays: absolute paths come here again.
     """
-    path = os.fspath(path)
+    path = path_text(path, what)
     unset = [name for name in VARIABLE.findall(path) if not os.environ.get(name.strip("{}"))]
     if unset and not _is_there(path):
         raise LocalUsageError(
@@ -34,12 +34,29 @@ def expanded(path: str | os.PathLike, what: str) -> str:
     return found
 
 
+def path_text(path: str | os.PathLike, what: str) -> str:
+    """As text. UsageError, which begins with `what`, for what is no path, or one of bytes."""
+    found = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(found, str):
+        raise UsageError(f"{what}{path!r}: is no path; write it as text or as a pathlib.Path")
+    return found
+
+
+def named_path(path: str | os.PathLike, what: str) -> Path:
+    """Expanded, of a file or a folder that has to be named: an empty one, of a variable that is not set, would be the
+    current folder. UsageError.
+    """
+    if not path_text(path, what):
+        raise UsageError(f"{what.strip() or 'a path'}: is empty; name a file or a folder")
+    return Path(expanded(path, what))
+
+
 def path_argument(text: str) -> Path:
     """The same for `type=` of argparse, which names the option itself. Raises ArgumentTypeError."""
     try:
-        return Path(expanded(text, ""))
+        return named_path(text, "")
     except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("a path: ")) from None
 
 
 def _is_there(path: str) -> bool:

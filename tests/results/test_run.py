@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hkd_hpc
 from hkd_hpc import config, results
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.folder import RunFolder
@@ -248,6 +249,18 @@ def test_what_holds_no_run_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"holds 1 runs in its folders, the first is .*/one; name one"):
         results.load(tmp_path)
     assert results.find_runs(tmp_path / "one")[0].path == tmp_path / "one"
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", ["x"]])
+def test_what_is_no_path_is_one_line(path):
+    for call in (hkd_hpc.load, hkd_hpc.load_study, results.find_runs, hkd_hpc.Study):
+        with pytest.raises(UsageError) as raised:
+            call(path)
+        assert str(raised.value) == f"{path!r}: is no path; write it as text or as a pathlib.Path"
+    with pytest.raises(UsageError, match="the sweep .*: is no path"):
+        hkd_hpc.launch(path, root="x")
+    with pytest.raises(UsageError, match="--root .*: is no path"):
+        hkd_hpc.launch(hkd_hpc.Sweep(scheme=["fedavg"]), root=path)
 
 
 # ---- figures

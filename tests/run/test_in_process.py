@@ -91,6 +91,26 @@ def test_wrong_settings_are_an_exception_with_the_command_s_line(data, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "given, line",
+    [
+        ({"out": "x", "resume": "maybe"}, "--resume: only --resume or --resume=auto is allowed, not 'maybe'"),
+        ({"out": "x", "resume": None}, "--resume: only --resume or --resume=auto is allowed, not 'None'"),
+        ({"out": 5}, "--out 5: is no path; write it as text or as a pathlib.Path"),
+        ({"out": b"x"}, "--out b'x': is no path"),
+        ({"out": ""}, "--out : is empty; name a folder"),
+        ({"config": 5}, "--config 5: is no path"),
+        ({"preset": 5}, "--preset 5: no such preset"),
+    ],
+)
+def test_wrong_options_are_an_exception_with_one_line(tmp_path, monkeypatch, given, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hkd_hpc.UsageError) as raised:
+        hkd_hpc.train(**given)
+    assert line in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_holds_a_run_is_rejected_and_resumed_if_asked_to(data, run):
     with pytest.raises(hkd_hpc.UsageError, match="holds a run already; --resume resumes it"):
         hkd_hpc.train(settings(data), out=run.path)

@@ -13,13 +13,17 @@ import toy
 from hkd_hpc import check, compare, config
 from hkd_hpc.config import command_line
 from hkd_hpc.data.__main__ import main as data_main
+from hkd_hpc.doctor.__main__ import parse as parse_doctor
 from hkd_hpc.errors import UsageError
 from hkd_hpc.export import main as export_main
-from hkd_hpc.jobs import launcher
+from hkd_hpc.jobs import launcher, load_study
 from hkd_hpc.jobs.__main__ import main as jobs_main
 from hkd_hpc.jobs.site import Site
+from hkd_hpc.report.__main__ import main as report_main
+from hkd_hpc.results import load
 from hkd_hpc.runtime.paths import expanded
 from jobs import Study, Sweep
+from tools.synthetic_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +122,39 @@ def test_every_program_rejects_in_one_line_and_makes_nothing(home, capsys, name)
     assert "$NO_SUCH/x: the variable NO_SUCH is not set" in line
     assert sorted(os.listdir()) == ["spec.toml", "study.toml"]
     assert os.listdir(home) == []
+
+
+EMPTY = {  # the program, and its arguments, with an option of an unset variable
+    "report": (report_main, [""], "a path"),
+    "report --out": (report_main, [".", "--out", ""], "--out"),
+    "report --figures": (report_main, [".", "--figures", ""], "--figures"),
+    "report --follow": (report_main, ["", "--follow"], "a path"),
+    "check": (check.main, [""], "argument run"),
+    "export": (export_main, ["", "--csv", "x"], "argument run"),
+    "export --out": (export_main, [".", "--out", ""], "argument --out"),
+    "export --csv": (export_main, [".", "--csv", ""], "argument --csv"),
+    "export --tensorboard": (export_main, [".", "--tensorboard", ""], "argument --tensorboard"),
+    "compare": (compare.main, ["study.toml", "--root", ""], "--root"),
+    "status": (jobs_main, ["status", ""], "a path"),
+    "launch": (jobs_main, ["launch", "spec.toml", "--root", "", "--executor", "debug"], "--root"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_path_is_not_the_current_folder(home, capsys, name):
+    Path("spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
+    write_run(Path("run"), [], [0.5], [0.5])
+    program, arguments, option = EMPTY[name]
+    assert program(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hkd_hpc: {option}: is empty; name a file or a folder")
+    assert sorted(os.listdir()) == ["run", "spec.toml"]
+
+
+@pytest.mark.parametrize("call", [load, load_study, parse_doctor])
+def test_an_empty_path_from_python(home, call):
+    with pytest.raises(UsageError, match="is empty; name a file or a folder"):
+        call(["--out", ""] if call is parse_doctor else "")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,20 @@ def parse(arguments: Sequence[str]) -> Request | str:
         return parser.format_help()
     asked, soft = config_module.collect((), None, options.settings)
     config = config_module.from_values({**LIMITS_S, **asked}, soft)
-    return Request(config, Path(os.path.abspath(named_path(options.out, "--out "))), options.json, options.strict)
+    return Request(config, folder_at(options.out), options.json, options.strict)
+
+
+def folder_at(path: str) -> Path:
+    """Where runs would write. UsageError for a file, or below one."""
+    out = Path(os.path.abspath(named_path(path, "--out ")))
+    try:
+        place = next(place for place in (out, *out.parents) if place.exists())
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be looked at ({error.strerror})") from None
+    if not place.is_dir():
+        what = "is a file" if place == out else f"a file is in the way ({place})"
+        raise UsageError(f"--out {out}: {what}; name a folder, or one that is new")
+    return out
 
 
 def make_parser() -> Parser:

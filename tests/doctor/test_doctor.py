@@ -285,6 +285,9 @@ def test_a_file_system_that_does_not_answer_ends_one_process_too(tmp_path):
     [
         (["--nope"], "unrecognized arguments: --nope; python -m hkd_hpc.doctor --help lists the options"),
         (["comm.timeout=3"], "comm.timeout: no such setting"),
+        (["--out", __file__], f"--out {__file__}: is a file; name a folder, or one that is new"),
+        (["--out", f"{__file__}/x"], f"--out {__file__}/x: a file is in the way ({__file__}); name a folder"),
+        (["--out", "x" * 300], ": cannot be looked at (File name too long)"),
         (["--out", "$NOT_SET_HERE/x"], "--out $NOT_SET_HERE/x: the variable NOT_SET_HERE is not set"),
     ],
 )

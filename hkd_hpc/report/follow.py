@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ class Look:
 
     Attributes:
         run: its files as they were read then.
-        state: one of results.STATES.
+        state: one of results.STATES, or "gone": there was a run, and its folder holds none any more.
         quiet_s: since its rows last grew.
         warnings: the last lines of its log that warn.
     """
@@ -114,13 +114,16 @@ def follow(path: str | os.PathLike, wait: bool = False, every_s: float = EVERY_S
 def looks(folder: Path, wait: bool, every_s: float) -> Iterator[Look]:
     """The run again and again, until it has ended. Its files are read anew where they have changed."""
     read: tuple[Any, Run] | None = None
+    look: Look | None = None
     while True:
         is_running = is_held(folder)  # before the files are read: one that has ended has written all of them
         signature = signature_of(folder)
         if read is None or read[0] != signature or not is_running:
             read = signature, Run(folder)
-        if RunFolder(folder).holds_run() or not wait:
+        is_gone = wait and not RunFolder(folder).holds_run()
+        if look or not is_gone:
             look = look_at(read[1], is_running)
+            look = replace(look, state="gone") if is_gone else look
             yield look
             if look.state in ("complete", "broken") or (look.state == "stopped" and not wait):
                 return
@@ -200,6 +203,8 @@ def state_text(look: Look) -> str:
     """How it stands, in one line."""
     if look.state == "broken":
         return f"broken: {look.run.problem}"
+    if look.state == "gone":
+        return f"gone: {look.run.path} holds no run any more; waiting for one there (Ctrl-C ends that)"
     if look.state == "stopped":
         return (
             f"stopped after round {look.done} of {look.rounds}: no process has its folder; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,17 @@ def test_a_killed_run_is_told_and_ctrl_c_ends_the_wait_for_it(killed, capsys):
     toy.wait_until(lambda: "stopped after round 2" in watcher.shown())
     os.kill(watcher.process.pid, signal.SIGINT)
     assert watcher.text().rstrip("\r\n").endswith(SHOW_CURSOR)
+    assert watcher.process.returncode == 0
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_folder_that_is_removed_while_it_is_watched_is_told(killed, terminal):
+    watcher = Watcher(killed, "--wait", terminal=terminal)
+    toy.wait_until(lambda: "stopped after round 2" in watcher.shown())
+    shutil.rmtree(killed)
+    toy.wait_until(lambda: "gone: " in watcher.shown())
+    os.kill(watcher.process.pid, signal.SIGINT)
+    assert " holds no run any more; waiting for one there " in " ".join(watcher.text().split())  # a terminal wraps it
     assert watcher.process.returncode == 0
 
 

@@ -10,7 +10,6 @@ that of the newest good checkpoint; a client's own model is that of the last rou
 from __future__ import annotations
 
 import io
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -31,6 +30,8 @@ from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file, replace_text
 
+KINDS = {"out": "file", "csv": "folder", "tensorboard": "folder"}  # of what is written, by option
+
 
 @exit_code
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=path_argument, help="the run's folder")
     parser.add_argument("--out", type=path_argument, metavar="FILE.pt|FILE.safetensors", help="the model")
     parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")
-    parser.add_argument("--force", action="store_true", help="with --out: write over a file that is there")
+    parser.add_argument("--force", action="store_true", help="write over what is there")
     parser.add_argument("--csv", type=path_argument, metavar="DIR", help="write rounds.csv and clients.csv there")
     parser.add_argument(
         "--tensorboard", type=path_argument, metavar="DIR", help="write the rounds for TensorBoard there"
@@ -62,16 +63,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def exported(options: Namespace) -> Iterator[str]:
     """Write what was asked for; a line for each file or folder. Raises UsageError, RunError."""
-    run, out = options.run, options.out
-    if not (out or options.csv or options.tensorboard):
+    run = options.run
+    if not (options.out or options.csv or options.tensorboard):
         raise UsageError("nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR")
-    if out:
-        if os.path.exists(out) and not options.force:
-            raise UsageError(f"--out {out}: is there already; name another file, or add --force to write over it")
-        yield export_model(run, out, options.client)
-    for name in ("csv", "tensorboard"):
-        if getattr(options, name):
-            yield export_rounds(run, name, getattr(options, name))
+    targets = {name: getattr(options, name) for name in KINDS if getattr(options, name)}
+    there = {name: files_there(name, target) for name, target in targets.items()}
+    for name, paths in there.items():
+        if paths and not options.force:
+            raise UsageError(
+                f"--{name} {paths[0]}: is there already; name another {KINDS[name]}, or add --force to write over it"
+            )
+    for name, target in targets.items():
+        if name == "out":
+            yield export_model(run, target, options.client)
+        else:
+            yield export_rounds(run, name, target, there[name])
+
+
+def files_there(name: str, target: Path) -> list[Path]:
+    """What an export would write over, or mix with."""
+    if name == "tensorboard":
+        return sorted(target.glob("*tfevents*"))
+    paths = [target] if name == "out" else [target / "rounds.csv", target / "clients.csv"]
+    return [path for path in paths if path.exists()]
 
 
 def export_model(run: Path, out: Path, client: int | None) -> str:
@@ -84,8 +98,8 @@ def export_model(run: Path, out: Path, client: int | None) -> str:
 # --- tables
 
 
-def export_rounds(path: Path, name: str, folder: Path) -> str:
-    """Hand all rounds of a run to a logger (loggers.REGISTRY); what was written, for people."""
+def export_rounds(path: Path, name: str, folder: Path, older: list[Path]) -> str:
+    """Hand all rounds of a run to a logger (loggers.REGISTRY), in place of older files; what was written."""
     run = load(path)
     run.require()
     if not len(run):
@@ -93,9 +107,12 @@ def export_rounds(path: Path, name: str, folder: Path) -> str:
     [make] = loggers.classes_of([name]).values()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        make(folder).begin(rounds_of(run))
+        logger = make(folder)
+        logger.begin(rounds_of(run))
         if name == "csv":
             replace_text(folder / "clients.csv", clients_text(run))
+        for old in set(older) - {folder / "clients.csv", logger.path}:
+            old.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from None
     return f"{folder}: {len(run)} rounds"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import resource
 import signal
 from pathlib import Path
 
@@ -154,6 +156,34 @@ def test_an_export_is_what_the_loggers_write(logged, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/csv: 4 rounds\n{tmp_path}/tb: 4 rounds\n"
     assert without_seconds(tmp_path / "csv/rounds.csv") == without_seconds(logged[0] / "loggers/rounds.csv")
     assert len(list((tmp_path / "tb").glob("events.out.tfevents.*"))) == 1
+
+
+@pytest.mark.parametrize("option, first", [("--csv", "rounds.csv"), ("--tensorboard", "events.out.tfevents.1.other")])
+def test_an_export_is_written_over_by_force_alone(logged, tmp_path, capsys, option, first):
+    (tmp_path / first).write_text("of another run")
+    assert export.main([str(logged[0]), option, str(tmp_path)]) == 2
+    told = f"{option} {tmp_path}/{first}: is there already; name another folder, or add --force to write over it"
+    assert capsys.readouterr() == ("", f"hkd_hpc: {told}\n")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of another run"]
+    assert export.main([str(logged[0]), option, str(tmp_path), "--force"]) == 0
+    assert b"of another run" not in [path.read_bytes() for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("option", ["--csv", "--tensorboard"])
+def test_an_export_that_finds_the_disk_full_is_one_line_and_leaves_no_file(logged, tmp_path, capsys, option):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        code = export.main([str(logged[0]), option, str(tmp_path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(
+        rf"hkd_hpc: cannot write {tmp_path}/\S+: File too large; no file was left behind\n", printed.err
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_clients_table_has_a_line_for_each_round_and_client(logged, tmp_path):

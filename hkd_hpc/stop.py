@@ -17,6 +17,13 @@ STOPPED = 75  # sysexits' EX_TEMPFAIL: a temporary failure, try again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
+class Terminated(BaseException):
+    """SIGTERM came: raised in the main thread of a single process, so that it can say so and release what it holds."""
+
+
+FROM_OUTSIDE = (KeyboardInterrupt, Terminated)  # what ends a process whosever code is running
+
+
 class StopRequest:
     """`asked`: the number of the signal that came, 0 while there was none."""
 

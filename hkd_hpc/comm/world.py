@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control.base import Control, Failure, NullControl, Terminated
+from hkd_hpc.comm.control.base import Control, Failure, NullControl
 from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
     Address,
@@ -37,6 +37,7 @@ from hkd_hpc.comm.launchers import Hint, check_world, read_hint, without_mpi
 from hkd_hpc.errors import LinkError, RunError, UsageError
 from hkd_hpc.runtime.frames import place_of, trace_of
 from hkd_hpc.runtime.rank import guess_rank
+from hkd_hpc.stop import Terminated
 
 if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare it and torch, and point downward
     from hkd_hpc.comm.transports.base import Comm

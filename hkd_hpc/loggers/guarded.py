@@ -12,13 +12,13 @@ from typing import Any
 from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.settings import shown
-from hkd_hpc.stop import handlers_kept
+from hkd_hpc.stop import FROM_OUTSIDE, handlers_kept
 
 Row = Mapping[str, Any]  # of /rounds, by column
 
 
 class Loggers:
-    """Hands each round to all loggers; what one of them raises, sys.exit included, is told once and goes no further.
+    """Hands each round to all loggers; what one of them raises, of any kind, is told once and goes no further.
 
     Args:
         classes: of the loggers, by name (`loggers.classes_of`).
@@ -57,7 +57,9 @@ class Loggers:
         try:
             with handlers_kept():
                 yield
-        except (Exception, SystemExit) as error:
+        except FROM_OUTSIDE:
+            raise
+        except BaseException as error:
             if name not in self._failed:
                 self._failed.add(name)
                 said = " ".join("".join(traceback.format_exception_only(error)).split())

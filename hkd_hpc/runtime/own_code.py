@@ -6,6 +6,7 @@ import importlib
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.frames import own_frame
+from hkd_hpc.stop import FROM_OUTSIDE
 
 
 def load_object(address: str, what: str):
@@ -16,7 +17,9 @@ def load_object(address: str, what: str):
     except ImportError as error:
         advice = "; is it on PYTHONPATH?" if _is_missing(module_name, error) else ""
         raise UsageError(f"{what}: cannot import {module_name} ({error}){_line_of(error)}{advice}") from None
-    except Exception as error:
+    except FROM_OUTSIDE:
+        raise
+    except BaseException as error:
         if not module_name.strip(".") or module_name.startswith(".") or "\0" in module_name:
             raise UsageError(f"{what}: must be module:Class, for example my_schemes:MyScheme") from None
         raise UsageError(
@@ -32,7 +35,7 @@ def _is_missing(module: str, error: ImportError) -> bool:
     return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     """Where in a user's module it happened: " (file, line 3)"."""
     frame = own_frame(error)
     return f" ({frame.filename}, line {frame.lineno})" if frame and not isinstance(error, SyntaxError) else ""

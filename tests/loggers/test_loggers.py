@@ -14,6 +14,7 @@ from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.loggers.files import CsvLogger, JsonLinesLogger
 from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.loggers.tensorboard import TensorBoardLogger
+from hkd_hpc.stop import FROM_OUTSIDE
 
 NAN = float("nan")
 
@@ -69,6 +70,17 @@ def test_a_name_that_is_none_is_told(text, message):
 def test_a_class_without_the_method_is_no_logger():
     with pytest.raises(UsageError, match=r"run\.loggers=json:JSONDecoder: is no logger; it needs a method log_round\("):
         loggers.classes_of(["json:JSONDecoder"])
+
+
+def test_a_module_that_leaves_when_it_is_imported_is_wrong_input(tmp_path, monkeypatch):
+    (tmp_path / "leaving_logger.py").write_text("import sys\nsys.exit(5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError) as told:
+        loggers.classes_of(["leaving_logger:Any"])
+    assert str(told.value) == (
+        "run.loggers=leaving_logger:Any: importing leaving_logger failed: SystemExit: 5 "
+        f"({tmp_path}/leaving_logger.py, line 2)"
+    )
 
 
 def test_a_package_that_is_not_installed_is_told_in_one_line(monkeypatch):
@@ -248,7 +260,18 @@ def test_rounds_that_a_logger_lacks_are_given_first(tmp_path, monkeypatch):
     assert Noting.seen == [(4, values(0.5))]
 
 
-@pytest.mark.parametrize("failure, told", [(ValueError("a\nb"), "ValueError: a b"), (SystemExit(3), "SystemExit: 3")])
+class OfItsOwn(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize(
+    "failure, told",
+    [
+        (ValueError("a\nb"), "ValueError: a b"),
+        (SystemExit(3), "SystemExit: 3"),
+        (OfItsOwn("enough"), "test_loggers.OfItsOwn: enough"),
+    ],
+)
 def test_what_a_logger_raises_is_told_once_and_goes_no_further(tmp_path, monkeypatch, failure, told):
     monkeypatch.setattr(Failing, "failure", failure)
     monkeypatch.setattr(Noting, "seen", [])
@@ -270,9 +293,10 @@ def test_a_logger_that_cannot_be_made_is_left_out(tmp_path):
     assert "FileExistsError" in warnings[0]
 
 
-def test_ctrl_c_within_a_logger_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(Failing, "failure", KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("came", FROM_OUTSIDE)
+def test_ctrl_c_and_sigterm_within_a_logger_end_the_run(tmp_path, monkeypatch, came):
+    monkeypatch.setattr(Failing, "failure", came())
+    with pytest.raises(came):
         Loggers({"failing": Failing}, tmp_path, [], pytest.fail).log_round(rows(1)[0])
 
 

@@ -530,7 +530,12 @@ def test_a_mistake_in_ones_own_scheme_is_one_line(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "text, words", [("def f(:\n", "SyntaxError"), ("\n1 / 0\n", "ZeroDivisionError: division by zero (")]
+    "text, words",
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("\n1 / 0\n", "ZeroDivisionError: division by zero ("),
+        ("import sys\nsys.exit(5)\n", "SystemExit: 5 ("),
+    ],
 )
 def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch, text, words):
     toy.write_module(tmp_path, "failing_scheme", text)

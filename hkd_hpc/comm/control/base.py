@@ -27,6 +27,7 @@ from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.control.watch import launcher_alive, write_stderr
 from hkd_hpc.comm.control.wire import Message
 from hkd_hpc.errors import RunError
+from hkd_hpc.stop import Terminated
 
 POLL_S = 0.25
 LONGEST_TURN_S = 5.0
@@ -65,10 +66,6 @@ class Failure(NamedTuple):
     code: int
     is_echo: bool = False  # probably the consequence of another rank's death
     is_hang: bool = False  # somebody is waited for in vain: the stacks of all ranks are collected before it is printed
-
-
-class Terminated(BaseException):
-    """SIGTERM came: raised in the main thread of a single process, so that it can say so and release what it holds."""
 
 
 class NullControl:

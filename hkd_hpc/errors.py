@@ -3,6 +3,11 @@ loaded.
 """
 
 
+def printable(text: str) -> str:
+    """Control characters, and the bytes of a name that is not UTF-8, become escapes: the text is one line anywhere."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class UsageError(Exception):
     """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2.
 
@@ -12,7 +17,7 @@ class UsageError(Exception):
 
     def __init__(self, text: str):
         """Control characters of a quoted value are escaped: the message stays one line."""
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+        super().__init__(printable(text))
         self.lines = [str(self)]
 
 

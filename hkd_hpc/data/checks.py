@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, printable
 from hkd_hpc.runtime.machine import memory_bytes
 
 SMALLEST_SIDE_PX = 32
@@ -206,11 +206,6 @@ def _as_text(values: np.ndarray, where: str) -> np.ndarray:
         return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: holds bytes that are no UTF-8 text ({error.reason}); store names as text") from None
-
-
-def printable(name: str) -> str:
-    """A name as files and terminals take it: control characters and what is no Unicode become escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def _some(values: np.ndarray) -> str:

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data.checks import printable
 from hkd_hpc.data.readers import Arrays, RawData, broken
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, printable
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pbm", ".pnm")
 FORMATS = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.analysis.tables import NOTHING, Table
+from hkd_hpc.errors import printable
 from hkd_hpc.report.trials import SCHEME, data_set
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import SEED
@@ -24,9 +25,9 @@ def names_of(runs: Sequence[Run]) -> dict[Run, str]:
     """Each run's path, as short as it tells the runs apart."""
     paths = [run.path for run in runs]
     if len(paths) < 2:
-        return {run: run.path.resolve().name or str(run.path) for run in runs}
+        return {run: printable(run.path.resolve().name or str(run.path)) for run in runs}
     above = Path(*_common([path.absolute().parts for path in paths]))
-    return {run: str(path.absolute().relative_to(above)) for run, path in zip(runs, paths)}
+    return {run: printable(str(path.absolute().relative_to(above))) for run, path in zip(runs, paths)}
 
 
 def _common(parts: Sequence[tuple[str, ...]]) -> list[str]:

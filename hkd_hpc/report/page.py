@@ -12,7 +12,7 @@ from typing import Any
 
 from hkd_hpc import figures
 from hkd_hpc.analysis.tables import FORMATS, Table
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, printable
 from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import titled
 from hkd_hpc.report import happened, origin
@@ -151,13 +151,23 @@ def html_of(page: Page) -> str:
     """One file that needs no other. UsageError where Jinja2 or Plotly is not installed."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed, and the report needs it: {PIP}") from None
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: lines_of(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.globals |= {"html_of_table": Table.html, "copies_of": copies_of, "is_drawn": is_drawn}
+    environment.globals |= {
+        "html_of_table": lambda table: lines_of(table.html()),
+        "copies_of": copies_of,
+        "is_drawn": is_drawn,
+    }
     return environment.get_template("page.html.j2").render(
         page=page,
         mark=MARK,
@@ -168,6 +178,11 @@ def html_of(page: Page) -> str:
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def lines_of(text: str) -> str:
+    """The text as `printable`, line by line."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def copies_of(table: Table) -> dict[str, str]:

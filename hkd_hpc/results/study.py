@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, estimate
 from hkd_hpc.config import is_place
+from hkd_hpc.errors import printable
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
 from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
@@ -59,7 +60,7 @@ class StudyRuns:
             f"{len(complete)} of {len(runs)} runs are complete",
             "",
             table_of(rows, varied),
-            *(f"not in the table: {line}" for line in absent),
+            *(printable(f"not in the table: {line}") for line in absent),
         ]
 
     def __str__(self) -> str:

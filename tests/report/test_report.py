@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ from small_study import EVIL, PAPER, write_study
 
 from hkd_hpc.config import load_toml
 from hkd_hpc.config.presets import PRESETS
+from hkd_hpc.jobs import load_study
 from hkd_hpc.report import paper
 from hkd_hpc.report.__main__ import main
 from hkd_hpc.report.trials import trials_of
@@ -133,6 +135,21 @@ def test_how_to_reproduce(tables):
 def test_what_comes_from_files_is_text(report, tables):
     assert "img" not in tables.elements
     assert "<img src=x" not in report.read_text()
+
+
+def test_names_that_are_not_utf_8_or_have_control_characters_are_escaped(tmp_path):
+    for name, seed in ((b"bad\xff\xfe", 0), (b"\x1b[31mred", 1), (b"\xffbroken", 2)):
+        folder = tmp_path / os.fsdecode(b"\xff study") / os.fsdecode(name)
+        folder.parent.mkdir(exist_ok=True)
+        write_run(folder, [*PAPER, f"run.seed={seed}"], [0.1, 0.5], [0.1, 0.3], summary={})
+    (folder / "metrics.h5").write_bytes(b"no HDF5")
+    out = tmp_path / "r.html"
+    assert main([str(folder.parent), "--out", str(out)]) == 0
+    names = [row[0] for row in rows_of(Tables(out), "All runs")[1:]]
+    assert names == [r"\x1b[31mred", r"bad\udcff\udcfe", r"\udcffbroken"]
+    assert r"\udcff study/\udcffbroken/metrics.h5" in out.read_text()
+    assert "\x1b" not in out.read_text()
+    assert str(load_study(folder.parent)).encode().count(rb"not in the table: ") == 1
 
 
 def test_no_network_is_named(report):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import NoReturn, ParamSpec, TextIO
+from typing import Any, NoReturn, ParamSpec, TextIO
 
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.runtime.rank import guess_rank
@@ -25,7 +26,26 @@ NOT_READ = 128 + signal.SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UsageErrors, so that they are told like all others, in one line and once per job."""
+    """argparse whose errors are UsageErrors, so that they are told like all others, in one line and once per job.
+
+    An option that does not exist is told before what is missing: it is mostly the reason.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, which all its ways to parse go through. Raises UsageError."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            return super().parse_known_args(words, namespace)
+        except UsageError:
+            if unknown := self._unknown(words):
+                self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            raise
+
+    def _unknown(self, words: list[str]) -> list[str]:
+        """Long options that are none of ours, nor the beginning of one."""
+        own = tuple(self._option_string_actions)
+        names = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words)]
+        return [name for name in names if name.startswith("--") and not any(one.startswith(name) for one in own)]
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("ignored explicit argument", "takes no value, not")  # argparse rejects it

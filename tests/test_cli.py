@@ -53,9 +53,12 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
     "main, arguments, told",
     [
         (bundled.main, ["slurm"], "the following arguments are required: what; python -m hkd_hpc.bundled"),
-        (check.main, ["--nope"], "the following arguments are required: run; python -m hkd_hpc.check"),
+        (check.main, [], "the following arguments are required: run; python -m hkd_hpc.check"),
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
         (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
+        (check.main, ["--nope=3"], "unrecognized arguments: --nope; python -m hkd_hpc.check"),
+        (compare.main, ["--nope"], "unrecognized arguments: --nope; python -m hkd_hpc.compare"),
+        (jobs.main, ["status", "--nope"], "unrecognized arguments: --nope; python -m hkd_hpc.jobs status"),
         (export.main, ["run", "--client", "x"], "argument --client: invalid int value: 'x'; python -m hkd_hpc.export"),
         (report.main, [], "the following arguments are required: RUN|STUDY; python -m hkd_hpc.report"),
         (jobs.main, ["status"], "the following arguments are required: DIR; python -m hkd_hpc.jobs status"),

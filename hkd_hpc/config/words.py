@@ -14,7 +14,9 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def as_text(value: Any) -> str:
-    """A value as on the command line."""
+    """A value as on the command line: texts in a list, such as the names of loggers, with commas between."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from hkd_hpc import config, schemes
 from hkd_hpc.config import presets
+from hkd_hpc.config.words import words_of
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime import versions
@@ -625,3 +626,8 @@ def test_a_damaged_config_json_is_one_line(tmp_path, text, part):
     assert message.startswith(f"--config {tmp_path}/config.json: ")
     assert part in message
     assert "\n" not in message
+
+
+def test_names_in_a_list_are_those_with_commas_between():
+    assert words_of({"run": {"loggers": ["csv", "jsonl"]}}) == ["run.loggers=csv,jsonl"]
+    assert words_of({"run.loggers": [], "fed.rounds": [3]}) == ["run.loggers=", "fed.rounds=[3]"]

@@ -106,14 +106,14 @@ class Server:
         self.rows_file = GrowingTree(folder.rows_path, sync_every_s=0)  # what a checkpoint needs outlasts all
         self.write_s = 0.0  # of the last row
         self.clock = messages.Clock(config.fed.rounds)
-        self.loggers = Loggers({}, folder.path, [], messages.warn)
+        self.loggers = Loggers({}, folder.path, [], messages.warn_of_loss)
 
     def open_loggers(self) -> None:
         """Of run.loggers, which get each round from now on. UsageError where one of them cannot be used."""
         classes = loggers.classes_of(loggers.names_of(self.config.run.loggers))
         done = len(self.history) - (self.pending is not None)
         rows = [self.history.row(index) for index in range(done if classes else 0)]
-        self.loggers = Loggers(classes, self.folder.loggers_folder, rows, messages.warn)
+        self.loggers = Loggers(classes, self.folder.loggers_folder, rows, messages.warn_of_loss)
 
     # --- within a round
 

@@ -29,6 +29,11 @@ def warn(text: str) -> None:
     output.current().warn(text)
 
 
+def warn_of_loss(text: str) -> None:
+    """A warning of what a run should have made and does not: --quiet shows it too."""
+    output.current().warn(text, Level.QUIET)
+
+
 def detail(text: Callable[[], str]) -> None:
     """What only --verbose shows, and only then costs anything."""
     out = output.current()

@@ -93,11 +93,11 @@ class Output:
                 self.erase()
                 write(sys.stdout, self._printed(text))
 
-    def warn(self, text: str) -> None:
-        """A line for people who watch."""
+    def warn(self, text: str, level: Level = Level.NORMAL) -> None:
+        """A line for people who watch, from this level on."""
         with self._lock:
             self._record(f"warning: {text}")
-            if self.level > Level.QUIET:
+            if level <= self.level:
                 self.erase()
                 write(sys.stderr, self._printed(f"hkd_hpc: warning: {text}"))
 

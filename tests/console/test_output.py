@@ -34,6 +34,14 @@ def say_all() -> None:
     messages.answer("whole table", "essential")
 
 
+def test_quiet_shows_a_warning_of_what_a_run_does_not_make(tmp_path, capsys):
+    with opened(Level.QUIET) as here:
+        here.keep(Log(tmp_path / "log.txt"))
+        messages.warn_of_loss("no rounds.csv")
+    assert capsys.readouterr() == ("", "hkd_hpc: warning: no rounds.csv\n")
+    assert unstamped(tmp_path / "log.txt") == ["warning: no rounds.csv"]
+
+
 @pytest.mark.parametrize(
     "level, out, err, logged",
     [

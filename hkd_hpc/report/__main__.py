@@ -59,7 +59,7 @@ def follow_one(options: Namespace) -> int:
 
 def write(options: Namespace) -> int:
     out = checked_out(options.out)
-    folder = None if options.figures is None else named_path(options.figures, "--figures ")
+    folder = None if options.figures is None else checked_folder(options.figures)
     runs = runs_at(options.paths)
     found = page.page_of(runs)
     replace_text(out, page.html_of(found))
@@ -79,7 +79,19 @@ def checked_out(path: str) -> Path:
         raise UsageError(f"--out {out}: is a folder; name a file, for example {out / 'report.html'}")
     if out.exists() and (not out.is_file() or page.MARK.encode() not in out.open("rb").read(500)):
         raise UsageError(f"--out {out}: is there, and is no report; name another file, or remove it")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {out.parent} cannot be written to; name another folder")
     return out
+
+
+def checked_folder(path: str) -> Path:
+    """Where the figures go. UsageError where they cannot."""
+    folder = named_path(path, "--figures ")
+    place = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        what = "cannot be written to" if place.is_dir() else "is a file"
+        raise UsageError(f"--figures {folder}: {place} {what}; name a folder that can be made and written to")
+    return folder
 
 
 def runs_at(paths: list[str]) -> list[Run]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from html.parser import HTMLParser
 
 import pytest
+import toy
 from small_study import EVIL, PAPER, write_study
 
 from hkd_hpc.config import load_toml
@@ -266,6 +268,21 @@ def test_out_replaces_a_report_and_nothing_else(tmp_path, capsys):
     assert thesis.read_text() == "four years"
     assert main([str(run), "--out", str(tmp_path / "nope/r.html")]) == 2
     assert f"there is no folder {tmp_path / 'nope'}; make it" in line_of(capsys)
+
+
+def test_where_nothing_can_be_written_is_found_before_any_work(tmp_path, capsys):
+    run, out = str(tmp_path / "no run"), tmp_path / "r.html"
+    (tmp_path / "file").touch()
+    with toy.small_disk(tmp_path / "disk", "1m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        assert main([run, "--out", f"{disk}/r.html"]) == 2
+        assert line_of(capsys) == f"hkd_hpc: --out {disk}/r.html: {disk} cannot be written to; name another folder"
+        assert main([run, "--out", str(out), "--figures", f"{disk}/new"]) == 2
+        assert line_of(capsys).startswith(f"hkd_hpc: --figures {disk}/new: {disk} cannot be written to; name a folder")
+    for place in (tmp_path / "file", tmp_path / "file/new"):
+        assert main([run, "--out", str(out), "--figures", str(place)]) == 2
+        assert line_of(capsys).startswith(f"hkd_hpc: --figures {place}: {tmp_path / 'file'} is a file; name a folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "file"]
 
 
 def test_without_the_extra_one_line_says_what_to_install(study, tmp_path, capsys, monkeypatch):

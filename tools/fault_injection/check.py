@@ -19,6 +19,7 @@ from .faults import EXIT_0, KILL_ALL, KINDS, REMOVED, USR1, Fault, Notes
 from .jobs import Job
 
 HUNG, LOST, WRONG, UNREPORTED = "hung", "lost", "wrong", "unreported"
+FILES_OF_A_RUN = r"config\.json|log\.txt|metrics\.h5|checkpoints/round_\d+\.h5"
 TIMES = ("seconds/", "wire_bytes/", "memory_bytes")  # columns that depend on the layout or the hour
 REJECTED = 1  # the status of a client whose weights are bad, in clients/status
 TRACE = "Traceback (most recent call last)"
@@ -231,5 +232,5 @@ def judge_nan(client: int, round: int, folder: Path) -> list[Verdict]:
 def judge_leftovers(folder: Path) -> list[Verdict]:
     """Nothing is left but the run."""
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    other = [name for name in left if not re.fullmatch(r"config\.json|metrics\.h5|checkpoints/round_\d+\.h5", name)]
+    other = [name for name in left if not re.fullmatch(FILES_OF_A_RUN, name)]
     return [Verdict(WRONG, f"left behind: {', '.join(other)}")] if other else []

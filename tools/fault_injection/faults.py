@@ -130,7 +130,7 @@ def note_progress(rank: int, notes: Notes) -> None:
     """Every local training, and on rank 0 every round that is past its save."""
     from hkd_hpc.training import LocalTrainer
 
-    before(LocalTrainer, "run", lambda trainer, client, *rest: notes.add("trained", f"{rest[3]} {client.id}"))
+    before(LocalTrainer, "run", lambda trainer, given: notes.add("trained", f"{given.round} {given.client.id}"))
     if rank == 0:
         on_status(lambda round, phase: notes.add("saved", str(round)) if phase == "evaluation" else None)
 

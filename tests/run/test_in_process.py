@@ -229,7 +229,7 @@ def test_a_client_s_own_model_predicts_with_its_accuracy(data, run):
     own = part["test_index"][part["test_offset"][1] : part["test_offset"][2]]
     correct = int((run.model(client=1)(x[own]).argmax(1) == y[own]).sum())
     assert correct / len(own) == run.client_columns["local_test_accuracy"][-1, 1]
-    with pytest.raises(hkd_hpc.UsageError, match=r"holds the own models of clients \[0, 1, 2\]"):
+    with pytest.raises(hkd_hpc.UsageError, match="no model of client 3: round 2 holds those of 0, 1, 2"):
         run.model(client=3)
 
 

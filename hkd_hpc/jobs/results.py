@@ -11,7 +11,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
-from hkd_hpc.config import identity
+from hkd_hpc.config import identity, is_place
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
@@ -20,6 +20,7 @@ from hkd_hpc.store.tree import BadFile, load_tree
 
 GOALS = ("local", "global")
 COSTS = ["parameters held (M)", "s a client and round", "public data"]
+SEED = "run.seed"
 ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
 
 
@@ -47,6 +48,7 @@ def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> Table:
     axes = list(dict.fromkeys(axis for trial in trials for axis in trial.labels if axis != "seed"))
     across = [axis for axis in ACROSS if axis in axes]
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
+    down += settings_apart(trials)
     columns = list(dict.fromkeys(_labels(trial, across) for trial in trials))
     groups: dict[tuple, list[Trial]] = {}
     for trial in trials:
@@ -58,6 +60,19 @@ def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> Table:
         rows.append([*row, *means, *_costs([trial for group in own for trial in group], root, found)])
     heads = [" ".join(f"{axis} {label}" for axis, label in zip(across, labels)) for labels in columns]
     return grid(down, heads if across else [], rows, CAPTION)
+
+
+def settings_apart(trials: Sequence[Trial]) -> list[str]:
+    """The settings that tell trials of the same labels apart, launched into one study by turns: no mean is over all."""
+    groups: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(tuple(label for label in trial.labels.items() if label[0] != "seed"), []).append(trial)
+    keys = dict.fromkeys(key for trial in trials for key in trial.settings if key != SEED and not is_place(key))
+    return [key for key in keys if any(len({_value(trial, key) for trial in group}) > 1 for group in groups.values())]
+
+
+def _value(trial: Trial, key: str) -> str:
+    return str(trial.settings.get(key, "default"))
 
 
 def grid(down: Sequence[str], across: Sequence[str], rows: Sequence[Sequence[Cell | str]], caption: str) -> Table:
@@ -165,7 +180,7 @@ def _metrics(path: Path) -> dict | None:
 
 
 def _labels(trial: Trial, axes: list[str]) -> tuple[str, ...]:
-    return tuple(trial.labels.get(axis, "") for axis in axes)
+    return tuple(trial.labels.get(axis, _value(trial, axis) if "." in axis else "") for axis in axes)
 
 
 def _mean(trials: list[Trial], found: StudyRecords, goal: str) -> Cell | str:

@@ -238,6 +238,21 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in results.table(tmp_path, study, "latex")
 
 
+def test_launches_with_other_settings_are_rows_of_their_own(tmp_path):
+    """Two launches into one root, of 10 rounds (the default) and of 20: no mean is over both."""
+    axes = {"scheme": ["fedavg"], "seed": range(2)}
+    short, long = trials(**axes), trials(settings={"fed.rounds": 20}, **axes)
+    for trial, value in zip([*short, *long], (0.25, 0.25, 0.5, 0.75)):
+        (tmp_path / trial.name).mkdir()
+        summary = {"local_test_accuracy_last": value, "global_test_accuracy_last": value}
+        save_tree(tmp_path / trial.name / "metrics.h5", {"summary": summary})
+    lines = results.table(tmp_path, [*short, *long]).splitlines()
+    assert lines[2].startswith("| scheme | fed.rounds | local | global |")
+    assert lines[4].startswith("| fedavg | default | 0.250 ± 0.000 (2) | 0.250 ± 0.000 (2) |")
+    # t(.975, 1) = 12.706: 12.706 * .17678 / sqrt(2) = 1.588
+    assert lines[5].startswith("| fedavg | 20 | 0.625 ± 1.588 (2) | 0.625 ± 1.588 (2) |")
+
+
 def test_table_names_complete_trials_without_an_accuracy(tmp_path):
     study = trials(scheme=["fedavg"], seed=range(2))
     for trial, value in zip(study, (0.5, np.nan)):

@@ -354,17 +354,16 @@ def test_a_global_model_with_a_prediction_that_is_not_finite_has_no_accuracy(tmp
                 for round, line in enumerate(told, 1)
             ]
         )
-    found, expected = toy.metrics(tmp_path / "3"), toy.rows(well)
-    assert (
-        toy.rows(tmp_path / "1")
-        == toy.rows(tmp_path / "3")
-        == expected
-        | {
-            "rounds/global_test_accuracy": [None, None],
-            "rounds/global_test_loss": [None, None],
-            "rounds/global_test_nonfinite": [1, 1],
-        }
-    )
+    found, expected, rows = toy.metrics(tmp_path / "3"), toy.rows(well), toy.rows(tmp_path / "1")
+    assert rows == toy.rows(tmp_path / "3")
+    usual, right = (np.array(columns.pop("rounds/global_test_correct_by_class")) for columns in (expected, rows))
+    assert (usual - right)[:, 7].max() == 1  # image 7 is of class 7, and not right any more
+    assert not np.delete(usual - right, 7, axis=1).any()
+    assert rows == expected | {
+        "rounds/global_test_accuracy": [None, None],
+        "rounds/global_test_loss": [None, None],
+        "rounds/global_test_nonfinite": [1, 1],
+    }
     assert not [name for name in found if name.startswith("summary/")]
     output = toy.train_ok(1, "--resume", "--allow-change", "fed.max_bad_fraction=1", "--out", tmp_path / "1")[0]
     assert "WARNING in 2 of 2 rounds: the global model's logits were not finite" in output

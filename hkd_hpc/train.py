@@ -24,7 +24,7 @@ from typing import Any, Literal
 from hkd_hpc import config as config_module
 from hkd_hpc import loggers, resume
 from hkd_hpc.comm import World
-from hkd_hpc.comm.control.base import leave
+from hkd_hpc.comm.control.base import leave_after
 from hkd_hpc.command import exit_code
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
@@ -320,13 +320,8 @@ sys.modules[__name__].__class__ = TrainModule
 
 @exit_code
 def program() -> int:
-    """main, of a process that ends with it: after a failure no thread of a user's own code may keep it alive."""
-    try:
-        return main()
-    except SystemExit as end:
-        if isinstance(end.code, int) and end.code:
-            leave(end.code)
-        raise
+    """main, of a process that ends with it."""
+    return leave_after(main)
 
 
 if __name__ == "__main__":

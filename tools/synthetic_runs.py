@@ -65,7 +65,20 @@ def write_run(
     RunFolder(folder).create()
     RunFolder(folder).write_config(text)
     tree = {
-        "config_json": text,
+        **static_parts(clients, text),
+        **history.tree(),
+        **({} if summary is None else {"summary": {**summary_of(local_R, global_R), **summary}}),
+        **parts,
+    }
+    tree["clients"]["rank"] = np.zeros(clients, np.int64)
+    save_tree(folder / "metrics.h5", tree)
+    return folder
+
+
+def static_parts(clients: int, config_json: str) -> dict[str, Any]:
+    """What metrics.h5 holds beside the rows."""
+    return {
+        "config_json": config_json,
         "changes_json": "[]",
         "versions_json": json.dumps({"hkd_hpc": "0.1.0", "torch": "2.9.0"}),
         "identity_json": json.dumps({"code.hkd_hpc": "ab" * 32, "data.content": "cd" * 32}),
@@ -75,13 +88,7 @@ def write_run(
         },
         "parameters": {"model": 1000, "held": 2000},
         "world": {"ranks": 1, "plan": "one process"},
-        **history.tree(),
-        **({} if summary is None else {"summary": {**summary_of(local_R, global_R), **summary}}),
-        **parts,
     }
-    tree["clients"]["rank"] = np.zeros(clients, np.int64)
-    save_tree(folder / "metrics.h5", tree)
-    return folder
 
 
 def add_round(history: History, local: float, whole: float, status_M: np.ndarray, warning: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hkd_hpc import config as config_module
 from hkd_hpc.comm import World
-from hkd_hpc.comm.control.base import leave
+from hkd_hpc.comm.control.base import leave_after
 from hkd_hpc.comm.control.rendezvous import AlreadyReported
 from hkd_hpc.comm.world import let_rank_0_speak_first
 from hkd_hpc.command import Parser
@@ -187,12 +187,7 @@ def examine(world: World, request: Request) -> int:
 
 def program() -> int:
     """main, of a process that ends with it."""
-    try:
-        return main()
-    except SystemExit as end:
-        if isinstance(end.code, int) and end.code:
-            leave(end.code)
-        raise
+    return leave_after(main)
 
 
 if __name__ == "__main__":

@@ -384,6 +384,18 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def leave_after(main: Callable[[], int]) -> int:
+    """What `main` of a process that ends with it returns; where it fails no thread of a user's own code may keep the
+    process alive.
+    """
+    try:
+        return main()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
+
+
 def shortly(action: Callable[[], None]) -> None:
     """Do it, and wait for it half a second: a disk or a terminal that hangs must not keep a failing job."""
     thread = threading.Thread(target=action, daemon=True)

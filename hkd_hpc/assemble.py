@@ -18,8 +18,9 @@ from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
-from hkd_hpc.data import content, public, share, sources
-from hkd_hpc.data.partition import Labels, Partition, Rule, make_partition, pooled
+from hkd_hpc.data import assigned, content, public, share, sources
+from hkd_hpc.data.partition import Partition, pooled
+from hkd_hpc.data.skew import FeatureSkew, skew_of
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
@@ -48,7 +49,7 @@ class Federation:
         assigned: which images each client has, of `asked`.
         partition: the same of `config`.
         rank_of: the rank of each client.
-        names: of natural clients; empty where these are their numbers.
+        skew: what is done to the images of each client of `assigned`, if anything.
     """
 
     asked: Config
@@ -57,7 +58,17 @@ class Federation:
     assigned: Partition
     partition: Partition
     rank_of: list[int]
-    names: list[str]
+    skew: FeatureSkew | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of natural clients; empty where these are their numbers."""
+        return self.partition.names
+
+    def images(self, split: str, index: np.ndarray) -> np.ndarray:
+        """(n,3,H,W) uint8: images of a split as the clients that own them have them."""
+        x_NCHW = self.dataset.x_test if split == "test" else self.dataset.x_train
+        return self.skew.changed(x_NCHW, split, index) if self.skew else x_NCHW[index]
 
 
 def set_up_torch(config: Config, device: torch.device) -> None:
@@ -110,13 +121,16 @@ def federation_of(config: Config, comm: Comm) -> Federation:
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
-    asked, assigned = config, partition_of(config, dataset, scheme_class.needs_public)
-    partition = assigned
+    asked, of_clients = config, partition_of(config, dataset, scheme_class.needs_public)
+    if comm.rank == 0 and of_clients.remark:
+        messages.say(f"data: {of_clients.remark}")
+    skew = skew_of(config.data, config.partition_seed, of_clients, {"train": dataset.x_train, "test": dataset.x_test})
+    partition = of_clients
     if scheme_class.pools_data:
-        partition = pooled(assigned)
+        partition = pooled(of_clients)
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
     rank_of = assign_clients([len(index) for index in partition.train], comm.size)
-    return Federation(asked, config, dataset, assigned, partition, rank_of, client_names(config, dataset))
+    return Federation(asked, config, dataset, of_clients, partition, rank_of, skew)
 
 
 def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
@@ -237,20 +251,15 @@ def node_copy(config: Config, comm: Comm) -> sources.DataSet:
 def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = False) -> Partition:
     """The public set depends on settings alone, so that partitions are the same for all schemes."""
     data, images = config.data, len(dataset.y_train)
-    if needs_public:
+    if needs_public and data.partition != "file":
         public.check(config.scheme.name, config.data, config.fed.clients, images)
-    rule = Rule(
-        clients=config.fed.clients,
-        kind=data.partition,
-        seed=config.partition_seed,
-        fraction=data.fraction,
-        public_fraction=public.fraction(data, config.fed.clients, images),
-        beta=data.beta,
-        classes_per_client=data.classes_per_client,
-        val_fraction=data.val_fraction,
-    )
-    labels = Labels(dataset.y_train, dataset.y_test, dataset.classes, dataset.client_train, dataset.client_test)
-    return make_partition(labels, rule)
+    made = assigned.partition_of(data, config.fed.clients, config.partition_seed, dataset)
+    if needs_public and not len(made.public):
+        raise UsageError(
+            f"scheme.name={config.scheme.name}: needs public images, and data.partition_file={data.partition_file} has "
+            "none; make it anew with data.public_fraction"
+        )
+    return made
 
 
 def require_equal(comm: Comm, values: dict[str, str | dict[str, str]]) -> None:
@@ -291,36 +300,23 @@ def difference(comm: Comm, value: str | dict[str, str], rank: int) -> str:
 def make_client(federation: Federation, client: int, device: torch.device, x_public: torch.Tensor | None) -> Client:
     """One client with its images resident on this rank's device."""
     dataset, partition, names = federation.dataset, federation.partition, federation.names
-    from_test = partition.test_split == "test"
-    x_test, y_test = (dataset.x_test, dataset.y_test) if from_test else (dataset.x_train, dataset.y_train)
-    resident = lambda array, index: torch.from_numpy(array[index]).to(device)
+    y_test = dataset.y_test if partition.test_split == "test" else dataset.y_train
+    labels = lambda y_N, index: torch.from_numpy(y_N[index]).to(device)
+    images = lambda split, index: torch.from_numpy(federation.images(split, index)).to(device)
     train, test, val = partition.train[client], partition.test[client], partition.val[client]
     return Client(
         client,
-        resident(dataset.x_train, train),
-        resident(dataset.y_train, train),
-        resident(x_test, test),
-        resident(y_test, test),
+        images("train", train),
+        labels(dataset.y_train, train),
+        images(partition.test_split, test),
+        labels(y_test, test),
         dataset.classes,
         federation.config.run.seed,
         x_public,
-        resident(dataset.x_train, val),
-        resident(dataset.y_train, val),
+        images("train", val),
+        labels(dataset.y_train, val),
         name=names[client] if names else "",
     )
-
-
-def client_names(config: Config, dataset: sources.DataSet) -> list[str]:
-    """The names or ids in the data of natural clients, by their numbers; empty where these are the numbers
-    themselves.
-    """
-    of_data = config.data.partition == "natural" and config.fed.clients > 1  # one: a scheme that pools all data
-    if not of_data or dataset.client_train is None:
-        return []
-    ids = np.unique(dataset.client_train)
-    if dataset.client_names:
-        return list(dataset.client_names)
-    return [] if np.array_equal(ids, np.arange(len(ids))) else [str(number) for number in ids]
 
 
 def make_server(federation: Federation, comm: Comm, folder: RunFolder | None, trainer: LocalTrainer) -> Server:
@@ -329,7 +325,7 @@ def make_server(federation: Federation, comm: Comm, folder: RunFolder | None, tr
     resident = lambda array: torch.from_numpy(np.array(array)).to(comm.device)
     held_out = np.concatenate(federation.partition.val)
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
-    val = Images(resident(dataset.x_train[held_out]), resident(dataset.y_train[held_out]))
+    val = Images(resident(federation.images("train", held_out)), resident(dataset.y_train[held_out]))
     static = static_record(federation, comm, trainer)
     return Server(federation.config, trainer, folder or NOWHERE, test, val, static, comm.uninterrupted)
 
@@ -344,7 +340,7 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
         "versions_json": json.dumps(versions.found()),
         "identity_json": identity.to_json(asked, dataset.sha256),
         "sessions_json": sessions.begun(comm),
-        "partition": partition_tree(federation.partition, dataset),
+        "partition": assigned.as_tree(federation.partition, dataset) | skew_tree(federation.skew),
         "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
         "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
         "parameters": {"model": parameters, "held": trainer.scheme.about.parameters_held(parameters)},
@@ -353,23 +349,8 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
     }
 
 
-def partition_tree(partition: Partition, dataset: sources.DataSet) -> dict[str, Any]:
-    """Client i's images are train_index[train_offset[i]:train_offset[i + 1]], counting into the official split."""
-    offsets = lambda parts: np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return {
-        "train_index": np.concatenate(partition.train),
-        "train_offset": offsets(partition.train),
-        "val_index": np.concatenate(partition.val),
-        "val_offset": offsets(partition.val),
-        "test_index": np.concatenate(partition.test),
-        "test_offset": offsets(partition.test),
-        "test_split": partition.test_split,
-        "public_index": partition.public,
-        "sha256": partition.sha256,
-        "images": np.array([len(dataset.y_train), len(dataset.y_test)], np.int64),
-        "train_count": partition.train_count_MC(dataset.y_train),
-        "global_test_count": np.bincount(dataset.y_test, minlength=dataset.classes),
-    } | ({"class_name": np.array(dataset.class_names)} if dataset.class_names else {})
+def skew_tree(skew: FeatureSkew | None) -> dict[str, np.ndarray]:
+    return {"rotation_deg": skew.angle_deg_M, "noise_std": skew.noise_std_M} if skew else {}
 
 
 def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float]:

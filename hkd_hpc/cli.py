@@ -24,7 +24,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("hkd_hpc.train", "one run; `mpirun -n 11 hkd train` for 11 ranks"),
-    "data": Command("hkd_hpc.data", "get an official data set: prepare NAME --dir DIR"),
+    "data": Command(
+        "hkd_hpc.data", "get an official data set: prepare NAME --dir DIR; who gets which images: show, partition"
+    ),
     "sweep": Command("hkd_hpc.jobs", "many runs as one study, under SLURM or here: launch, status, table, ..."),
     "compare": Command("hkd_hpc.compare", "all schemes on the same data and seeds, and what separates them"),
     "check": Command("hkd_hpc.check", "is a run's folder good? --repair saves what can be saved"),

@@ -61,9 +61,14 @@ def headline(plan: Plan) -> str:
 
 def partition_text(data: DataSettings) -> str:
     """How the images are partitioned: 'dirichlet beta 0.5', '2 shards each', 'iid'."""
-    if data.partition == "shards":
-        return f"{data.classes_per_client} shards each"
-    return data.partition + (f" beta {data.beta:g}" if data.partition in ("dirichlet", "heuristic") else "")
+    of_beta = data.partition in ("dirichlet", "quantity", "heuristic")
+    with_beta = data.partition + f" beta {data.beta:g}" * of_beta
+    return (f"{data.classes_per_client} shards each" if data.partition == "shards" else with_beta) + _skew_text(data)
+
+
+def _skew_text(data: DataSettings) -> str:
+    turned = f", turned by up to {data.client_rotation:g} degrees" * bool(data.client_rotation)
+    return turned + f", noise up to {data.client_noise:g}" * bool(data.client_noise)
 
 
 def text(plan: Plan) -> str:

@@ -31,10 +31,13 @@ def _idle(config: Config) -> Iterator[tuple[str, str]]:
 
 def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
-    if data.partition not in ("dirichlet", "heuristic"):
+    if data.partition not in ("dirichlet", "quantity", "heuristic"):
         yield "data.beta", f"data.partition={data.partition}"
     if data.partition != "shards":
         yield "data.classes_per_client", f"data.partition={data.partition}"
+    if data.partition == "file":
+        for key in ("fraction", "public_fraction", "val_fraction", "min_images"):
+            yield f"data.{key}", "data.partition=file"
     if data.name not in OFFICIAL:
         yield "data.dir", f"data.name={data.name}"
 

@@ -13,7 +13,7 @@ from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import shown
 
 OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
-PATHS = ("data.dir", "data.path")
+PATHS = ("data.dir", "data.path", "data.partition_file")
 
 
 def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
@@ -47,7 +47,7 @@ def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dic
     for group in groups:
         alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
         values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
-    if {**values, **hard}.get("data.partition") == "natural" and "fed.clients" not in stored:
+    if {**values, **hard}.get("data.partition") in ("natural", "file") and "fed.clients" not in stored:
         values.pop("fed.clients", None)  # a preset speaks of another data set's clients
     return {**values, **hard}, set(values) - set(hard)
 

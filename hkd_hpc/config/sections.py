@@ -22,7 +22,10 @@ class FedSettings:
     """Clients and rounds (rounds.py)."""
 
     clients: int = setting(
-        10, "number of clients; data.partition=natural: as many as the file names, if not given", low=1, high=100_000
+        10,
+        "number of clients; data.partition=natural or file: as many as the file has, if not given",
+        low=1,
+        high=100_000,
     )
     rounds: int = setting(10, "global rounds", low=1, high=1_000_000)
     participation: float = setting(1.0, "share of the clients sampled in each round", above=0, high=1)
@@ -179,11 +182,14 @@ def as_values(config: Config) -> dict[str, Any]:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The same with data.dir and data.path absolute, so that a run can be resumed from another folder."""
+    """The same with the paths of the data absolute, so that a run can be resumed from another folder."""
     data = config.data
     return dataclasses.replace(
         config,
         data=dataclasses.replace(
-            data, dir=os.path.abspath(data.dir), path=os.path.abspath(data.path) if data.path else ""
+            data,
+            dir=os.path.abspath(data.dir),
+            path=os.path.abspath(data.path) if data.path else "",
+            partition_file=os.path.abspath(data.partition_file) if data.partition_file else "",
         ),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from hkd_hpc import loggers, schemes
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
 from hkd_hpc.config.sections import SECTIONS, Config, as_values
+from hkd_hpc.data.partition_file import clients_of
 from hkd_hpc.data.registry import OWN, SOURCES
 from hkd_hpc.data.sources import natural_clients
 from hkd_hpc.errors import UsageError
@@ -58,6 +59,11 @@ def check_together(config: Config) -> None:
     if data.partition == "natural" and not source.has_clients:
         able = " or ".join(name for name in OWN if SOURCES[name].has_clients)
         raise UsageError(f"data.partition=natural: needs client ids, which only data.name={able} can bring")
+    if (data.partition == "file") != bool(data.partition_file):
+        raise UsageError(
+            f"data.partition_file={data.partition_file}: goes with data.partition=file alone, and that with it; "
+            f"data.partition is {data.partition}"
+        )
     if data.fraction + (data.public_fraction or 0) > 1 + 1e-12:
         raise UsageError(
             f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
@@ -73,13 +79,18 @@ def check_together(config: Config) -> None:
 
 
 def with_clients_of_data(config: Config, asked) -> Config:
-    """With data.partition=natural and no fed.clients in `asked`, the same with as many clients as the file names.
+    """The same with as many clients as the data name, or the file of a partition, where `asked` has no fed.clients.
 
     Reads the file's client ids. UsageError where it has none.
     """
-    if config.data.partition != "natural" or "fed.clients" in asked:
+    data = config.data
+    if data.partition == "file":
+        clients = clients_of(data.partition_file, config.fed.clients if "fed.clients" in asked else None)
+    elif data.partition == "natural" and "fed.clients" not in asked:
+        clients = natural_clients(data.path, data.min_images)
+    else:
         return config
-    return from_values({**as_values(config), "fed.clients": natural_clients(config.data.path)})
+    return from_values({**as_values(config), "fed.clients": clients})
 
 
 def from_json(text: str) -> Config:

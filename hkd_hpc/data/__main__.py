@@ -1,4 +1,7 @@
-"""`python -m hkd_hpc.data prepare NAME --dir DIR`: get an official data set, for training never downloads."""
+"""`python -m hkd_hpc.data prepare NAME --dir DIR`: get an official data set, for training never downloads.
+
+`show` and `partition` say which images each client would get, and are in hkd_hpc/partitions.py.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from hkd_hpc.data.registry import BUNDLED, OFFICIAL, SOURCES
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import expanded
 
-_USAGE = "python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]"
+_USAGE = """python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]
+       python -m hkd_hpc.data show [section.key=value ...] [--out FILE.png]
+       python -m hkd_hpc.data partition [section.key=value ...] --out FILE.npz"""
+_OF_PARTITIONS = ("show", "partition")
 
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
-    parser.add_argument("command", choices=["prepare"])
+    parser.add_argument("command", choices=["prepare", *_OF_PARTITIONS])
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -49,6 +55,10 @@ def _prepare(arguments: argparse.Namespace) -> None:
 @exit_code
 def main(words: list[str]) -> int:
     """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C: nothing incomplete is left."""
+    if words and words[0] in _OF_PARTITIONS:
+        from hkd_hpc import partitions  # of settings and figures, which stand above all data
+
+        return partitions.main(words)
     _prepare(_parser().parse_args(words))
     return 0
 

@@ -1,4 +1,5 @@
-"""Who gets which training image: equal clients with a Dirichlet class mix, IID or of shards, or the data's own clients.
+"""Who gets which training image: equal clients with a Dirichlet class mix, IID or of shards, clients of unequal sizes,
+or the data's own clients.
 
 A partition is a pure function of (labels, settings, seed). Index arrays count into the official splits; no training
 image is used twice, by two clients or by a client and the public set. "heuristic" alone repeats images within a client,
@@ -17,7 +18,7 @@ import numpy as np
 from hkd_hpc.errors import UsageError
 from hkd_hpc.rng import stream
 
-KINDS = ("dirichlet", "iid", "natural", "shards", "heuristic")
+KINDS = ("dirichlet", "iid", "natural", "shards", "quantity", "heuristic")
 HEURISTIC_FEWEST = 10  # training images of the smallest client before its own draw
 HEURISTIC_DRAWS = 1000
 Indices = Sequence[np.ndarray]  # of each client, into a split
@@ -26,7 +27,11 @@ Divided = tuple[Indices, Indices]  # each client's images of the training split,
 
 @dataclass(frozen=True)
 class Partition:
-    """Sorted int64 indices: `train`, `val` and `public` into the training split, `test` into the split `test_split`."""
+    """Sorted int64 indices: `train`, `val` and `public` into the training split, `test` into the split `test_split`.
+
+    `names` are those of natural clients, empty where these are their numbers; `remark` says which of the data's clients
+    take part, where not all do.
+    """
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
@@ -35,6 +40,8 @@ class Partition:
     classes: int
     sha256: str
     val: tuple[np.ndarray, ...]
+    names: tuple[str, ...] = ()
+    remark: str = ""
 
     def train_count_MC(self, labels: np.ndarray) -> np.ndarray:
         """Training images per client and class, (M,C) int64, from the training split's labels (N,)."""
@@ -60,6 +67,7 @@ class Labels:
         classes: C.
         client_train: (N,) client ids of the training images, for "natural".
         client_test: ids of the official test split; given, a client's local test set is its share of that.
+        client_names: of the client ids 0, 1 ..., where these were names.
     """
 
     train: np.ndarray
@@ -67,6 +75,7 @@ class Labels:
     classes: int
     client_train: np.ndarray | None = None
     client_test: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,11 @@ class Rule:
 
     "dirichlet" and "iid" give each client floor(fraction * N / clients) images. Client i's class mix is drawn from
     Dir(beta * classes * prior), prior being the class frequencies; a small beta gives clients of few classes. "shards"
-    gives each client `classes_per_client` shards of floor(fraction * N / all shards) images (`_shards`). "natural"
-    follows the client ids; each client keeps floor(fraction * its images), at least one. "heuristic" partitions as
-    released code does (`_heuristic`), the official test split in the same proportions.
+    gives each client `classes_per_client` shards of floor(fraction * N / all shards) images (`_shards`). "quantity"
+    shares what "iid" gives to all unequally, sizes drawn from a Dirichlet distribution (`_quantity`). "natural"
+    follows the client ids; each client keeps floor(fraction * its images), at least one; of more ids than `clients`
+    some are chosen (`natural_ids`). "heuristic" partitions as released code does (`_heuristic`), the official test
+    split in the same proportions.
 
     Attributes:
         clients: M.
@@ -85,11 +96,14 @@ class Rule:
         seed: of all draws.
         fraction: share of the training split for all clients together.
         public_fraction: share of it for the public set.
-        beta: concentration, for "dirichlet" and "heuristic".
+        beta: concentration, for "dirichlet", "quantity" and "heuristic".
         classes_per_client: for "shards".
         test_share: floor(test_share * size) of a client's images are its local test set, stratified by class.
         val_fraction: floor(val_fraction * size) of what is left to train on is held out for validation, stratified;
             public and test sets do not depend on it.
+        min_images: fewest images of a client, those held out included; None: 1, for "heuristic" 10. "quantity" gives
+            each as many before it shares the rest out, "heuristic" draws again, "natural" leaves smaller clients out;
+            where all clients have one size, a smaller one is rejected.
     """
 
     clients: int
@@ -101,6 +115,7 @@ class Rule:
     classes_per_client: int = 2
     test_share: float = 0.25
     val_fraction: float = 0.0
+    min_images: int | None = None
 
 
 def make_partition(labels: Labels, rule: Rule) -> Partition:
@@ -123,7 +138,8 @@ def make_partition(labels: Labels, rule: Rule) -> Partition:
     if not official_test:
         train, test = _hold_out_each(owned, labels.train, rule.test_share, rule.seed, "partition/test")
     train, val = _hold_out_each(train, labels.train, rule.val_fraction, rule.seed, "partition/val")
-    return _partition(train, val, test, "test" if official_test else "train", public, labels.classes)
+    made = _partition(train, val, test, "test" if official_test else "train", public, labels.classes)
+    return _with_names(made, labels, rule) if rule.kind == "natural" else made
 
 
 def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
@@ -162,7 +178,7 @@ def _check_rule(rule: Rule) -> None:
         raise UsageError(f"data.partition={rule.kind!r}: allowed are {', '.join(KINDS)}")
     if rule.clients < 1:
         raise UsageError(f"fed.clients={rule.clients}: allowed are integers >= 1")
-    if rule.kind in ("dirichlet", "heuristic") and not (rule.beta is not None and 0 < rule.beta < math.inf):
+    if rule.kind in ("dirichlet", "quantity", "heuristic") and not (rule.beta is not None and 0 < rule.beta < math.inf):
         raise UsageError(f"data.beta={rule.beta}: allowed are finite numbers > 0")
     if not 0 < rule.fraction <= 1:
         raise UsageError(f"data.fraction={rule.fraction}: allowed is 0 < fraction <= 1")
@@ -187,7 +203,17 @@ def _equal_size(images: int, public: int, rule: Rule) -> int:
             f"{floor(fraction * images)}, fewer than one for each client; "
             "lower fed.clients or raise data.fraction"
         )
+    _check_fewest(size, rule)
     return size
+
+
+def _check_fewest(size: int, rule: Rule) -> None:
+    """UsageError if clients that all have `size` images, or as many on average, have fewer than they are to have."""
+    if rule.min_images and size < rule.min_images:
+        raise UsageError(
+            f"data.min_images={rule.min_images}: {rule.clients} clients get {size} images each; "
+            "lower it or fed.clients, or raise data.fraction"
+        )
 
 
 def _set_aside(images: int, public_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -219,6 +245,7 @@ def _shards(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     _equal_size(images, images - len(pool), rule)  # shards too must fit beside the public set
     shards = rule.clients * per_client
     size = _shard_size(images, labels.classes, rule)
+    _check_fewest(per_client * size, rule)
     rng = stream(rule.seed, "partition/shards")
     shuffled = rng.permutation(pool)
     ordered = shuffled[np.argsort(labels.train[shuffled], kind="stable")]
@@ -244,27 +271,95 @@ def _shard_size(images: int, classes: int, rule: Rule) -> int:
     return size
 
 
+def _quantity(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
+    """Clients of one class mix and unequal sizes: `min_images` each, and Dir(beta, ..., beta) shares of what is left.
+
+    All together have as many images as "iid" gives them.
+    """
+    images = len(labels.train)
+    total = rule.clients * _equal_size(images, images - len(pool), rule)
+    rng = stream(rule.seed, "partition/quantity")
+    size_M = _unequal_sizes(total, rule.min_images or 1, np.full(rule.clients, rule.beta), rng)
+    order = _evenly_mixed(labels.train, pool, rng)[:total]
+    return np.split(order, np.cumsum(size_M)[:-1]), []
+
+
+def _unequal_sizes(total: int, fewest: int, alpha_M: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(M,) whole numbers of this sum, none below `fewest`; what is beyond that is shared by a draw from Dir(alpha)."""
+    share_1M = _softmax(_log_mix(alpha_M, rng)[None])
+    return fewest + _round_rows(share_1M, total - fewest * len(alpha_M), rng)[0]
+
+
+def _evenly_mixed(labels: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The pool in a random order in which each class is spread evenly: every stretch has nearly the whole's mix."""
+    shuffled = rng.permutation(pool)
+    place = np.empty(len(pool))
+    for label in np.unique(labels[pool]):
+        own = np.flatnonzero(labels[shuffled] == label)
+        place[own] = (np.arange(len(own)) + rng.random()) / len(own)
+    return shuffled[np.argsort(place, kind="stable")]
+
+
 def _natural(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     """The images of each client id, in the order of the ids; a client that the public set emptied stays, with none."""
-    client_train, clients = labels.client_train, rule.clients
-    if client_train is None:
+    client_train = _given_ids(labels)
+    owned, ids = [], natural_ids(client_train, rule)
+    sizes = map(len, _places(client_train, ids))
+    for client, (place, size) in enumerate(zip(_places(client_train[pool], ids), sizes)):
+        order = stream(rule.seed, "partition/natural", client=client).permutation(pool[place])
+        owned.append(order[: max(1, floor(rule.fraction * size))])
+    return owned, [] if labels.client_test is None else _places(labels.client_test, ids)
+
+
+def _places(number_N: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
+    """Where each of the wanted numbers stands, ascending."""
+    order = np.argsort(number_N, kind="stable")
+    first, after = (np.searchsorted(number_N[order], wanted, side=side) for side in ("left", "right"))
+    return [order[a:b] for a, b in zip(first, after)]
+
+
+def _given_ids(labels: Labels) -> np.ndarray:
+    if labels.client_train is None:
         raise UsageError("data.partition=natural needs client ids: data.name=file with the key client_train")
+    return labels.client_train
+
+
+def natural_ids(client_train: np.ndarray, rule: Rule) -> np.ndarray:
+    """The ids of the natural clients, sorted: of all with `min_images` or more, as many as there are to be.
+
+    They are chosen at random where there are more; a choice of 10 is a part of that of 20.
+    """
+    able = able_ids(client_train, rule.min_images)
+    if rule.clients > len(able):
+        enough = f" with {rule.min_images} or more images" if rule.min_images else ""
+        raise UsageError(
+            f"fed.clients={rule.clients}: client_train names {len(able)} clients{enough}; set fed.clients={len(able)}"
+        )
+    order = stream(rule.seed, "partition/natural clients").permutation(able)
+    return np.sort(order[: rule.clients])
+
+
+def able_ids(client_train: np.ndarray, min_images: int | None) -> np.ndarray:
+    """The sorted ids, or names, that as many images have. UsageError where there is none."""
     ids, image_count = np.unique(client_train, return_counts=True)
-    if clients != len(ids):
-        raise UsageError(f"fed.clients={clients}: client_train names {len(ids)} clients; set fed.clients={len(ids)}")
-    owned = []
-    for client, (number, count) in enumerate(zip(ids, image_count)):
-        own = pool[client_train[pool] == number]
-        order = stream(rule.seed, "partition/natural", client=client).permutation(own)
-        owned.append(order[: max(1, floor(rule.fraction * count))])
-    return owned, _natural_tests(client_train, labels.client_test)
+    able = ids[image_count >= (min_images or 1)]
+    if not len(able):
+        raise UsageError(f"data.min_images={min_images}: the largest of {len(ids)} clients has {image_count.max()}")
+    return able
 
 
-def _natural_tests(client_train, client_test) -> list[np.ndarray]:
-    """Each client's share of the official test split, in the order of the ids; none where its images have no ids."""
-    if client_test is None:
-        return []
-    return [np.flatnonzero(client_test == client) for client in np.unique(client_train)]
+def _with_names(partition: Partition, labels: Labels, rule: Rule) -> Partition:
+    """With the names, or else the numbers, that natural clients have in the data, and which of these they are."""
+    client_train = _given_ids(labels)
+    ids, everybody = natural_ids(client_train, rule), np.unique(client_train)
+    able = able_ids(client_train, rule.min_images)
+    chosen = f"{len(ids)} of {len(able)} clients chosen (seed {rule.seed})" * (len(ids) < len(able))
+    left_out = len(everybody) - len(able)
+    small = f"{left_out} clients with fewer than {rule.min_images} images left out" * bool(left_out)
+    names = [labels.client_names[number] if labels.client_names else str(number) for number in ids]
+    if not labels.client_names and np.array_equal(ids, np.arange(len(ids))):
+        names = []
+    return replace(partition, names=tuple(names), remark="; ".join(filter(None, (chosen, small))))
 
 
 def _dirichlet(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
@@ -372,21 +467,23 @@ def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
 
     The heuristic of FedMA and MOON: for each class the clients' shares are drawn from Dir(beta, ..., beta); a client
     that holds N / M images or more gets none of the class, the others' shares are normalised again and cut the class.
-    All is drawn again until each client has 10 images. The same shares cut the official test split, in its own order
-    and with its own cap. Client i then draws int(fraction * n_i) of its n_i training images and int(2 * fraction * t_i)
-    of its t_i test images WITH replacement: sizes differ, images repeat, and local tests are part of the global test.
-    N is the whole training split less the public set. UsageError when 1000 draws do not give each client 10 images.
+    All is drawn again until each client has 10 images (`min_images`). The same shares cut the official test split, in
+    its own order and with its own cap. Client i then draws int(fraction * n_i) of its n_i training images and
+    int(2 * fraction * t_i) of its t_i test images WITH replacement: sizes differ, images repeat, and local tests are
+    part of the global test. N is the whole training split less the public set. UsageError when 1000 draws do not give
+    each client so many.
     """
-    if len(pool) < HEURISTIC_FEWEST * rule.clients:
+    fewest = rule.min_images or HEURISTIC_FEWEST
+    if len(pool) < fewest * rule.clients:
         raise UsageError(
             f"fed.clients={rule.clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
-            f"than {HEURISTIC_FEWEST} for each client; lower fed.clients"
+            f"than {fewest} for each client; lower fed.clients"
         )
     available_C, test_available_C = (
         np.bincount(y, minlength=labels.classes) for y in (labels.train[pool], labels.test)
     )
     rng = stream(rule.seed, "partition/heuristic")
-    count_MC, test_count_MC = heuristic_counts(available_C, test_available_C, rule.clients, rule.beta, rng)
+    count_MC, test_count_MC = heuristic_counts(available_C, test_available_C, rule.clients, rule.beta, rng, fewest)
     train = _cut_classes(labels.train, pool, count_MC, rule.seed)
     by_class = [
         np.split(np.flatnonzero(labels.test == label), np.cumsum(count_M))[:-1]
@@ -399,16 +496,18 @@ def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     )
 
 
-def heuristic_counts(available_C, test_available_C, clients: int, beta: float, rng) -> tuple[np.ndarray, np.ndarray]:
+def heuristic_counts(
+    available_C, test_available_C, clients: int, beta: float, rng, fewest: int = HEURISTIC_FEWEST
+) -> tuple[np.ndarray, np.ndarray]:
     """(M,C) training and test images, of the first draw that gives each client enough."""
     for _ in range(HEURISTIC_DRAWS):
         share_CM = rng.dirichlet(np.full(clients, beta), len(available_C))
         count_MC, test_count_MC = capped_counts(share_CM, available_C), capped_counts(share_CM, test_available_C)
-        if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= HEURISTIC_FEWEST:
+        if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= fewest:
             return count_MC, test_count_MC
     raise UsageError(
         f"data.partition=heuristic: none of {HEURISTIC_DRAWS} draws with data.beta={beta:g} gave each of "
-        f"{clients} clients {HEURISTIC_FEWEST} training images; raise data.beta or lower fed.clients"
+        f"{clients} clients {fewest} training images; raise data.beta or lower fed.clients"
     )
 
 
@@ -482,7 +581,8 @@ def stratified_sizes(count_C: np.ndarray, test_share: float, rng: np.random.Gene
 def pooled(partition: Partition) -> Partition:
     """The same images with one client, who has those of all."""
     join = lambda parts: (_sorted(np.concatenate(parts)),)
-    return replace(partition, train=join(partition.train), test=join(partition.test), val=join(partition.val))
+    train, test, val = map(join, (partition.train, partition.test, partition.val))
+    return replace(partition, train=train, test=test, val=val, names=())
 
 
 DIVIDE: dict[str, Callable[[Labels, np.ndarray, Rule], Divided]] = {
@@ -490,5 +590,6 @@ DIVIDE: dict[str, Callable[[Labels, np.ndarray, Rule], Divided]] = {
     "iid": _iid,
     "natural": _natural,
     "shards": _shards,
+    "quantity": _quantity,
     "heuristic": _heuristic,
 }

@@ -39,17 +39,39 @@ class DataSettings:
     partition: str = setting(
         "dirichlet",
         "how it is partitioned; shards: each client a few classes; natural: by the client "
-        "ids in the file; heuristic: as the code released with FedHKD does, with "
-        "unequal sizes and repeated images, for comparison only",
-        choices=("dirichlet", "iid", "natural", "shards", "heuristic"),
+        "ids in the file; quantity: unequal sizes, one class mix; heuristic: as the code released with FedHKD does, "
+        "with unequal sizes and repeated images, for comparison only; file: as data.partition_file has it",
+        choices=("dirichlet", "iid", "natural", "shards", "quantity", "heuristic", "file"),
+    )
+    partition_file: str = setting(
+        "", "data.partition=file: the .npz or .json that `python -m hkd_hpc.data partition` wrote"
     )
     beta: float = setting(
-        0.5, "concentration of the Dirichlet class mixes (dirichlet, heuristic); smaller is less IID", above=0, high=1e9
+        0.5,
+        "concentration of the Dirichlet class mixes (dirichlet, heuristic) or sizes (quantity); smaller is less IID",
+        above=0,
+        high=1e9,
     )
     classes_per_client: int = setting(
         2,
         "data.partition=shards: shards of a client, each of one class or across the border of two",
         low=1,
         high=100_000,
+    )
+    min_images: int | None = setting(
+        None,
+        "fewest images of a client, local tests included; natural: smaller ones are left out; none: 1, heuristic: 10",
+        low=1,
+        high=1_000_000,
+    )
+    client_rotation: float = setting(
+        0.0, "each client's images are turned by an angle of its own, drawn from -D..D degrees; 0: not", low=0, high=180
+    )
+    client_noise: float = setting(
+        0.0,
+        "each client's images get Gaussian noise of a standard deviation of its own, drawn from 0..S of their range; "
+        "0: not",
+        low=0,
+        high=1,
     )
     partition_seed: int | None = setting(None, "seed of the partition; none: run.seed", low=0)

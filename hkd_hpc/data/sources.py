@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hkd_hpc.data import checks, readers
+from hkd_hpc.data.partition import able_ids
 from hkd_hpc.data.registry import SOURCES, Sizes, Source
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
@@ -124,15 +125,16 @@ def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size:
     return data
 
 
-def natural_clients(path: str | os.PathLike) -> int:
-    """How many clients the ids in the user's own file name; UsageError where there are none, or no such file."""
+def natural_clients(path: str | os.PathLike, min_images: int | None = None) -> int:
+    """How many clients with `min_images` or more images the ids in the user's own file name; UsageError where there are
+    none, or no such file."""
     check_present("file", "", path)
     ids = readers.read_clients(Path(path))
     if ids is None or not ids.size:
         raise UsageError(
             f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it"
         )
-    return len(np.unique(ids))
+    return len(able_ids(ids, min_images))
 
 
 def _checked(source: Source, found: readers.RawData, where: Path) -> DataSet:

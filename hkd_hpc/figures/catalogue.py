@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from hkd_hpc.figures import accuracy, costs, federation, traffic
 from hkd_hpc.figures.figure import Figure, NotRecorded
 from hkd_hpc.figures.groups import Group, by_setting, groups_of
-from hkd_hpc.figures.run import Run
+from hkd_hpc.figures.run import Planned, Run
 
 MOST_LINES = 12  # in one figure: of more, no reader finds hers in the legend
 KINDS = (*accuracy.KINDS, *federation.KINDS, *costs.KINDS, *traffic.KINDS)
@@ -19,6 +20,12 @@ def of_run(run: Run) -> list[Figure | NotRecorded]:
     """Every figure of one run; in the place of one that it has no numbers for, why."""
     groups = groups_of(with_rounds([run]))
     return [kind.of(groups) for kind in KINDS if kind.scope != "study"] if groups else []
+
+
+def of_partition(seed: int, partition: Mapping[str, Any]) -> Figure | NotRecorded:
+    """Who has what, of a partition as metrics.h5 has it and of its seed, before any run."""
+    [kind] = [kind for kind in KINDS if kind.name == "partition"]
+    return kind.of([Group("", "", (Planned({"run.seed": seed}, partition),))])
 
 
 def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,3 +31,18 @@ class Run(Protocol):
     def sessions(self) -> Sequence[Mapping[str, Any]]: ...
 
     def part(self, name: str) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that has not begun: its settings and its partition, as results.Run has them."""
+
+    settings: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    round_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    client_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    client_ranks: Sequence[int] = ()
+    sessions: Sequence[Mapping[str, Any]] = ()
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        return {}

@@ -53,6 +53,10 @@ OTHERS = (
     Entry("partition/train_count", "clients, classes", "int64", "images", "training images"),
     Entry("partition/global_test_count", "classes", "int64", "images", "of the official test split", 2),
     Entry("partition/class_name", "classes", "text", "", "where the data have names"),
+    Entry(
+        "partition/rotation_deg", "clients", "float64", "degrees", "by which a client's images are turned, if asked", 2
+    ),
+    Entry("partition/noise_std", "clients", "float64", "1", "of the noise on a client's images, of their range", 2),
     Entry("parameters/model", "", "int64", "1", "trainable numbers of the model"),
     Entry("parameters/held", "", "int64", "1", "in memory while a client trains, as the paper's Table 1 counts"),
     Entry("baselines/chance", "", "float64", "1", "accuracy of a fair die"),

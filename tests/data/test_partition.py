@@ -452,6 +452,90 @@ def test_the_right_number_of_natural_clients_is_named():
     assert "client_train" in rejection(LABELS, kind="natural", clients=3)
 
 
+def test_of_more_natural_clients_some_are_chosen_by_the_seed():
+    ids = np.arange(400) // 4  # 100 clients
+    labels = np.arange(400) % 2
+    chosen = {
+        (clients, seed): split(labels, kind="natural", clients=clients, seed=seed, client_train=ids)
+        for clients, seed in ((10, 0), (20, 0), (10, 1))
+    }
+    first = chosen[10, 0]
+    assert set(first.names) < set(chosen[20, 0].names)
+    assert set(first.names) != set(chosen[10, 1].names)
+    assert [sorted(own) for own in shares(first)] == [list(range(4 * int(n), 4 * int(n) + 4)) for n in first.names]
+    assert first.remark == "10 of 100 clients chosen (seed 0)"
+
+
+def test_small_natural_clients_are_left_out():
+    partition = natural(clients=2, min_images=8)
+    assert partition.names == ("7", "30")
+    assert partition.remark == "1 clients with fewer than 8 images left out"
+    assert [len(own) for own in shares(partition)] == [12, 8]
+    told = rejection(LABELS, kind="natural", clients=3, client_train=IDS, min_images=8)
+    assert told == "fed.clients=3: client_train names 2 clients with 8 or more images; set fed.clients=2"
+    told = rejection(LABELS, kind="natural", clients=3, client_train=IDS, min_images=13)
+    assert told == "data.min_images=13: the largest of 3 clients has 12"
+
+
+def test_names_of_natural_clients_are_those_of_the_chosen():
+    labels = Labels(LABELS, LABELS, 2, np.repeat([2, 0, 1], [8, 12, 4]), client_names=("ann", "bob", "zoë"))
+    rule = Rule(clients=2, kind="natural", seed=1, fraction=1.0, min_images=8)
+    assert make_partition(labels, rule).names == ("ann", "zoë")
+
+
+# ---- quantity skew
+
+
+@pytest.mark.parametrize("beta, fewest", [(0.1, None), (0.5, 20), (1e-300, 1), (1e9, 450)])
+def test_clients_of_unequal_sizes_have_one_class_mix(beta, fewest):
+    labels = np.repeat(np.arange(5), [2500, 1000, 1000, 300, 200])
+    partition = split(labels, kind="quantity", fraction=0.9, public_fraction=0.1, beta=beta, min_images=fewest)
+    owned = shares(partition)
+    sizes = np.array([len(own) for own in owned])
+    assert sizes.sum() == 4500
+    assert sizes.min() >= (fewest or 1)
+    assert len(np.unique(np.concatenate([*owned, partition.public]))) == 5000
+    count = count_MC(owned, labels, 5)
+    pool_C = np.bincount(np.delete(labels, partition.public), minlength=5)
+    assert (abs(count - sizes[:, None] * pool_C / pool_C.sum()) <= 4).all()  # whatever the size
+
+
+def test_sizes_follow_beta():
+    labels = balanced(5000, 10)
+
+    def largest(beta: float, **more) -> int:
+        return max(len(own) for own in shares(split(labels, kind="quantity", beta=beta, **more)))
+
+    assert largest(1e9) <= 501
+    assert 700 < largest(0.5) < 4900
+    assert largest(1e-300, min_images=30) == 5000 - 9 * 30  # one client has all that is beyond the fewest
+    assert split(labels, kind="quantity").sha256[:16] == split(labels, kind="quantity").sha256[:16]
+    assert split(labels, kind="quantity", seed=2).sha256 != split(labels, kind="quantity").sha256
+
+
+def test_moments_of_the_sizes():
+    """Dir(.5, .5, .5, .5): mean 1/4, variance (1/4)(3/4) / (2 + 1) = .0625."""
+    labels = np.zeros(400, np.int64)
+    size_SM = np.array(
+        [[len(own) for own in shares(split(labels, kind="quantity", clients=4, seed=seed))] for seed in range(300)]
+    )
+    share_SM = (size_SM - 1) / 396  # each has one image before the rest is shared
+    assert np.allclose(share_SM.mean(0), 0.25, atol=0.06)
+    assert np.allclose(share_SM.var(0), 0.0625, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "shards", "quantity"])
+def test_what_all_clients_cannot_have_is_rejected(kind):
+    told = rejection(balanced(1000, 10), kind=kind, min_images=101)
+    assert told.startswith("data.min_images=101: 10 clients get 100 images each; lower it or fed.clients")
+    assert len(split(balanced(1000, 10), kind=kind, min_images=100).train) == 10
+
+
+def test_the_heuristic_draws_until_clients_have_enough():
+    partition = split(balanced(1000, 10), kind="heuristic", min_images=60)
+    assert min(len(own) for own in partition.train) >= 60
+
+
 # ---- shards
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a temporary failure, try again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -22,6 +22,7 @@ class Terminated(BaseException):
 
 
 FROM_OUTSIDE = (KeyboardInterrupt, Terminated)  # what ends a process whosever code is running
+RAISED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}  # where no control thread listens
 
 
 class StopRequest:
@@ -35,13 +36,8 @@ class StopRequest:
         """Within it the signals are noted instead of ending the process; in another than the main thread they cannot
         be.
         """
-        main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.signal(number, self._note) for number in SIGNALS} if main else {}
-        try:
+        with handled(SIGNALS, self._note):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = number
@@ -61,19 +57,27 @@ def handlers_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def handled(numbers: Sequence[int], handle: Callable[[int, object], None]) -> Iterator[None]:
+    """Within it these signals call `handle(number, frame)`; in another than the main thread nothing changes."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in numbers} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
     """Ctrl-C within it counts at its end: where HDF5 calls back into Python an exception is only printed and lost, and
     where torch's C++ does while it is imported, it aborts the process.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
-        yield
+        with handled([signal.SIGINT], lambda number, frame: came.append(number)):
+            yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if came:
             signal.raise_signal(signal.SIGINT)
 

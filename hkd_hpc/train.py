@@ -14,6 +14,7 @@ import io
 import itertools
 import os
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,8 +94,17 @@ def with_rank(problem: Exception, rank: int) -> Exception:
 
 def work(request: Request, world: World, stop: StopRequest) -> bool:
     """The run in its folder; False when it was stopped before its end."""
-    with run_folder(request, world.rank) as folder:
-        return work_in(folder, request, world, stop)
+    held, closing = contextlib.ExitStack(), threading.Lock()
+
+    def give_back() -> None:
+        with closing:  # who comes second waits for the first, for the process may end then
+            held.close()
+
+    world.control.give_back_after_failure(give_back)  # another rank's failure ends the process without coming by here
+    try:
+        return work_in(held.enter_context(run_folder(request, world.rank)), request, world, stop)
+    finally:
+        give_back()
 
 
 def work_in(folder: RunFolder | None, request: Request, world: World, stop: StopRequest) -> bool:
@@ -189,8 +199,9 @@ def run_folder(request: Request, rank: int, on_lost: Callable[[str], None] | Non
     if request.dry_run and request.out:
         yield RunFolder(request.out, warn=messages.warn)
         return
-    made = request.out is None or not request.out.exists()
     folder = RunFolder(request.out or new_folder(request.config), warn=messages.warn)
+    made = [path for path in (folder.checkpoint_folder, folder.path) if not path.exists()]
+    made += [folder.path] * (request.out is None)
     folder.create()
     unused = False
     try:
@@ -202,12 +213,12 @@ def run_folder(request: Request, rank: int, on_lost: Callable[[str], None] | Non
             try:
                 yield folder
             finally:
-                unused = made and not folder.holds_run()
+                unused = not folder.holds_run()
     finally:
         if unused:
             with contextlib.suppress(OSError):
-                folder.checkpoint_folder.rmdir()
-                folder.path.rmdir()
+                for path in made:
+                    path.rmdir()
 
 
 def new_folder(config: Config) -> Path:

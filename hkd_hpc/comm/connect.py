@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from hkd_hpc.comm.control.rendezvous import Topology
 from hkd_hpc.comm.cores import describe_cores, describe_ranks, own_cores
@@ -23,23 +23,28 @@ from hkd_hpc.comm.transports.base import Comm, ControlPlane, RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.comm.transports.mpi import MpiComm, MpiWorld
 from hkd_hpc.errors import UsageError
-from hkd_hpc.stop import interrupts_held
-
-if TYPE_CHECKING:
-    pass
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def connect(
-    control: ControlPlane, topology: Topology, address: str, mpi: MpiWorld | None, requested: str, backend: str
+    control: ControlPlane,
+    topology: Topology,
+    address: str,
+    mpi: MpiWorld | None,
+    requested: str,
+    backend: str,
+    signals_safe: AbstractContextManager[None],
 ) -> Comm:
-    """Choose this rank's device and the transport of all, and return the communicator. See World.connect."""
+    """Choose this rank's device and the transport of all, and return the communicator. See World.connect.
+
+    `signals_safe`: within it no signal raises an exception, which would abort the process in torch's C++.
+    """
     if requested not in DEVICES:
         raise UsageError(f"run.device={requested} is unknown; allowed: {', '.join(DEVICES)}")
     if topology.size > 1 and (mpi is None or backend in ("gloo", "nccl")):  # for certain, before anybody pays for torch
         check_interfaces(os.environ, backend == "nccl")
-    with interrupts_held():
+    with signals_safe:
         import torch  # takes seconds: only once the input is known to be good
 
     index = pick_device(topology.local_rank + device_offset(os.environ), visible_devices(requested))

@@ -13,10 +13,11 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hkd_hpc.comm.control.base import Control, Failure, NullControl
+from hkd_hpc.comm.control.base import Control, Failure, NullControl, leave
 from hkd_hpc.comm.control.coordinator import Coordinator, Peer
 from hkd_hpc.comm.control.rendezvous import (
     Address,
@@ -37,7 +38,7 @@ from hkd_hpc.comm.launchers import Hint, check_world, read_hint, without_mpi
 from hkd_hpc.errors import LinkError, RunError, UsageError
 from hkd_hpc.runtime.frames import place_of, trace_of
 from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import Terminated
+from hkd_hpc.stop import RAISED_BY, Terminated, handled, interrupts_held
 
 if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare it and torch, and point downward
     from hkd_hpc.comm.transports.base import Comm
@@ -162,7 +163,9 @@ class World:
         from hkd_hpc.comm.connect import connect
 
         self.control.set_status(None, "import of torch")
-        self._comm = connect(self.control, self.topology, self.address, self._mpi, device, backend)
+        self._comm = connect(
+            self.control, self.topology, self.address, self._mpi, device, backend, self._signals_safe()
+        )
         self.control.set_status(None, "set-up")
         return self._comm
 
@@ -183,6 +186,16 @@ class World:
     def mpi_libraries(self) -> tuple[str, str] | None:
         """(the MPI that mpi4py was built for, the one that is loaded), None in a world without MPI."""
         return self._mpi.libraries() if self._mpi else None
+
+    def _signals_safe(self) -> AbstractContextManager[None]:
+        """Within it a signal that elsewhere raises an exception ends the job at once."""
+        return handled(self.control.raising_signals, self._end_by)
+
+    def _end_by(self, number: int, frame: object) -> NoReturn:
+        """A handler of a signal: as its exception, wherever it would come to."""
+        failure = self._failure(RAISED_BY[signal.Signals(number)]())
+        self.control.report_failure(failure)
+        leave(failure.code)
 
     def __enter__(self) -> World:
         return self
@@ -234,6 +247,9 @@ class World:
 
 class _Alone(World):
     """Ends neither the process nor its signals' handlers."""
+
+    def _signals_safe(self) -> AbstractContextManager[None]:
+        return interrupts_held()
 
     def __exit__(self, *_: object) -> None:
         self.control.finish()

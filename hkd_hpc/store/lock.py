@@ -124,12 +124,12 @@ class RunLock:
 
     def release(self) -> None:
         """Give the lock back if it is still ours; harmless when it is not held."""
-        if not self._thread:
+        thread, self._thread = self._thread, None
+        if not thread:
             return
         self._stop.set()
-        if self._thread is not threading.current_thread():  # as when on_lost gives up the run
-            self._thread.join()
-        self._thread = None
+        if thread is not threading.current_thread():  # as when on_lost gives up the run
+            thread.join()
         seen = _look(self.path)
         if seen and seen.content == self._content:
             with contextlib.suppress(OSError):

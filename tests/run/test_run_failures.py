@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -203,6 +206,94 @@ def stop_for_good():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+# ---- a set-up that fails
+
+FAILS = """
+from hkd_hpc.schemes.base import Scheme
+
+class Fails(Scheme):
+    def __init__(self, *given):
+        raise ArithmeticError("on purpose")
+"""
+
+
+def without_gpu():
+    from hkd_hpc.comm import connect
+
+    connect.visible_devices = lambda requested: 0
+
+
+def with_other_data():
+    from hkd_hpc import assemble
+
+    original = assemble.node_copy
+
+    def node_copy(*given):
+        dataset = original(*given)
+        return dataclasses.replace(dataset, x_train=dataset.x_train[1:], y_train=dataset.y_train[1:])
+
+    assemble.node_copy = node_copy
+
+
+class SetUpFault(NamedTuple):
+    """What is wrong on some ranks, and the line that says so."""
+
+    told: str
+    settings: tuple[str, ...] = ()
+    on: Callable[[int, int], bool] = lambda rank, size: True
+    action: Callable[[], None] = lambda: None
+
+
+def last(rank, size):
+    return rank == size - 1
+
+
+SET_UP_FAULTS = {
+    "device": SetUpFault("torch sees no CUDA or ROCm device", ("run.device=cuda",), action=without_gpu),
+    "data": SetUpFault("junk.npz", ("data.path={folder}/junk.npz",)),
+    "scheme": SetUpFault("ArithmeticError: on purpose", ("scheme.name=failing:Fails",)),
+    "exit": SetUpFault("left the job with sys.exit(0)", on=last, action=lambda: install("set-up", KINDS["exit"])),
+    "killed": SetUpFault("ended without an error message", on=last, action=lambda: install("set-up", KINDS["kill"])),
+    "other data": SetUpFault("ranks [2] have another data", on=last, action=with_other_data),
+}
+ONE_RANK = ("data", "scheme", "exit")
+
+
+@pytest.fixture(scope="module")
+def faulty(data, tmp_path_factory):
+    """faulty(size, fault, out): such a job, and the lines of ours."""
+    folder = tmp_path_factory.mktemp("faulty")
+    (folder / "junk.npz").write_bytes(b"no zip file")
+    toy.write_module(folder, "failing", FAILS)
+
+    def job(size, fault, out):
+        def patch(rank):
+            sys.path.insert(0, str(folder))
+            if fault.on(rank, size):
+                fault.action()
+
+        more = [word.format(folder=folder) for word in fault.settings]
+        results = toy.train(size, *toy.settings(data, *more), "--out", out, patch=patch)
+        assert all(result.exit_code != 0 for result in results), results
+        return toy.our_lines(result.output for result in results)
+
+    return job
+
+
+@pytest.mark.parametrize("size, fault", [(1, name) for name in ONE_RANK] + [(3, name) for name in SET_UP_FAULTS])
+def test_a_set_up_that_fails_leaves_nothing(tmp_path, faulty, size, fault):
+    [line] = faulty(size, SET_UP_FAULTS[fault], tmp_path / "run")
+    assert SET_UP_FAULTS[fault].told in line
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("size, fault", [(1, "scheme"), (3, "exit")])
+def test_a_set_up_that_fails_leaves_a_folder_of_the_user_as_it_was(tmp_path, faulty, size, fault):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert len(faulty(size, SET_UP_FAULTS[fault], tmp_path)) == 1
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
 # ---- under a real mpirun
 
 FAULTY = """
@@ -234,6 +325,16 @@ def test_a_client_rank_fails_under_mpirun(tmp_path, data, action, words):
     assert len(lines) == 1, err
     assert all(word in lines[0] for word in words), err
     assert toy.checkpoint(tmp_path / "run", 1)["round"] == 1
+
+
+@pytest.mark.mpi
+def test_a_set_up_that_fails_under_mpirun_leaves_nothing(tmp_path, data):
+    settings = toy.settings(data, "run.device=cuda")
+    code, out, err = toy.mpirun(3, *settings, "--out", tmp_path / "run", env={"CUDA_VISIBLE_DEVICES": ""})
+    [line] = toy.our_lines([out, err])
+    assert "torch sees no CUDA or ROCm device for ranks 0-2" in line
+    assert code == 2
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.mpi

@@ -12,6 +12,7 @@ import sys
 import pytest
 import toy
 
+from hkd_hpc import train
 from hkd_hpc.stop import STOPPED
 
 
@@ -148,10 +149,14 @@ def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight,
     assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][: len(wanted)][:done] == wanted[:done]
 
 
-def test_ctrl_c_while_torch_is_imported_counts_once_it_is_there(tmp_path):
-    """In the middle its C++ aborts the process."""
+@pytest.mark.parametrize(
+    "number, code, told",
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, f"ended by signal 15 (SIGTERM). {train.ENDING}")],
+)
+def test_a_signal_while_torch_is_imported_ends_the_run_at_once(tmp_path, number, code, told):
+    """Not by an exception: torch's C++ would abort the process."""
     (tmp_path / "torch.py").write_text(
-        "import signal\nprint('begins')\nsignal.raise_signal(signal.SIGINT)\nprint('is imported')\n"
+        f"import signal\nprint('begins')\ntry:\n    signal.raise_signal({number})\nfinally:\n    print('is imported')\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "hkd_hpc.train", "fed.rounds=1", "--out", tmp_path / "run"],
@@ -160,6 +165,6 @@ def test_ctrl_c_while_torch_is_imported_counts_once_it_is_there(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout) == (130, "begins\nis imported\n")
-    assert done.stderr == "hkd_hpc: phase import of torch: interrupted\n"
+    assert (done.returncode, done.stdout) == (code, "begins\n")
+    assert done.stderr == f"hkd_hpc: phase import of torch: {told}\n"
     assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hkd_hpc.comm.control.link import Link
 from hkd_hpc.comm.control.rendezvous import Member
@@ -73,10 +73,12 @@ class NullControl:
 
     timeout_s = 0.0
     ending = ENDING
+    raising_signals = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.place = Place()
         self._note_failure: Callable[[str], None] = nowhere
+        self._give_back: Callable[[], None] = nothing
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _raise_terminated)
 
@@ -94,6 +96,10 @@ class NullControl:
     def note_failures(self, note: Callable[[str], None]) -> None:
         """`note` gets what is printed of a failure too."""
         self._note_failure = note
+
+    def give_back_after_failure(self, give_back: Callable[[], None]) -> None:
+        """`give_back` is called where a failure ends this process."""
+        self._give_back = give_back
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """No other rank to wait for."""
@@ -113,6 +119,7 @@ class NullControl:
         """Print it."""
         write_stderr(f"hkd_hpc: {failure.text}")
         self._note_failure(failure.text)
+        self._give_back()
 
     def finish(self) -> None:
         """Give the signal back."""
@@ -130,9 +137,11 @@ class Control:
         place: where this rank is, as `set_status` says.
         ending: a sentence below what went wrong: that the job ends, and what is left of its work, which the program
             knows and may set.
+        raising_signals: those that raise an exception in the main thread.
     """
 
     ending = ENDING
+    raising_signals: Sequence[int] = (signal.SIGINT,)
 
     def __init__(
         self,
@@ -153,6 +162,7 @@ class Control:
         self._continued_s: float | None = None
         self._count_steps: Callable[[], int] = int
         self._note_failure: Callable[[str], None] = nowhere
+        self._give_back: Callable[[], None] = nothing
         self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -179,6 +189,12 @@ class Control:
     def note_failures(self, note: Callable[[str], None]) -> None:
         """On rank 0 `note` gets what is printed of a failure of the job too; it is waited for half a second."""
         self._note_failure = note
+
+    def give_back_after_failure(self, give_back: Callable[[], None]) -> None:
+        """On rank 0 `give_back` is called where a failure of the job ends this process, whose main thread may be
+        anywhere but in `uninterrupted`; it is waited for half a second.
+        """
+        self._give_back = give_back
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]:
         """Wait until every rank is at this barrier, and gather a value of each.
@@ -378,7 +394,11 @@ def nowhere(text: str) -> None:
     """Who notes nothing."""
 
 
-def leave(code: int) -> None:
+def nothing() -> None:
+    """What there is to give back."""
+
+
+def leave(code: int) -> NoReturn:
     """End the process now: no atexit (MPI's would block), but what was printed gets out, if that takes no time."""
     shortly(_flush_streams)
     os._exit(code)

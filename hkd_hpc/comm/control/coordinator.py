@@ -188,11 +188,13 @@ class Coordinator(Control):
         if failure.code == 128 + signal.SIGTERM and self._is_ended_by_launcher():
             write_mpirun_stderr(self._chain[-1][1], f"hkd_hpc: {failure.text}")
         saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
+        if saved:
+            shortly(self._give_back)
         self._send_all({"kind": "abort", "code": failure.code})
         self._drain()
         shortly(partial(self._note_failure, failure.text))
-        if not saved:
-            self._saving.acquire(timeout=SAVE_S)
+        if not saved and self._saving.acquire(timeout=SAVE_S):
+            shortly(self._give_back)
         leave(failure.code)
 
     def _with_summary(self, failure: Failure) -> Failure:

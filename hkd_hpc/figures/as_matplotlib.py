@@ -78,7 +78,7 @@ def draw(figure: Figure) -> Canvas:
         assert isinstance(figure, Lines | Bars | HeatMap)
         canvas = _heat_map(figure) if isinstance(figure, HeatMap) else _panels(figure)
         canvas.draw_without_rendering()  # finds the layout once, for whatever formats it is saved in
-        canvas.set_layout_engine("none")
+        canvas.set_layout_engine(None)  # not "none": savefig would look for it again, by drawing everything twice
         return canvas
 
 

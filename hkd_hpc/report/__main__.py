@@ -1,6 +1,6 @@
 """Runs or whole studies as one HTML file for the browser: tables, figures, what happened, how to reproduce it.
 
-python -m hkd_hpc.report RUN|STUDY ... --out report.html [--figures DIR]
+python -m hkd_hpc.report RUN|STUDY ... --out report.html [--figures DIR [--each-run]]
 python -m hkd_hpc.report RUN --follow [--wait]
 """
 
@@ -12,7 +12,7 @@ from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import write_figures
@@ -33,14 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
     stopped.
     """
     options = make_parser().parse_args(arguments)
+    if options.each_run and options.figures is None:
+        raise UsageError("--each-run: is for --figures; name a folder for them")
     return follow_one(options) if options.follow or options.wait else write(options)
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m hkd_hpc.report", description=first_paragraph(__doc__))
+    parser = Parser(prog=program_of("hkd_hpc.report"), description=first_paragraph(__doc__))
     parser.add_argument("paths", nargs="+", metavar="RUN|STUDY", help="folders of runs, sweeps, comparisons")
     parser.add_argument("--out", metavar="FILE.html", help="the report (default: report.html)", default="report.html")
     parser.add_argument("--figures", metavar="DIR", help="write the figures there too: PDF, SVG, PNG and CSV")
+    parser.add_argument(
+        "--each-run", action="store_true", help="with --figures: of many runs also those that the report has of one"
+    )
     parser.add_argument("--follow", action="store_true", help="no report: show one run while it trains, until its end")
     parser.add_argument(
         "--wait", action="store_true", help="with --follow: wait for a run that is not there, or stopped"
@@ -65,8 +70,10 @@ def write(options: Namespace) -> int:
     replace_text(out, page.html_of(found))
     messages.say(f"{out}: {told(runs)}")
     if folder:
-        write_figures(list(page.all_figures(found)), folder)
-        messages.say(f"{folder}: the figures as PDF, SVG, PNG and CSV")
+        drawn = page.figures_for_paper(found, options.each_run)
+        write_figures(drawn, folder)
+        hint = "" if options.each_run or not found.drawn[1:] else "; --each-run writes those of single runs too"
+        messages.say(f"{folder}: {len(drawn)} figures, each as PDF, SVG, PNG and CSV{hint}")
     return 0
 
 

@@ -171,7 +171,7 @@ def html_of(page: Page) -> str:
     return environment.get_template("page.html.j2").render(
         page=page,
         mark=MARK,
-        plots=json_for_script({figure.name: figures.plotly_of(figure) for figure in all_figures(page)}),
+        plots=json_for_script({figure.name: figures.plotly_of(figure) for figure in all_figures(page.drawn)}),
         plotly=get_plotlyjs(),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         version=versions.text(),
@@ -194,8 +194,13 @@ def is_drawn(figure: Figure | NotRecorded) -> bool:
     return isinstance(figure, Figure)
 
 
-def all_figures(page: Page) -> Iterable[Figure]:
-    return (figure for part in page.drawn for figure in part.figures if isinstance(figure, Figure))
+def all_figures(parts: Iterable[Drawn]) -> Iterable[Figure]:
+    return (figure for part in parts for figure in part.figures if isinstance(figure, Figure))
+
+
+def figures_for_paper(page: Page, each_run: bool) -> list[Figure]:
+    """Of one run all that the page has, of many those over the seeds, and with `each_run` those of single runs too."""
+    return list(all_figures(page.drawn if each_run else page.drawn[:1]))
 
 
 def json_for_script(value: Any) -> str:

@@ -15,7 +15,7 @@ from small_study import EVIL, PAPER, write_study
 from hkd_hpc.config import load_toml
 from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.jobs import load_study
-from hkd_hpc.report import paper
+from hkd_hpc.report import page, paper
 from hkd_hpc.report.__main__ import main
 from hkd_hpc.report.trials import trials_of
 from hkd_hpc.results import find_runs
@@ -291,3 +291,16 @@ def test_without_the_extra_one_line_says_what_to_install(study, tmp_path, capsys
     assert line_of(capsys) == (
         "hkd_hpc: jinja2 is not installed, and the report needs it: pip install 'hkd_hpc[report]'"
     )
+
+
+def test_figures_on_paper_are_those_of_the_study_and_of_single_runs_where_asked_for(study):
+    found = page.page_of(find_runs(study))
+    over_seeds, every = (
+        [figure.name for figure in page.figures_for_paper(found, each_run)] for each_run in (False, True)
+    )
+    assert "accuracy_rounds" in over_seeds[0]
+    assert not [name for name in over_seeds if name.endswith("_s0")]
+    assert every[: len(over_seeds)] == over_seeds
+    assert {name.rpartition("_")[2] for name in every[len(over_seeds) :]} == {"s0", "restless"}
+    alone = page.page_of(find_runs(study / "fedavg-s0"))
+    assert len(page.figures_for_paper(alone, False)) == len(list(page.all_figures(alone.drawn))) > 10

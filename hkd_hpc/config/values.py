@@ -87,7 +87,7 @@ def with_clients_of_data(config: Config, asked) -> Config:
     if data.partition == "file":
         clients = clients_of(data.partition_file, config.fed.clients if "fed.clients" in asked else None)
     elif data.partition == "natural" and "fed.clients" not in asked:
-        clients = natural_clients(data.path, data.min_images)
+        clients = natural_clients(data.path, data.min_images, data.name)
     else:
         return config
     return from_values({**as_values(config), "fed.clients": clients})

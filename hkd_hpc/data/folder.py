@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import warnings
 from collections import Counter
@@ -213,13 +214,13 @@ def _pixels(
     return images
 
 
-def read_image(file: Path, side_px: int | None) -> tuple[np.ndarray, list[str]]:
+def read_image(file: Path, side_px: int | None, content: bytes | None = None) -> tuple[np.ndarray, list[str]]:
     """(one image as RGB, (3,H,W) uint8, upright; what was changed): grey is repeated, a palette looked up, transparency
-    dropped, of several frames the first taken."""
+    dropped, of several frames the first taken. `content`: its bytes, where `file` says only what messages call it."""
     from PIL import Image
 
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(file if content is None else io.BytesIO(content), formats=FORMATS) as image:
             _check_mode(file, image.mode)
             changes = _changes(image)
             image.load()

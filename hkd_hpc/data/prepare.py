@@ -104,7 +104,8 @@ def _only_one(folder: Path, name: str, say: Say) -> Iterator[None]:
 
 def _get(download: Download, folder: Path, name: str, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
-        own = folder / download.file_name
+        own = folder / download.path
+        own.parent.mkdir(parents=True, exist_ok=True)
         is_good = _is_good(own, download.md5, say)
         archive = own if is_good else _fetch(download, Path(temporary), say)
         if not download.members:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch; `members` are the (path, md5) that an archive unpacks to; without any it stays itself."""
+    """One file to fetch; `members` are the (path, md5) that an archive unpacks to; without any it stays itself, in
+    `folder` below the data folder.
+    """
 
     url: str
     md5: str
     members: tuple[tuple[str, str], ...] = ()
+    folder: str = ""
 
     @property
     def file_name(self) -> str:
@@ -24,9 +27,14 @@ class Download:
         return self.url.rsplit("/", 1)[-1]
 
     @property
+    def path(self) -> str:
+        """Below the data folder, where it has no members or somebody put it there."""
+        return f"{self.folder}/{self.file_name}" if self.folder else self.file_name
+
+    @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """(path below the data folder, md5) of everything that stays there."""
-        return self.members or ((self.file_name, self.md5),)
+        return self.members or ((self.path, self.md5),)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Source:
     path_help: str = ""
     resizes: bool = False  # reads data.image_size
     has_clients: bool = False  # may bring client ids, for data.partition=natural
+    read_clients: str = ""  # module:function of data.path, which gives those of the training split alone
 
     @property
     def is_own(self) -> bool:
@@ -79,7 +88,31 @@ class Source:
     def files(self, dir: str | os.PathLike, path: str | os.PathLike) -> list[Path]:
         """What is read: files, or the folder of them."""
         where = self.where(dir, path)
-        return [where / file for file in self.needed_files] or [where]
+        return [_or_unpacked(where / file) for file in self.needed_files] or [where]
+
+
+def _or_unpacked(path: Path) -> Path:
+    """The file; or, where that alone is there, what somebody unpacked it to: without .gz, or the folder of a .zip."""
+    unpacked = path.with_suffix("")
+    return unpacked if path.suffix in (".gz", ".zip") and unpacked.exists() and not path.exists() else path
+
+
+def _mnist(name: str, folder: str, base: str, md5s: tuple[str, str, str, str]) -> Source:
+    """MNIST and what has its form: four IDX files of 60,000 + 10,000 images, where torchvision has them too."""
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    downloads = tuple(Download(f"{base}{one}-ubyte.gz", md5, folder=folder) for one, md5 in zip(names, md5s))
+    return Source(name, "hkd_hpc.data.idx:read_mnist", Sizes(60_000, 10_000, 10), downloads=downloads)
+
+
+def _emnist(split: str, train: int, test: int, classes: int) -> Source:
+    """One split of EMNIST (Cohen et al. 2017); all are in one zip, which stays packed."""
+    url, md5 = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
+    return Source(
+        f"emnist_{split}",
+        f"hkd_hpc.data.idx:read_emnist_{split}",
+        Sizes(train, test, classes),
+        downloads=(Download(url, md5, folder="EMNIST/raw"),),
+    )
 
 
 SOURCES = {
@@ -131,6 +164,42 @@ SOURCES = {
                 Download("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
             ),
         ),
+        _mnist(
+            "mnist",
+            "MNIST/raw",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            (
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "ec29112dd5afa0611ce80d1b7f02629c",
+            ),
+        ),
+        _mnist(
+            "fashion_mnist",
+            "FashionMNIST/raw",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            (
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+        ),
+        _emnist("byclass", 697_932, 116_323, 62),
+        _emnist("bymerge", 697_932, 116_323, 47),
+        _emnist("balanced", 112_800, 18_800, 47),
+        _emnist("letters", 124_800, 20_800, 26),
+        _emnist("digits", 240_000, 40_000, 10),
+        _emnist("mnist", 60_000, 10_000, 10),
+        Source(
+            "tinyimagenet",
+            "hkd_hpc.data.tinyimagenet:read_tinyimagenet",
+            Sizes(100_000, 10_000, 200, (3, 64, 64)),
+            downloads=(
+                Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+            ),
+        ),
         Source(
             "file",
             "hkd_hpc.data.readers:read_file",
@@ -139,6 +208,7 @@ SOURCES = {
             needs="data.path=P, an .npz or .h5 file",
             path_help="an .npz or .h5 with x_train y_train x_test y_test",
             has_clients=True,
+            read_clients="hkd_hpc.data.readers:read_clients",
         ),
         Source(
             "folder",
@@ -148,6 +218,16 @@ SOURCES = {
             needs="data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/",
             path_help="a folder with images in train/<class>/ and test/<class>/",
             resizes=True,
+        ),
+        Source(
+            "leaf",
+            "hkd_hpc.data.leaf:read_leaf",
+            "hkd_hpc.data.leaf:sizes_of_leaf",
+            check="hkd_hpc.data.leaf:check_leaf",
+            needs="data.path=DIR with LEAF's DIR/train/*.json and DIR/test/*.json",
+            path_help="a folder of LEAF's with train/*.json and test/*.json",
+            has_clients=True,
+            read_clients="hkd_hpc.data.leaf:read_users",
         ),
     )
 }

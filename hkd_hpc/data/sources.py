@@ -97,7 +97,7 @@ def _check_files(source: Source, dir: Path) -> None:
 
 
 def _has_content(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size > 0
+    return file.is_dir() or (file.is_file() and file.stat().st_size > 0)  # a folder: of an archive that was unpacked
 
 
 def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size: int | None = None) -> DataSet:
@@ -125,11 +125,11 @@ def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size:
     return data
 
 
-def natural_clients(path: str | os.PathLike, min_images: int | None = None) -> int:
-    """How many clients with `min_images` or more images the ids in the user's own file name; UsageError where there are
-    none, or no such file."""
-    check_present("file", "", path)
-    ids = readers.read_clients(Path(path))
+def natural_clients(path: str | os.PathLike, min_images: int | None = None, name: str = "file") -> int:
+    """How many clients with `min_images` or more images the ids in the user's own data name; UsageError where there are
+    none, or no such data."""
+    check_present(name, "", path)
+    ids = load_object(SOURCES[name].read_clients, f"data.name={name}")(Path(path))
     if ids is None or not ids.size:
         raise UsageError(
             f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import http.server
 import io
@@ -16,8 +18,9 @@ import threading
 import time
 
 import pytest
+from idx_files import save_mnist
 
-from hkd_hpc.data import prepare
+from hkd_hpc.data import prepare, sources
 from hkd_hpc.data.registry import SOURCES, Download
 from hkd_hpc.errors import RunError, UsageError
 
@@ -302,6 +305,41 @@ def test_a_mirror_keeps_names_and_sums():
         prepare.from_mirror(SOURCES["svhn"].downloads, "/data")
 
 
+def test_files_of_equal_names_lie_in_folders_of_their_own(tmp_path):
+    """MNIST and Fashion-MNIST, got from a server; what was got is what the reader takes."""
+    for seed, name in enumerate(("mnist", "fashion_mnist")):
+        mirror = save_mnist(tmp_path / f"mirror{seed}", name)
+        local = []
+        for one in SOURCES[name].downloads:
+            content = (mirror / one.path).read_bytes()
+            local.append(dataclasses.replace(one, md5=md5(content)))
+        with serve_folder(mirror / local[0].folder) as address:
+            prepare.prepare(name, prepare.from_mirror(tuple(local), address), tmp_path / "data", print)
+        assert sources.load(name, tmp_path / "data", "").classes == 10
+    assert sorted(path.name for path in (tmp_path / "data").iterdir() if path.is_dir()) == ["FashionMNIST", "MNIST"]
+
+
+def test_addresses_and_sums_are_torchvisions():
+    datasets = pytest.importorskip("torchvision.datasets")
+    for name, theirs in {"mnist": datasets.MNIST, "fashion_mnist": datasets.FashionMNIST}.items():
+        own = SOURCES[name].downloads
+        assert [(one.file_name, one.md5) for one in own] == theirs.resources
+        assert {one.url.removesuffix(one.file_name) for one in own} <= set(theirs.mirrors)
+    for split in datasets.EMNIST.splits:
+        [one] = SOURCES[f"emnist_{split}"].downloads
+        assert (one.url, one.md5) == (datasets.EMNIST.url, datasets.EMNIST.md5)
+
+
+@contextlib.contextmanager
+def serve_folder(folder):
+    """An HTTP server of a folder's files; yields its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 # ---- the command line
 
 
@@ -316,7 +354,7 @@ def command(*words: str) -> tuple[int, str, str]:
         ([], "are required"),
         (["fetch", "svhn"], "invalid choice: 'fetch'"),
         (["prepare"], "NAME"),
-        (["prepare", "mnist", "--dir", "x"], "invalid choice: 'mnist'"),
+        (["prepare", "imagenet", "--dir", "x"], "invalid choice: 'imagenet'"),
         (["prepare", "svhn"], "--dir is missing"),
         (["prepare", "svhn", "--dir"], "--dir"),
         (["prepare", "svhn", "--dir", "x", "--bogus"], "--bogus"),

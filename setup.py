@@ -50,10 +50,12 @@ setup(
             "matplotlib>=3.8",  # figures as PDF, SVG and PNG
             "rich>=13",  # --follow: a run while it trains, in a terminal
         ],
+        "optuna": ["optuna>=4"],  # tuning.sampler="optuna" of a comparison: TPE in place of draws from the grid
         "tensorboard": ["tensorboard>=2.12"],  # run.loggers=tensorboard writes with its own writer, export too
         "test": [
             "jinja2>=3.1",
             "matplotlib>=3.8",
+            "optuna>=4",
             "playwright>=1.50",  # drives the system's Chromium, which opens the report
             "plotly>=6",
             "pandas>=2",

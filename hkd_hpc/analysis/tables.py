@@ -1,10 +1,11 @@
-"""Accuracies over seeds, and the tables that show them: Markdown, LaTeX (booktabs), CSV, HTML."""
+"""Accuracies over seeds, and the tables that show them: Markdown, LaTeX (booktabs), CSV, JSON, HTML."""
 
 from __future__ import annotations
 
 import csv
 import io
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -139,14 +140,28 @@ class Table:
 
     def csv(self) -> str:
         """For programs: of a mean the number, half of its interval and the seeds in columns of their own."""
-        columns = [[parts_of(row[place]) for row in self.rows] for place in range(len(self.head))]
-        parts = [list(dict.fromkeys(["", *(name for cell in cells for name in cell)])) for cells in columns]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([f"{title}{name}" for title, names in zip(self.titles(), parts) for name in names])
-        for row in zip(*columns):
-            writer.writerow([cell.get(name, "") for cell, names in zip(row, parts) for name in names])
+        head, rows = self._parts()
+        csv.writer(text, lineterminator="\n").writerows([[f"{title}{name}" for title, name, _ in head], *rows])
         return text.getvalue().rstrip("\n")
+
+    def records(self) -> list[dict[str, str | float | None]]:
+        """A row as {column of the CSV: text, number, or None where nothing was measured}."""
+        head, rows = self._parts()
+        return [
+            {
+                f"{title}{name}": text if place < self.names else as_number(text)
+                for (title, name, place), text in zip(head, row)
+            }
+            for row in rows
+        ]
+
+    def _parts(self) -> tuple[list[tuple[str, str, int]], list[list[str]]]:
+        """((title, part, column) of each part that some row has, the rows of parts)."""
+        columns = [[parts_of(row[place]) for row in self.rows] for place in range(len(self.head))]
+        names = [list(dict.fromkeys(["", *(name for cell in cells for name in cell)])) for cells in columns]
+        head = [(title, name, place) for place, title in enumerate(self.titles()) for name in names[place]]
+        return head, [[row[place].get(name, "") for _, name, place in head] for row in zip(*columns)]
 
     def html(self) -> str:
         """A whole <table>; text is escaped, but for that of cells with an `__html__` of their own."""
@@ -167,7 +182,7 @@ class Table:
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"markdown": Table.markdown, "latex": Table.latex, "csv": Table.csv}
-SUFFIXES = {"markdown": "md", "latex": "tex", "csv": "csv"}
+SUFFIXES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}  # of a document, by its format
 _COMMENTS = {"markdown": "", "latex": "% ", "csv": "# "}
 
 
@@ -176,11 +191,13 @@ def document(parts: Sequence[str | Table], format: str = "markdown") -> str:
 
     Args:
         parts: Text, of which LaTeX and CSV make comments, and tables.
-        format: One of FORMATS.
+        format: One of SUFFIXES. JSON has {"tables": [{"caption", "rows"}], "text": [line]}.
 
     Returns:
         The text, without a line feed at its end.
     """
+    if format == "json":
+        return as_json(parts)
     mark = _COMMENTS[format]
     return "\n".join(
         FORMATS[format](part)
@@ -188,6 +205,12 @@ def document(parts: Sequence[str | Table], format: str = "markdown") -> str:
         else "\n".join(mark + line if line else "" for line in part.split("\n"))
         for part in parts
     )
+
+
+def as_json(parts: Sequence[str | Table]) -> str:
+    tables = [{"caption": part.caption, "rows": part.records()} for part in parts if isinstance(part, Table)]
+    lines = [line for part in parts if isinstance(part, str) for line in part.split("\n") if line]
+    return json.dumps({"tables": tables, "text": lines}, indent=1, ensure_ascii=False)
 
 
 def estimate(values) -> Estimate:
@@ -199,6 +222,16 @@ def estimate(values) -> Estimate:
 def number(value: float) -> str:
     """For programs: five significant digits; empty for NaN."""
     return f"{value:.5g}" if value == value else ""
+
+
+def as_number(text: str) -> str | float | None:
+    """What `number` wrote, and other text as it is; None for nothing."""
+    if text in ("", NOTHING):
+        return None
+    try:
+        return float(text) if "." in text or "e" in text else int(text)
+    except ValueError:
+        return text
 
 
 def parts_of(cell: Cell | str) -> dict[str, str]:

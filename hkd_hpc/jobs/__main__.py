@@ -8,52 +8,23 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 
-from hkd_hpc.analysis.tables import FORMATS
+from hkd_hpc.analysis.tables import SUFFIXES
 from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.console import messages
 from hkd_hpc.console.output import Screen
 from hkd_hpc.jobs import results, watch
+from hkd_hpc.jobs.arguments import add_options, given_options
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.launcher import options_at, plan
-from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.site import Site
 from hkd_hpc.jobs.study import Study, launch, resubmit
 from hkd_hpc.jobs.sweep import Sweep
 
-NUMBERS = (
-    "nodes",
-    "cpus_per_task",
-    "gpus_per_node",
-    "time_min",
-    "array_parallelism",
-    "signal_delay_s",
-    "parallel",
-    "allocations",
-    "slots",
-    "max_queued",
-    "cores_per_node",
-    "cores_free",
-)
-TEXTS = ("partition", "account", "qos", "constraint", "gres", "mpi", "python")
-
-FLAGS = {
-    "pack": "--allocations jobs that take trial after trial until their time is up, --slots at a time on each GPU "
-    "(without GPUs: on each node)",
-    "exclusive": "whole nodes",
-    "strict_code": "reject where the code is not that with which trials began, or were submitted; else a line says so",
-    "keep_state": "clients' state and models of finished trials too; else one keeps its global model and metrics alone",
-}
-RANKS_HELP = (
-    "processes of a trial; clients: one for each client and one for the server (SLURM only); default: one, on several "
-    "GPUs one for each and one for the server"
-)
-
 COMMANDS = {
     "launch": "submit the trials of a spec that are not complete, running or queued",
     "status": "how every trial stands",
-    "table": "the results, as Markdown, LaTeX or CSV",
+    "table": "the results and what separates the schemes, as Markdown, LaTeX, CSV or JSON",
     "cancel": "end all jobs of the study",
     "resubmit": "launch its trials again, with the same options",
     "site": "what a site file says, as lines for eval in a shell, for the sbatch scripts",
@@ -83,7 +54,7 @@ def add_root(parser: Parser) -> None:
 def add_table(parser: Parser) -> None:
     add_root(parser)
     parser.add_argument("--strict-code", action="store_true", help="reject runs of different code; else a line says so")
-    parser.add_argument("--format", choices=FORMATS, default="markdown", help="LaTeX is for the package booktabs")
+    parser.add_argument("--format", choices=SUFFIXES, default="markdown", help="LaTeX is for the package booktabs")
 
 
 def add_status(parser: Parser) -> None:
@@ -111,24 +82,8 @@ def add_launch(parser: Parser) -> None:
         "--dry-run", action="store_true", help="show what would be submitted, and what would be rejected"
     )
     parser.add_argument("--wait", action="store_true", help="until all jobs have ended; then show the table")
-    parser.add_argument("--site", metavar="FILE.toml", help="for all options below that are not given")
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="for all trials, over the spec's")
-    add_options(partial(parser.add_argument, default=argparse.SUPPRESS))
-
-
-def add_options(add: Callable[..., argparse.Action]) -> None:
-    """The fields of Options; one that is not given is left out, so that the site's value counts."""
-    add("--ranks", type=lambda text: int(text) if text.isdigit() else text, help=RANKS_HELP)
-    for field in dataclasses.fields(Options):
-        option = f"--{field.name.replace('_', '-')}"
-        if field.name in NUMBERS:
-            add(option, type=int, metavar="N", help=f"default {field.default}")
-        elif field.name in TEXTS:
-            add(option, metavar="X", help=f"default {field.default}")
-        elif field.name in FLAGS:
-            add(option, action="store_true", help=FLAGS[field.name])
-    add("--mem-gb", type=float, metavar="N")
-    add("--setup", action="append", metavar="LINE", help="shell line before srun, after the site's")
+    add_options(parser)
 
 
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
@@ -164,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_launch(options: argparse.Namespace) -> int:
     sweep = Sweep.from_toml(options.spec, options.settings)
-    chosen = {name: value for name, value in vars(options).items() if name in Options.__dataclass_fields__}
+    chosen = given_options(options)
     if options.dry_run:
         messages.say(plan(sweep, options.executor, options.root, options_at(options.site, chosen)))
         return 0

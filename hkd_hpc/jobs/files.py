@@ -136,7 +136,8 @@ def launch_of(root: Path, launch: str) -> Launch:
 
 def write_trials(root: Path, trials: Iterable[Trial]) -> None:
     """The trials of the study, those of earlier launches included."""
-    replace_text(root / "study.json", json.dumps({"cells": [asdict(trial) for trial in trials]}, indent=1))
+    cells = [{name: value for name, value in asdict(trial).items() if name != "folder" or value} for trial in trials]
+    replace_text(root / "study.json", json.dumps({"cells": cells}, indent=1))
 
 
 def read_trials(root: Path) -> list[Trial]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,28 @@ def launch_trials(
     found = preflight(trials, executor, root, options, problems)
     if found.problems:
         raise Problems(found.problems)
+    submit_trials(trials, executor, root, options, say, found.outlook, found.remarks)
+
+
+def submit_trials(
+    trials: list[Trial],
+    executor: str,
+    root: Path,
+    options: Options,
+    say: Say,
+    outlook: Forecast | None,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Record trials that were checked, and submit those of them that are not complete, running or queued."""
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
     with RunLock(root, LOCK_WAIT_S, say, name=LAUNCH_LOCK):
-        if found.outlook:
-            found.outlook.remember()
-        write_trials(root, {trial.id: trial for trial in [*read_trials(root), *trials]}.values())
+        if outlook:
+            outlook.remember()
+        write_trials(root, {trial.name: trial for trial in [*read_trials(root), *trials]}.values())
         states, todo = to_start(root, trials)
         say(f"{watch.counts(states)}; {len(todo)} to start")
-        for line in found.remarks:
+        for line in remarks:
             say(f"remark: {line}")
         if not options.keep_state:
             tidy_up(root, trials, states)
@@ -169,7 +183,12 @@ def plan(sweep: Sweep, executor: str, root: str | os.PathLike, options: Options)
     trials, problems = sweep.trials()
     found = preflight(trials, executor, root, options, problems)
     axes = ", ".join(f"{len(points)} {name}" for name, points in sweep.axes.items())
-    lines = [f"{axes}: {watch.counts(found.states)}; {len(found.todo)} to start"]
+    return plan_lines(axes, found, executor, root, options)
+
+
+def plan_lines(what: str, found: Preflight, executor: str, root: Path, options: Options) -> str:
+    """A plan as people read it; `what`: of which kinds its trials are."""
+    lines = [f"{what}: {watch.counts(found.states)}; {len(found.todo)} to start"]
     if executor == "slurm" and options_fit(options, executor):
         lines += submission_lines(all_arrays(root, found.todo, options), options)
     lines += verdict.lines(found.outlook) if found.outlook else []

@@ -13,12 +13,13 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.config import identity, is_place
 from hkd_hpc.errors import UsageError
+from hkd_hpc.jobs.pairs import Against, Place
 from hkd_hpc.jobs.sweep import Trial
+from hkd_hpc.results.differences import AGAINST, GOALS
 from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 
-GOALS = ("local", "global")
 COSTS = ["parameters held (M)", "s a client and round", "public data"]
 SEED = "run.seed"
 ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
@@ -33,33 +34,39 @@ def table(root: Path, trials: list[Trial], format: str = "markdown") -> str:
 
 
 def parts(root: Path, trials: list[Trial]) -> list[str | Table]:
-    """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local and once for global."""
+    """Rows: data, scheme and whatever else was varied; columns: clients or beta, once for local, once for global, and
+    for the differences from the reference scheme where there are pairs of several seeds."""
     found = read(root, trials)
     return [
         f"{CAPTION}; {len(found.summaries)} of {len(trials)} runs are complete",
         "",
-        _grid(root, trials, found),
+        *_grid(root, trials, found),
         *(f"not in the table: {line}" for line in [*found.faults, *gaps(root, found.summaries)]),
         *(f"remark: {line}" for line in remarks(found.provenances)),
     ]
 
 
-def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> Table:
+def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> list[str | Table]:
+    """The table, and how differences in it were told."""
     axes = list(dict.fromkeys(axis for trial in trials for axis in trial.labels if axis != "seed"))
     across = [axis for axis in ACROSS if axis in axes]
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
     down += settings_apart(trials)
     columns = list(dict.fromkeys(_labels(trial, across) for trial in trials))
-    groups: dict[tuple, list[Trial]] = {}
+    groups: dict[Place, list[Trial]] = {}
     for trial in trials:
         groups.setdefault((_labels(trial, down), _labels(trial, across)), []).append(trial)
+    clashing = {trial.name for own in alike(trials) if different_data(own, found.provenances) for trial in own}
+    sound = {name: summary for name, summary in found.summaries.items() if name not in clashing}
+    against = Against(groups, down, lambda group, goal: _by_seed(group, sound, goal))
     rows: list[list[Cell | str]] = []
     for row in dict.fromkeys(row for row, _ in groups):
         own = [groups.get((row, column), []) for column in columns]
         means = [_mean(group, found, goal) for goal in GOALS for group in own]
-        rows.append([*row, *means, *_costs([trial for group in own for trial in group], root, found)])
+        paired = [against.cell((row, column), goal) for goal in against.goals for column in columns]
+        rows.append([*row, *means, *paired, *_costs([trial for group in own for trial in group], root, found)])
     heads = [" ".join(f"{axis} {label}" for axis, label in zip(across, labels)) for labels in columns]
-    return grid(down, heads if across else [], rows, CAPTION)
+    return [grid(down, heads if across else [], rows, CAPTION, against.goals), *against.methods]
 
 
 def settings_apart(trials: Sequence[Trial]) -> list[str]:
@@ -75,12 +82,20 @@ def _value(trial: Trial, key: str) -> str:
     return str(trial.settings.get(key, "default"))
 
 
-def grid(down: Sequence[str], across: Sequence[str], rows: Sequence[Sequence[Cell | str]], caption: str) -> Table:
-    """The layout of the paper's tables: what stands across once for local and once for global, then COSTS."""
+def grid(
+    down: Sequence[str],
+    across: Sequence[str],
+    rows: Sequence[Sequence[Cell | str]],
+    caption: str,
+    against: Sequence[str] = (),
+) -> Table:
+    """The layout of the paper's tables: what stands across once for local and once for global, and once for each goal
+    whose differences are told; then COSTS."""
+    titles = [*GOALS, *(AGAINST[goal] for goal in against)]
     if not across:
-        return Table([*down, *GOALS, *COSTS], rows, caption, len(down))
-    spans = [("", len(down)), *((goal, len(across)) for goal in GOALS), ("", len(COSTS))]
-    return Table([*down, *across, *across, *COSTS], rows, caption, len(down), spans)
+        return Table([*down, *titles, *COSTS], rows, caption, len(down))
+    spans = [("", len(down)), *((title, len(across)) for title in titles), ("", len(COSTS))]
+    return Table([*down, *list(across) * len(titles), *COSTS], rows, caption, len(down), spans)
 
 
 @dataclass(frozen=True)
@@ -189,6 +204,11 @@ def _mean(trials: list[Trial], found: StudyRecords, goal: str) -> Cell | str:
         if different_data(trials, found.provenances)
         else estimate(_values(trials, found.summaries, goal))
     )
+
+
+def _by_seed(trials: list[Trial], summaries: dict, goal: str) -> dict[int, float]:
+    own = {trial.settings[SEED]: summaries.get(trial.name) for trial in trials}
+    return {seed: float(summary[COLUMNS[goal]]) for seed, summary in own.items() if summary}
 
 
 def _values(trials: list[Trial], summaries: dict, goal: str) -> list[float]:

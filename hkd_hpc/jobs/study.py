@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +50,31 @@ class Study(StudyRuns):
 
     def status(self) -> list[watch.TrialState]:
         """How every trial stands now."""
+        return self._states({})
+
+    def _states(self, complete: dict[str, watch.TrialState]) -> list[watch.TrialState]:
+        """The same; trials that were `complete` before, which this adds to, are not read again."""
         launches = read_launches(self.root)
         if len(launches) != self._launches:  # what the queue said before knows nothing of the new jobs
             self._launches, self._queue = len(launches), Queue()
-        return watch.look(self.root, self.trials, launches, self._queue)
+        open_ones = [trial for trial in self.trials if trial.name not in complete]
+        states = {state.name: state for state in watch.look(self.root, open_ones, launches, self._queue)}
+        complete |= {name: state for name, state in states.items() if state.state == "complete"}
+        return [states.get(trial.name) or complete[trial.name] for trial in self.trials]
 
-    def wait(self, say: Say = messages.say) -> bool:
+    def wait(self, say: Say = messages.say, tell: Callable[[list[watch.TrialState]], None] | None = None) -> bool:
         """Wait until no trial is running or queued any more; meanwhile submit what max_queued left outside the queue.
 
         Args:
-            say: Takes a line whenever the counts change.
+            say: Takes a line about what is submitted.
+            tell: Takes the states again and again; by default `say` gets their counts whenever these change.
 
         Returns:
             Whether all trials are complete.
         """
-        states = watch.wait(lambda: self._topped_up(say), say, more=self._waits_outside)
+        complete: dict[str, watch.TrialState] = {}
+        look = lambda: self._topped_up(say, complete)
+        states = watch.wait(look, tell or watch.when_counts_change(say), more=self._waits_outside)
         return all(state.state == "complete" for state in states)
 
     def _waits_outside(self, states: list[watch.TrialState]) -> bool:
@@ -76,9 +87,9 @@ class Study(StudyRuns):
             and last[0].options.get("max_queued", 0) > 0
         )
 
-    def _topped_up(self, say: Say) -> list[watch.TrialState]:
+    def _topped_up(self, say: Say, complete: dict[str, watch.TrialState]) -> list[watch.TrialState]:
         """The states, after a try, now and then, to submit what is not in the queue yet."""
-        states = self.status()
+        states = self._states(complete)
         if time.monotonic() - self._topped_up_s <= slurm.QUEUE_S or all(state.state != "missing" for state in states):
             return states
         self._topped_up_s = time.monotonic()
@@ -86,7 +97,7 @@ class Study(StudyRuns):
             top_up(self.root, self.trials, states, self._queue, say)
         except UsageError as rejection:
             say(f"not submitted now: {rejection}")
-        return self.status()
+        return self._states(complete)
 
     def parts(self) -> list[str | Table]:
         """Accuracies of the finished trials, in the layout of the paper's Table 1, and lines about them."""
@@ -97,7 +108,7 @@ class Study(StudyRuns):
 
         Args:
             strict_code: Whether trials of different code are an error; else a line says so.
-            format: "markdown", "latex" (booktabs) or "csv".
+            format: "markdown", "latex" (booktabs), "csv" or "json".
 
         Returns:
             The table, and lines about it; in LaTeX and CSV these are comments.

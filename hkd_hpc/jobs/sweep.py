@@ -57,10 +57,12 @@ class Trial:
     Attributes:
         labels: Its value on each axis, as text.
         settings: section.key to value, of those that are not the default.
+        folder: Its name where the settings do not give it.
     """
 
     labels: dict[str, str]
     settings: dict[str, Any]
+    folder: str = ""
 
     @cached_property
     def id(self) -> str:
@@ -72,7 +74,9 @@ class Trial:
 
     @cached_property
     def name(self) -> str:
-        """Its folder: fedhkd-cifar10-c10-s0-<id>."""
+        """Its folder: fedhkd-cifar10-c10-s0-<id>, or as it was named."""
+        if self.folder:
+            return self.folder
         scheme = "".join(c if c.isalnum() or c in "_-" else "." for c in self.settings["scheme.name"])
         data, clients, seed = (self.settings[key] for key in ("data.name", "fed.clients", "run.seed"))
         return f"{scheme}-{data}-c{clients}-s{seed}-{self.id}"
@@ -88,12 +92,13 @@ class Trial:
 ALWAYS = ("scheme.name", "data.name", "fed.clients", "run.seed")  # stored even where they are the default
 
 
-def make_trial(labels: dict[str, str], config: Config) -> Trial:
+def make_trial(labels: dict[str, str], config: Config, folder: str = "") -> Trial:
     """The trial of a checked Config."""
     default = as_values(absolute_paths(resolve(overrides=[f"scheme.name={config.scheme.name}"])))
     values = as_values(absolute_paths(config))  # so that jobs find the data from any folder
     kept = (*ALWAYS, "data.dir") if config.data.name in OFFICIAL else ALWAYS
-    return Trial(labels, {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]})
+    stored = {key: value for key, value in sorted(values.items()) if key in kept or value != default[key]}
+    return Trial(labels, stored, folder)
 
 
 class Sweep:

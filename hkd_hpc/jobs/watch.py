@@ -53,7 +53,7 @@ def _look_at(trial: Trial, folder: RunFolder, launch: Launch | None, queue: Queu
     state, error = _state(folder, config, status, launch, jobs, queue)
     rows = folder.rounds() if state != OTHER else {}
     done, rounds = len(rows.get("round", ())), config.fed.rounds
-    last = {name: float(rows[f"{name}_test_accuracy"][-1]) if done else NAN for name in ("local", "global")}
+    last = {name: float([NAN, *rows.get(f"{name}_test_accuracy", ())][-1]) for name in ("local", "global")}
     left_s = _left_s(status, done) if status and state == "running" else NAN
     job = status.job if status and state != "queued" else "".join(jobs[-1:])
     node, starts = (status.node, status.starts) if status else ("", 0)
@@ -141,21 +141,31 @@ def counts(states: list[TrialState]) -> str:
 
 def wait(
     look: Callable[[], list[TrialState]],
-    say: Callable[[str], None],
+    tell: Callable[[list[TrialState]], None],
     poll_s: float = 2.0,
     more: Callable[[list[TrialState]], bool] = lambda states: False,
 ) -> list[TrialState]:
-    """The states once no trial is running or queued any more, and there are no `more` to come; says the counts when
-    they change."""
-    said = ""
+    """The states once no trial is running or queued any more, and there are no `more` to come; `tell` takes all before
+    them too."""
     while True:
         states = look()
-        if counts(states) != said:
-            said = counts(states)
-            say(said)
+        tell(states)
         if not any(state.state in BUSY for state in states) and not more(states):
             return states
         time.sleep(poll_s)
+
+
+def when_counts_change(say: Callable[[str], None]) -> Callable[[list[TrialState]], None]:
+    """Takes the states again and again; says their counts when these change."""
+    said = ""
+
+    def tell(states: list[TrialState]) -> None:
+        nonlocal said
+        if counts(states) != said:
+            said = counts(states)
+            say(said)
+
+    return tell
 
 
 def repeat(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hkd_hpc import compare, schemes
+from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, estimate
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs.results import GOALS, grid
+from hkd_hpc.jobs.results import grid
 from hkd_hpc.report import paper
 from hkd_hpc.report.trials import DATA, SCHEME, Trial, axes_of, label_of
+from hkd_hpc.results.differences import AGAINST, GOALS, differences, method_text
 
 ACROSS = {"fed.clients": "{} clients", "data.beta": "β {}"}  # the axes that stand across, as in the paper's tables
 
@@ -150,15 +151,15 @@ def difference_table(name: str, setting: str, trials: dict[str, Trial]) -> Table
     """As `hkd compare` tells it: pairs of one seed, interval, exact test, Holm's correction."""
     seeds = sorted({seed for trial in trials.values() for seed in trial.complete})
     found = {key: {goal: trial.accuracies(goal, seeds) for goal in GOALS} for key, trial in trials.items()}
-    against = {goal: compare.differences(found, goal) for goal in GOALS}
+    against = {goal: differences(found, goal) for goal in GOALS}
     rows: list[list[Cell | str]] = [
         [key, *(against[goal][key] for goal in GOALS)] for key in found if key != schemes.REFERENCE
     ]
-    head = ["scheme", *(f"{goal} – {schemes.REFERENCE}" for goal in GOALS)]
+    head = ["scheme", *AGAINST.values()]
     title = f"ifferences from {schemes.REFERENCE} on {setting}"
     over = f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
     table = Table(head, rows, f"Paired d{title}: mean over {over} ± half of the 95 % interval")
-    notes = [compare.method_text(found)] if len(seeds) > 1 else ["One seed: there is no interval."]
+    notes = [method_text(found)] if len(seeds) > 1 else ["One seed: there is no interval."]
     return Tabled(name, f"D{title}", table, tuple(notes))
 
 

@@ -1,9 +1,10 @@
-"""A table is the same numbers in Markdown, LaTeX, CSV and HTML, and each keeps what its own language needs."""
+"""A table is the same numbers in Markdown, LaTeX, CSV, JSON and HTML, and each keeps what its own language needs."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -65,6 +66,21 @@ def test_html_is_escaped_and_says_what_a_row_is():
     assert "<caption><span>50 % of &lt;all&gt;</span></caption>" in html
     assert '<th scope="col">local – fedavg</th>' in html
     assert '<tr><th scope="row">a_b &amp; &lt;i&gt;</th><td>0.512 (1)</td><td>+0.013 ± 0.004, better</td></tr>' in html
+
+
+def test_json_has_numbers_by_the_names_of_the_csv_and_nothing_for_what_was_not_measured():
+    table = Table(["clients", "local", "cost"], [["10", Estimate(0.5, NAN, 1), "1.50"], ["20", "–", "no"]], "caption")
+    found = json.loads(document(["title", "", table, "two\nlines"], "json"))
+    assert found["text"] == ["title", "two", "lines"]
+    assert found["tables"] == [
+        {
+            "caption": "caption",
+            "rows": [
+                {"clients": "10", "local": 0.5, "local ±": None, "local seeds": 1, "cost": 1.5},
+                {"clients": "20", "local": None, "local ±": None, "local seeds": None, "cost": "no"},
+            ],
+        }
+    ]
 
 
 def test_text_around_tables_is_a_comment_in_latex_and_csv():

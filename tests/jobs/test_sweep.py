@@ -238,6 +238,49 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in results.table(tmp_path, study, "latex")
 
 
+def store(root, trial, **accuracies):
+    (root / trial.name).mkdir()
+    summary = {f"{goal}_test_accuracy_last": value for goal, value in accuracies.items()}
+    save_tree(root / trial.name / "metrics.h5", {"summary": summary})
+
+
+def test_table_has_the_paired_differences_of_each_setting(tmp_path):
+    study = trials(scheme=["fedavg", "fedprox"], clients=[10, 20], seed=range(6))
+    for trial in study:
+        scheme, clients, seed = (trial.labels[axis] for axis in ("scheme", "clients", "seed"))
+        more = 0.01 * (1 + int(seed)) * (scheme == "fedprox")
+        if (scheme, clients, seed) != ("fedprox", "20", "0"):  # one pair is missing
+            store(tmp_path, trial, **{"local": 0.5 + more, "global": 0.25})
+    lines = results.table(tmp_path, study).splitlines()
+    [head, _, fedavg, fedprox] = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines[2:6]]
+    assert head[5:9] == [f"{goal} – fedavg clients {count}" for goal in ("local", "global") for count in (10, 20)]
+    assert fedavg[5:9] == [""] * 4
+    # t(.975, 5) = 2.5706: 2.5706 * .018708 / sqrt(6) = .0196
+    assert fedprox[5:9] == ["+0.035 ± 0.020, better", "–", "+0.000 ± 0.000, not separated", "–"]
+    assert lines[6].startswith("better, worse: exact sign-flip test")
+    assert lines[6].endswith("over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds.")
+
+
+def test_differences_are_within_one_setting_and_name_a_scheme_with_several_by_its_own(tmp_path):
+    methods = {
+        "avg": {"scheme.name": "fedavg"},
+        "prox 1": {"scheme.name": "fedprox", "scheme.mu": 1.0},
+        "prox 2": {"scheme.name": "fedprox", "scheme.mu": 2.0},
+    }
+    study = trials(method=methods, rounds={"few": {"fed.rounds": 1}, "many": {"fed.rounds": 2}}, seed=range(2))
+    add = {"avg": 0.0, "prox 1": 0.125, "prox 2": 0.25, "few": 0.0, "many": 0.5}
+    for trial in study:
+        value = add[trial.labels["method"]] + add[trial.labels["rounds"]]
+        store(tmp_path, trial, **{"local": value, "global": value})
+    lines = results.table(tmp_path, study).splitlines()[4:10]
+    assert [line.split(" | ")[4] for line in lines] == [""] * 2 + [
+        "+0.125 ± 0.000, cannot be told with 2 seeds",
+        "+0.125 ± 0.000, cannot be told with 2 seeds",
+        "+0.250 ± 0.000, cannot be told with 2 seeds",
+        "+0.250 ± 0.000, cannot be told with 2 seeds",
+    ]
+
+
 def test_launches_with_other_settings_are_rows_of_their_own(tmp_path):
     """Two launches into one root, of 10 rounds (the default) and of 20: no mean is over both."""
     axes = {"scheme": ["fedavg"], "seed": range(2)}

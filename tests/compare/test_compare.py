@@ -8,9 +8,12 @@ import json
 
 import numpy as np
 import pytest
+import toy
 
-from hkd_hpc import compare, schemes
-from hkd_hpc.analysis.tables import document
+from hkd_hpc import schemes
+from hkd_hpc.analysis.tables import COLUMNS, document, estimate
+from hkd_hpc.compare import main, report, runs, tuning
+from hkd_hpc.compare.spec import read_spec
 from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -50,14 +53,14 @@ def spec(tmp_path):
 
 
 def test_all_means_nine_schemes_and_the_controls(spec):
-    study = compare.read_spec(spec())
+    study = read_spec(spec())
     assert study.schemes == (*schemes.REGISTRY, *schemes.CONTROLS)
     assert len(study.schemes) == 11
     assert study.seeds == (0, 1)
     assert study.tuning is None
-    runs = compare.chained(compare.paper_runs(study))
-    assert len(runs) == len({run.name for run in runs}) == 22
-    assert compare.read_spec(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
+    found = runs.chained(runs.paper_runs(study))
+    assert len(found) == len({run.name for run in found}) == 22
+    assert read_spec(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,8 @@ def test_all_means_nine_schemes_and_the_controls(spec):
                 ("3e-4", '"x"', "tuning.lr_low=x: must be a number"),
                 ("3e-4", "-1.0", "tuning.lr_low=-1.0: must be > 0"),
                 ("3e-3", "1e-5", "tuning.lr_high=1e-05: must be >= tuning.lr_low"),
+                ("trials = 4", 'trials = 4\nsampler = "random"', "tuning.sampler=random: must be one of grid, optuna"),
+                ("trials = 4", "trials = 4\nsampler = 1", "tuning.sampler=1: must be one of grid, optuna"),
             )
         ),
     ],
@@ -88,15 +93,15 @@ def test_all_means_nine_schemes_and_the_controls(spec):
 def test_wrong_specs_are_rejected_in_one_line(spec, capsys, tmp_path, arguments, part):
     path = spec(**arguments)
     with pytest.raises(UsageError, match=part.replace("[", r"\[").replace("]", r"\]")):
-        compare.read_spec(path)
-    assert compare.main([path, "--root", str(tmp_path / "root")]) == 2
+        read_spec(path)
+    assert main([path, "--root", str(tmp_path / "root")]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not (tmp_path / "root").exists()
 
 
 def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
-    study = compare.read_spec(spec(more=TUNING))
-    trials = compare.tuning_runs(study, study.tuning)
+    study = read_spec(spec(more=TUNING))
+    trials = tuning.tuning_runs(study, study.tuning)
     assert set(trials) == set(schemes.REGISTRY)  # controls are not tuned
     for own in trials.values():
         assert len(own) == 4
@@ -128,31 +133,31 @@ def test_choice_is_on_validation_alone_and_the_papers_settings_win_a_draw():
         {"local_val_accuracy_last": NAN, "global_val_accuracy_last": 0.6},
         None,
     ]
-    assert compare.choose(summaries, "local") == 0
-    assert compare.choose(summaries, "global") == 1
+    assert tuning.choose(summaries, "local") == 0
+    assert tuning.choose(summaries, "global") == 1
     for summary in summaries[:3]:
         summary["local_test_accuracy_last"] = 1.0  # nothing that is tested is looked at
-    assert compare.choose(summaries, "local") == 0
+    assert tuning.choose(summaries, "local") == 0
     assert (
-        compare.choose([None, summaries[2] | {"local_val_accuracy_last": NAN}], "local") is None
+        tuning.choose([None, summaries[2] | {"local_val_accuracy_last": NAN}], "local") is None
     )  # nothing came to an end
 
 
 def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
-    runs = [compare.Run(f"moon-trial{trial}", ()) for trial in range(3)]
-    for run, (local, whole) in zip(runs, [(NAN, 0.2), (0.1, NAN)]):
+    trials = [runs.Run(f"moon-trial{trial}", ()) for trial in range(3)]
+    for run, (local, whole) in zip(trials, [(NAN, 0.2), (0.1, NAN)]):
         (tmp_path / run.name).mkdir()
         save_tree(
             tmp_path / run.name / "metrics.h5",
             {"summary": {"local_val_accuracy_last": local, "global_val_accuracy_last": whole}},
         )
-    summaries = [compare.summary_of(run, tmp_path) for run in runs]
-    assert (compare.choose(summaries, "local"), compare.choose(summaries, "global")) == (1, 0)
-    assert [line.partition(" on validation")[0] for line in compare.unmeasured(runs, tmp_path)] == [
+    summaries = [runs.summary_of(run, tmp_path) for run in trials]
+    assert (tuning.choose(summaries, "local"), tuning.choose(summaries, "global")) == (1, 0)
+    assert [line.partition(" on validation")[0] for line in tuning.unmeasured(trials, tmp_path)] == [
         "moon-trial0: has no local accuracy",
         "moon-trial1: has no global accuracy",
     ]
-    assert str(compare.estimate([0.5, NAN, 0.7])) == "0.600 ± 1.271 (2)"  # t(.975, 1) = 12.706, times .141 / sqrt(2)
+    assert str(estimate([0.5, NAN, 0.7])) == "0.600 ± 1.271 (2)"  # t(.975, 1) = 12.706, times .141 / sqrt(2)
 
 
 @pytest.mark.parametrize(
@@ -164,25 +169,29 @@ def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
         (["run.seed=4"], "run.seed=4: is the study's to choose"),
         (["scheme.name=moon"], "scheme.name=moon: is the study's"),
         (["--jobs", "0"], "--jobs 0: must be 1 or more"),
+        (["--jobs", "2", "--executor", "slurm"], "with slurm --array-parallelism says how many run at a time"),
+        (["--jobs", "2", "--executor", "debug"], "with debug leave it away"),
+        (["--pack"], "pack: is for SLURM"),
+        (["--site", "/nope.toml"], "/nope.toml"),
         (["data.name=file", "data.path=/nope.npz"], "no such file"),
     ],
 )
 def test_what_cannot_run_is_rejected_before_the_first_run(spec, tmp_path, capsys, more, part):
-    assert compare.main([spec(), "--root", str(tmp_path / "root"), *more]) == 2
+    assert main([spec(), "--root", str(tmp_path / "root"), *more]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert part in line
     assert not (tmp_path / "root").exists()
 
 
 def test_a_spec_that_is_not_there_is_told_as_a_spec(tmp_path, capsys):
-    assert compare.main([str(tmp_path / "no.toml"), "--root", str(tmp_path)]) == 2
+    assert main([str(tmp_path / "no.toml"), "--root", str(tmp_path)]) == 2
     line = f"hkd_hpc: spec {tmp_path}/no.toml: cannot be read (No such file or directory)\n"
     assert capsys.readouterr().err == line
 
 
 def test_a_scheme_without_public_images_is_rejected_before_the_first_run(spec, tmp_path, capsys):
     path = spec(schemes='["fedavg", "fedmd"]', controls="false")
-    assert compare.main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
+    assert main([path, "--root", str(tmp_path / "root"), "data.public_fraction=0"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
         "hkd_hpc: scheme.name=fedmd: needs public images, but there are none; data.public_fraction must be "
@@ -193,7 +202,7 @@ def test_a_scheme_without_public_images_is_rejected_before_the_first_run(spec, t
 
 def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
     arguments = ["scheme.mu=0.25", "data.name=file", "data.path=/nope.npz"]
-    assert compare.main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
+    assert main([spec('["fedavg", "fedprox", "fedhkd"]'), "--root", str(tmp_path / "root"), *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "hkd_hpc: scheme.mu: no such setting of fedavg; fedprox, moon, fedalign have it (fedavg-paper-s0)",
@@ -204,61 +213,26 @@ def test_all_reasons_are_told_at_once_each_once(spec, tmp_path, capsys):
 def test_a_damaged_config_json_in_a_runs_folder_is_one_line(spec, tmp_path, capsys):
     (tmp_path / "root/fedavg-paper-s0").mkdir(parents=True)
     (tmp_path / "root/fedavg-paper-s0/config.json").write_text('{"fed": ')
-    assert compare.main([spec('["fedavg"]', controls="false"), "--root", str(tmp_path / "root")]) == 2
+    assert main([spec('["fedavg"]', controls="false"), "--root", str(tmp_path / "root")]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "fedavg-paper-s0/config.json: is no complete config.json of a run" in line
 
 
 def test_nested_settings_are_settings(spec):
-    assert compare.read_spec(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
+    assert read_spec(spec(more="data.beta = 0.25\nrun = {threads = 2}\n")).settings["data.beta"] == 0.25
 
 
 def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
-    study = compare.read_spec(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
-    assert compare.describe(study.tuning, "fedprox", 0) == "(the paper's)"
-    assert compare.describe(study.tuning, "examples.my_scheme:MyScheme", 0) == "(its own defaults)"
-
-
-def rows_of(**values_by_scheme) -> dict:
-    return {scheme: dict.fromkeys(compare.GOALS, values) for scheme, values in values_by_scheme.items()}
-
-
-def told(found, goal) -> dict[str, str]:
-    return {scheme: str(cell) for scheme, cell in compare.differences(found, goal).items()}
-
-
-def test_paired_differences_with_their_interval_and_too_few_seeds():
-    found = told(rows_of(fedavg=[0.5, 0.5, 0.5], near=[0.51, 0.52, 0.53], far=[0.4, 0.401, 0.402]), "local")
-    assert found == {
-        "near": "+0.020 ± 0.025, cannot be told with 3 seeds",  # t(.975, 2) = 4.3027, times .01 / sqrt(3)
-        "far": "-0.099 ± 0.002, cannot be told with 3 seeds",
-    }
-
-
-def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not():
-    seeds = range(7)  # two schemes need 7
-    found = told(
-        rows_of(
-            fedavg=[0.5] * 7,
-            better=[0.51 + 0.001 * i for i in seeds],
-            noise=[0.49, 0.51] * 3 + [0.5],
-            missing=[0.6] * 6 + [NAN],
-            local=[0.4 + 0.001 * i for i in seeds],
-        ),
-        "global",
-    )
-    assert {scheme: text.rpartition(", ")[2] for scheme, text in found.items()} == {
-        "better": "better",
-        "noise": "not separated",
-        "missing": "–",
-        "local": "worse",
-    }
-    assert found["better"].startswith("+0.013 ± 0.002, ")  # t(.975, 6) = 2.4469, times .00216 / sqrt(7)
+    study = read_spec(spec('["fedprox", "examples.my_scheme:MyScheme"]', more=TUNING))
+    trials = tuning.tuning_runs(study, study.tuning)
+    assert tuning.describe("fedprox", trials["fedprox"][0]) == "(the paper's)"
+    own = "examples.my_scheme:MyScheme"
+    assert tuning.describe(own, trials[own][0]) == "(its own defaults)"
 
 
 def test_table_says_how_it_was_told():
-    parts = compare.table(
-        "title", {name: {column: [0.5] * 3 for column in compare.COLUMNS} for name in ("fedavg", "moon", "local")}
+    parts = report.table(
+        "title", {name: {column: [0.5] * 3 for column in COLUMNS} for name in ("fedavg", "moon", "local")}
     )
     assert document(parts).endswith(
         "corrected by Holm over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds."
@@ -266,8 +240,8 @@ def test_table_says_how_it_was_told():
 
 
 def test_table_shows_what_was_measured_only():
-    row = {name: [NAN, NAN] for name in compare.COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
-    lines = document(compare.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()
+    row = {name: [NAN, NAN] for name in COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
+    lines = document(report.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
     # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
     assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"
@@ -276,25 +250,33 @@ def test_table_shows_what_was_measured_only():
     )
 
 
-def test_a_study_runs_goes_on_and_names_what_failed(spec, tmp_path, capfd):
-    """One scheme on two seeds; the second time nothing is trained; a failed run is named and the others are shown."""
+def test_a_comparison_goes_on_where_an_earlier_version_began_and_repeats_nothing(spec, tmp_path, capfd):
+    """One scheme on two seeds: the first seed's run was made by `hkd_hpc.train`, as comparisons did it before."""
     path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
-    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
-    first = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
-    assert len(first) == 2
+    first, second = runs.paper_runs(read_spec(path))["fedavg"]
+    toy.train_ok(1, *(f"{key}={value}" for key, value in first.settings), "--out", root / first.name)
+    made = (root / first.name / "metrics.h5").stat().st_mtime_ns
+    assert main([path, "--root", str(root), "--jobs", "2"]) == 0
+    assert f"1/1 {second.name} done, " in capfd.readouterr().out
+    files = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert (len(files), files[root / first.name / "metrics.h5"]) == (2, made)
     assert "| fedavg | 0." in (root / "table.md").read_text()
-    capfd.readouterr()
-    assert compare.main([path, "--root", str(root), "fed.rounds=2"]) == 2
+    assert main([path, "--root", str(root), "fed.rounds=2"]) == 2
     err = capfd.readouterr().err
     assert "fedavg-paper-s0 was begun with other settings; fed.rounds: stored 1, asked 2" in err
-    assert compare.main([path, "--root", str(root), "--jobs", "2"]) == 0
-    assert first == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
-    assert np.isfinite(compare.summary_of(compare.Run("fedavg-paper-s1", ()), root)["local_test_accuracy_last"])
+    assert main([path, "--root", str(root), "--format", "json"]) == 0
+    assert files == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    [row] = json.loads((root / "table.json").read_text())["tables"][0]["rows"]
+    assert row["local"] == pytest.approx(local_mean([first, second], root), abs=1e-5)
+
+
+def local_mean(found, root):
+    return np.mean([runs.summary_of(run, root)["local_test_accuracy_last"] for run in found])
 
 
 def store(root, spec, **identities):
     """A complete run of one round for each run of the spec, whose numbers come from what `identities` say by seed."""
-    for run in compare.chained(compare.paper_runs(compare.read_spec(spec))):
+    for run in runs.chained(runs.paper_runs(read_spec(spec))):
         text = resolve(overrides=[f"{key}={value}" for key, value in run.settings]).to_json()
         (root / run.name).mkdir(parents=True)
         (root / run.name / "config.json").write_text(text)
@@ -312,7 +294,7 @@ def store(root, spec, **identities):
 def test_runs_on_different_data_are_not_compared(spec, tmp_path, capsys):
     path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
     store(root, path, s0={"data.content": "ab" * 32}, s1={"data.content": "cd" * 32})
-    assert compare.main([path, "--root", str(root)]) == 2
+    assert main([path, "--root", str(root)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
         f"hkd_hpc: --root {root}: runs differ in data.content: abababab in fedavg-paper-s0, cdcdcdcd in "
@@ -325,9 +307,9 @@ def test_runs_of_different_code_are_told_and_rejected_on_request(spec, tmp_path,
     path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
     store(root, path, s0={"code.hkd_hpc": "ab" * 32}, s1={"code.hkd_hpc": "cd" * 32})
     told = "runs differ in code.hkd_hpc: abababab in fedavg-paper-s0, cdcdcdcd in fedavg-paper-s1"
-    assert compare.main([path, "--root", str(root), "--strict-code"]) == 2
+    assert main([path, "--root", str(root), "--strict-code"]) == 2
     assert told in capsys.readouterr().err
-    assert compare.main([path, "--root", str(root)]) == 0
+    assert main([path, "--root", str(root)]) == 0
     assert f"Remark: {told}" in (root / "table.md").read_text()
 
 
@@ -337,5 +319,5 @@ def test_a_run_whose_defaults_were_changed_is_of_other_settings(spec, tmp_path, 
     metrics = root / "fedavg-paper-s0/metrics.h5"
     tree = load_tree(metrics)
     save_tree(metrics, tree | {"config_json": tree["config_json"].replace('"lr": 0.001', '"lr": 0.1')})
-    assert compare.main([path, "--root", str(root)]) == 2
+    assert main([path, "--root", str(root)]) == 2
     assert "fedavg-paper-s0 was begun with other settings; train.lr: stored 0.1, asked 0.001" in capsys.readouterr().err

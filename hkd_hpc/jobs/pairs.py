@@ -1,0 +1,102 @@
+"""Which cells of a study's table are compared: those of one setting, whose schemes differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from hkd_hpc import schemes
+from hkd_hpc.analysis.tables import NOTHING, Cell, Difference
+from hkd_hpc.jobs.sweep import Trial
+from hkd_hpc.results.differences import GOALS, differences, method_text
+
+SCHEME = "scheme.name"
+Place = tuple[tuple[str, ...], tuple[str, ...]]  # labels of a row, and of a column
+Groups = Mapping[Place, list[Trial]]  # the trials of each cell: they differ in their seeds alone
+
+
+class Against:
+    """Differences from the reference scheme in the cells of a table.
+
+    Args:
+        groups: Its cells.
+        axes: What the labels of a row are.
+        by_seed: (trials of a cell, goal) to the accuracies by seed of those that are complete.
+    """
+
+    def __init__(
+        self, groups: Groups, axes: Sequence[str], by_seed: Callable[[list[Trial], str], Mapping[int, float]]
+    ) -> None:
+        self._groups, self._axes, self._by_seed = groups, axes, by_seed
+
+    def cell(self, place: Place, goal: str) -> Cell | str:
+        """Empty for the reference itself, – where there is nothing to tell."""
+        name = self._groups[place][0].settings[SCHEME] if place in self._groups else ""
+        return self._cells[goal].get(place, "" if name == schemes.REFERENCE else NOTHING)
+
+    @cached_property
+    def goals(self) -> list[str]:
+        """Those with a difference that can be told."""
+        return [goal for goal in GOALS if any(isinstance(cell, Difference) for cell in self._cells[goal].values())]
+
+    @property
+    def methods(self) -> list[str]:
+        """How they were told: a line, or some where settings have not as many schemes."""
+        found = [self._accuracies(places) for places in self._compared] if self.goals else []
+        return list(dict.fromkeys(filter(None, map(method_text, found))))
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[Place, Cell | str]]:
+        """By goal and place; not of the reference."""
+        return {
+            goal: {
+                places[name]: cell
+                for places in self._compared
+                for name, cell in differences(self._accuracies(places), goal).items()
+            }
+            for goal in GOALS
+        }
+
+    def _accuracies(self, places: Mapping[str, Place]) -> dict[str, dict[str, list[float]]]:
+        """As `differences` takes them, over all seeds of these places."""
+        own = {name: self._groups[place] for name, place in places.items()}
+        found = {name: {goal: self._by_seed(group, goal) for goal in GOALS} for name, group in own.items()}
+        seeds = sorted({seed for goals in found.values() for values in goals.values() for seed in values})
+        return {
+            name: {goal: [values.get(seed, math.nan) for seed in seeds] for goal, values in goals.items()}
+            for name, goals in found.items()
+        }
+
+    @cached_property
+    def _compared(self) -> list[dict[str, Place]]:
+        """The cells of each setting that has the reference, once, and others, by what tells them apart."""
+        settings: dict[tuple, list[Place]] = {}
+        own = own_places(self._groups, self._axes)
+        for row, column in self._groups:
+            shared = tuple(label for place, label in enumerate(row) if place not in own)
+            settings.setdefault((shared, column), []).append((row, column))
+        named = [self._named(places, own) for places in settings.values() if len(places) > 1]
+        return [places for places in named if schemes.REFERENCE in places]
+
+    def _named(self, places: list[Place], own: set[int]) -> dict[str, Place]:
+        """By scheme; one that stands in several rows by its labels there."""
+        names = [self._groups[place][0].settings[SCHEME] for place in places]
+        labels = [" ".join(label for at, label in enumerate(row) if at in own) for row, _ in places]
+        return {
+            name if names.count(name) == 1 else f"{name} ({label})": place
+            for name, label, place in zip(names, labels, places)
+        }
+
+
+def own_places(groups: Groups, axes: Sequence[str]) -> set[int]:
+    """Which labels of a row say which scheme it is, or how that is set: its settings, or labels of one scheme each."""
+    schemes_of: list[dict[str, set[str]]] = [{} for _ in axes]
+    for (row, _), group in groups.items():
+        for by_label, label in zip(schemes_of, row):
+            by_label.setdefault(label, set()).add(group[0].settings[SCHEME])
+    return {
+        place
+        for place, (axis, by_label) in enumerate(zip(axes, schemes_of))
+        if axis.startswith("scheme.") or all(len(names) == 1 for names in by_label.values())
+    }

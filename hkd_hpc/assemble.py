@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import schemes, sessions
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
+from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
@@ -103,7 +103,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     trainer = trainer_for(flat, scheme, config, lambda: make_model(config, federation.dataset, comm.device), comm)
     if comm.rank == 0:
         warn_of_precision(config, comm.device)
-        for line in contract.outdated(scheme, flat.net):
+        for line in (*contract.outdated(scheme, flat.net), *contract.nothing_personal(scheme, flat.net)):
             messages.warn(line)
     require_trainable(partition, trainer)
     worker = make_worker(federation, comm, trainer)
@@ -144,7 +144,8 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
         len(federation.partition.public),
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
-    contract.check_declarations(scheme, (OWN_MODEL, OWN_STATISTICS))
+    contract.check_declarations(scheme, OWN)
+    contract.check_personal(scheme, flat.net)
     return scheme
 
 

@@ -11,7 +11,8 @@ from hkd_hpc import rng
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.flat import FlatModel
 
-OWN_MODEL, OWN_STATISTICS = "model", "statistics"  # in a client's state
+# in a client's state: what it keeps of its model, all of it, BatchNorm's statistics, or the weights that are personal
+OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS = OWN = "model", "statistics", "personal_weights"
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Client:
         round: from 1 on.
         cache: of the current round: whatever `Scheme.begin` computes once.
         name: of a natural client whose id in the data is another than `id`.
+        phase: the name of the present part of its local training (`Scheme.phases`).
         net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
         flat: while it trains: the same model as one vector, and its gradient.
         received_V: while it trains: the weights that it started from: the global ones, as a rule.
@@ -66,6 +68,7 @@ class Client:
     round: int = 0
     cache: dict = field(default_factory=dict)
     name: str = ""
+    phase: str = ""
     net: torch.nn.Module = field(init=False, repr=False, compare=False)
     flat: FlatModel = field(init=False, repr=False, compare=False)
     received_V: torch.Tensor = field(init=False, repr=False, compare=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,17 +12,18 @@ import numpy as np
 import torch
 
 from hkd_hpc import rng
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Batch, Client
+from hkd_hpc.client import OWN, OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS, Batch, Client
 from hkd_hpc.config import Config
 from hkd_hpc.models import evaluate
-from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.flat import FlatModel, Spans
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import has_batch_norm
 from hkd_hpc.models.optimizer import Adam, clip_gradients
 from hkd_hpc.schemes import contract
-from hkd_hpc.schemes.base import Scheme
+from hkd_hpc.schemes.base import Phase, Scheme
 
 Bounds = list[tuple[int, int]]  # (start, stop) of each batch in the order of an epoch
+Weights = tuple[torch.Tensor, Sequence[torch.Tensor]]  # V floats, and the integer buffers
 
 
 class ClientRound(NamedTuple):
@@ -47,7 +48,8 @@ class ClientRound(NamedTuple):
 
 @dataclass
 class Trained:
-    """What one client's round gave: loss terms (means over the last epoch), the local tests, seconds, the report."""
+    """What one client's round gave: loss terms (means over the last epoch), the local tests, seconds, the report; and
+    which model was tested: empty, the one that is averaged; else one of the client's own, by its name in the state."""
 
     loss_by_term: list[float]
     test: evaluate.Tested
@@ -55,6 +57,7 @@ class Trained:
     train_s: float
     report_s: float
     report: dict[str, torch.Tensor]
+    own_model: str = ""
 
 
 class LocalTrainer:
@@ -64,7 +67,8 @@ class LocalTrainer:
 
         w <- Adam(w, gradient of sum_k loss_k(w; B))        loss_k: the terms of the scheme
 
-    The optimizer starts anew in every round. gpu/ has trainers of the same interface that train several at once.
+    The optimizer starts anew in every phase of a round. gpu/ has trainers of the same interface that train several at
+    once.
 
     Args:
         flat: the model; each client's weights are loaded into it.
@@ -78,6 +82,9 @@ class LocalTrainer:
         self.flat, self.scheme, self.config = flat, scheme, config
         self.min_images = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
         self._steps = 0
+        self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weights, gradient) that the phase leaves alone
+        self._loaded = ""  # which model is in `flat`: the shared one, or one of the client's own
+        self._aside: dict[str, Weights] = {}  # those of this round that are not
 
     @property
     def steps(self) -> int:
@@ -115,33 +122,48 @@ class LocalTrainer:
         """
         start_s = time.perf_counter()
         self.begin(given)
-        loss_by_term = self.epochs(given.client, self.epochs_of(given))
-        return self.end(given.client, loss_by_term, time.perf_counter() - start_s)
-
-    def epochs_of(self, given: ClientRound) -> int:
-        """Local epochs of a client in its round."""
-        return self.config.train.epochs if given.epochs is None else given.epochs
+        for loss_K in self.epochs(given):
+            if not is_finite(loss_K):
+                break
+        return self.end(given.client, loss_K.tolist(), time.perf_counter() - start_s)
 
     def begin(self, given: ClientRound) -> None:
         """Load the model, lend it to the client, and let the scheme prepare the round."""
         client = given.client
         weights_V = self.start_of(client, given.weights_V)
         self.flat.load(weights_V, given.counters)
-        self.adam.reset()
+        self._loaded, self._aside = "", {}
         client.net, client.flat, client.received_V = self.flat.net, self.flat, weights_V
         client.message, client.round, client.cache = given.message, given.round, {}
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", client.round, client.id))
         self.flat.net.train()
         self.scheme.begin(client)
 
-    def epochs(self, client: Client, count: int) -> list[float]:
-        """So many epochs, none after one whose loss is not finite; the mean of each loss term over the last."""
-        shuffle = client.random("batches")
-        for _ in range(count):
-            loss_K = self.epoch(client, shuffle)
-            if not is_finite(loss_K):
-                break
-        return loss_K.tolist()
+    def epochs(self, given: ClientRound) -> Iterator[torch.Tensor]:
+        """Each epoch of a client's round, phase by phase; (terms,): the mean of each loss term, still on the device."""
+        client, shuffle = given.client, given.client.random("batches")
+        epochs = self.config.train.epochs if given.epochs is None else given.epochs
+        for phase in contract.phases(self.scheme, self.scheme.phases(client, epochs), len(self.flat.values_V)):
+            self._begin_phase(given, phase)
+            for _ in range(phase.epochs):
+                yield self.epoch(client, shuffle)
+
+    def _begin_phase(self, given: ClientRound, phase: Phase) -> None:
+        """With the model that it trains, and a new optimizer."""
+        client, flat = given.client, self.flat
+        client.phase = phase.name
+        self._load(phase.own_model, (client.state.get(phase.own_model, client.received_V), given.counters))
+        spans = flat.spans_of(phase.frozen)
+        self._frozen = [(flat.parameters_P[start:stop], flat.grad_P[start:stop]) for start, stop in spans]
+        self.adam.reset()
+
+    def _load(self, name: str, new: Weights) -> None:
+        """This of the client's models into `flat`, the present one aside; one that is not aside yet is `new`."""
+        if name != self._loaded:
+            flat = self.flat
+            self._aside[self._loaded] = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
+            flat.load(*self._aside.pop(name, new))
+            self._loaded = name
 
     def epoch(self, client: Client, shuffle: np.random.Generator) -> torch.Tensor:
         """One epoch in a new order; (terms,): the mean of each loss term over its images, still on the device."""
@@ -166,9 +188,14 @@ class LocalTrainer:
         values = contract.loss_terms(self.scheme, self.scheme.loss(client, batch))
         self.flat.backward(sum(values[1:], values[0]))
         self.scheme.adjust_gradient(client)
+        for _, gradient in self._frozen:
+            gradient.zero_()
         if self.config.train.clip_norm:
             clip_gradients(self.adam.gradients, self.config.train.clip_norm)
+        kept = [weights.clone() for weights, _ in self._frozen]
         self.adam.step(lr)
+        for (weights, _), before in zip(self._frozen, kept):  # momentum and weight decay move them too
+            weights.copy_(before)
         self._steps += 1
         return torch.stack([value.detach() for value in values])
 
@@ -179,12 +206,14 @@ class LocalTrainer:
         val = evaluate.Tested()
         if client.x_val is not None and client.y_val is not None:
             val = evaluate.test(self.flat.net, client.x_val, client.y_val)
+        tested = self._loaded
+        self._keep_own_models(client)
         report = self.scheme.report(client)
         contract.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
-        contract.check_client_state(self.scheme, client.state, (OWN_MODEL, OWN_STATISTICS))
+        contract.check_client_state(self.scheme, client.state, OWN)
         self._keep_own(client)
         client.cache = {}
-        return Trained(loss_by_term, test, val, train_s, time.perf_counter() - start_s, report)
+        return Trained(loss_by_term, test, val, train_s, time.perf_counter() - start_s, report, tested)
 
     def learning_rate(self, round: int) -> float:
         """Of all local steps of a round; on a GPU as a float32, as a recorded epoch reads it, so that both agree."""
@@ -193,27 +222,46 @@ class LocalTrainer:
 
     def start_of(self, client: Client, weights_V: torch.Tensor) -> torch.Tensor:
         """What a client begins with: the global weights, but for what it keeps to itself."""
+        held = {name: spans for name, spans in self.own_spans.items() if name in client.state}
+        start_V = weights_V.clone() if held else weights_V
+        for name, spans in held.items():
+            sizes = [stop - start for start, stop in spans]
+            for (start, stop), own in zip(spans, client.state[name].split(sizes)):
+                start_V[start:stop].copy_(own)
+        return start_V
+
+    @cached_property
+    def own_spans(self) -> dict[str, Spans]:
+        """What a client keeps of the model that is averaged: the name in its state, and where it lies in `flat`."""
+        parameters, values = len(self.flat.parameters_P), len(self.flat.values_V)
         if not self.scheme.shares_weights:
-            return client.state.get(OWN_MODEL, weights_V)
-        if OWN_STATISTICS in client.state:
-            return torch.cat([weights_V[: len(self.flat.parameters_P)], client.state[OWN_STATISTICS]])
-        return weights_V
+            return {OWN_MODEL: [(0, values)]}
+        spans = {OWN_STATISTICS: [(parameters, values)]} if self.config.train.batchnorm == "local" else {}
+        personal = self.flat.spans_of(self.scheme.personal(self.flat.net))
+        return spans | ({OWN_WEIGHTS: personal} if personal else {})
 
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """What a client keeps beside the scheme's own state."""
-        if not self.scheme.shares_weights:
-            return {OWN_MODEL: (len(self.flat.values_V),)}
-        return {OWN_STATISTICS: (len(self.flat.statistics_S),)} if self.config.train.batchnorm == "local" else {}
+        return {name: (sum(stop - start for start, stop in spans),) for name, spans in self.own_spans.items()}
 
     @property
     def payload_floats(self) -> int:
         """Floats of weights that a client sends, and gets, in a round, as the paper counts: without what stays."""
-        kept = self.flat.statistic_floats if self.config.train.batchnorm == "local" else 0
-        return (self.flat.payload_floats - kept) * self.scheme.shares_weights
+        kept = [span for spans in self.own_spans.values() for span in spans]
+        return self.flat.payload_floats - self.flat.floats_in(kept)
 
     def _keep_own(self, client: Client) -> None:
-        values = {OWN_MODEL: self.flat.values_V, OWN_STATISTICS: self.flat.statistics_S}
-        client.state.update({name: values[name].clone() for name in self.own_shapes()})
+        for name, spans in self.own_spans.items():
+            client.state[name] = torch.cat([self.flat.values_V[start:stop] for start, stop in spans])
+
+    def _keep_own_models(self, client: Client) -> None:
+        """Those that are finite; then the one that is averaged is in `flat`."""
+        if self._loaded:
+            self._load("", self._aside[""])
+        for name, (values_V, _) in self._aside.items():
+            if bool(torch.isfinite(values_V).all()):
+                client.state[name] = values_V
+        self._aside = {}
 
 
 def is_finite(loss_K: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
+from hkd_hpc.client import OWN, OWN_MODEL, Client
 from hkd_hpc.cohort import draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
@@ -126,7 +126,8 @@ class Worker:
     def _collect(self, report: np.void, client: Client, trained: Trained, state: dict, keep: bool) -> None:
         """Fill the report; a valid client's weights enter the sum, an invalid one's `state` is as it was before."""
         if keep:
-            client.state[OWN_MODEL] = client.flat.values_V.detach().cpu().clone()
+            tested_V = client.state.get(trained.own_model, client.flat.values_V)
+            client.state[OWN_MODEL] = tested_V.detach().cpu().clone()
         self._fill(report, client, trained)
         if report["status"]:
             client.state = state  # what made this round invalid must not reach its next
@@ -202,7 +203,7 @@ class Worker:
             self.comm.at(round, "fine-tuning", client.id)
             row[:] = result_row(client, evaluate.Tested())
             if trainer.can_train(client):
-                own = {name: client.state[name] for name in (OWN_MODEL, OWN_STATISTICS) if name in client.state}
+                own = {name: client.state[name] for name in OWN if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
                 row[:] = result_row(
                     client, trainer.run(ClientRound(plain, weights_V, counters, {}, round, epochs)).test

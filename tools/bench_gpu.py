@@ -61,7 +61,7 @@ class Sizes:
     most: int = 5
     row_s: float = 30.0
     lanes: tuple[int, ...] = (1, 2, 5, 10)
-    schemes: tuple[str, ...] = tuple(schemes.REGISTRY)
+    schemes: tuple[str, ...] = tuple(schemes.PAPER)
     settings: tuple[str, ...] = ()
     model: str | None = None  # None: the one that the row says
 

@@ -32,7 +32,7 @@ SETTINGS += [("data.beta=0.5", "fed.clients=20"), ("data.beta=5", "fed.clients=1
 
 def make_study(root: Path, runs: int, rounds: int) -> None:
     """So many runs below a folder: schemes first, then settings, then seeds."""
-    grid = [(scheme, setting) for setting in SETTINGS for scheme in schemes.REGISTRY]
+    grid = [(scheme, setting) for setting in SETTINGS for scheme in schemes.PAPER]
     for place in range(runs):
         (scheme, setting), seed = grid[place % len(grid)], place // len(grid)
         draw = np.random.default_rng(place)
@@ -58,7 +58,7 @@ def measure(name: str, root: Path, out: Path) -> list[Line]:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench_report", description=first_paragraph(__doc__))
-    parser.add_argument("--runs", type=int, default=SEEDS * len(SETTINGS) * len(schemes.REGISTRY))
+    parser.add_argument("--runs", type=int, default=SEEDS * len(SETTINGS) * len(schemes.PAPER))
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:

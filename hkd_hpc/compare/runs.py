@@ -146,5 +146,5 @@ def code_to_come(runs: list[Run], root: Path) -> dict[str, str]:
 
 
 def papers_or_own(scheme: str) -> str:
-    """What untuned runs have where the spec sets nothing: a scheme of one's own has no paper."""
-    return "the paper's" if scheme in schemes.REGISTRY else "its own defaults"
+    """What untuned runs have where the spec sets nothing: a scheme that is not in the FedHKD paper has its own."""
+    return "the paper's" if scheme in schemes.PAPER else "its own defaults"

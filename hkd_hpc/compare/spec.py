@@ -73,7 +73,7 @@ def _table(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def _schemes(path: str, values: dict[str, Any]) -> tuple[str, ...]:
     given = values.get("study.schemes", "all")
-    names = tuple(schemes.REGISTRY) if given == "all" else tuple(given)
+    names = tuple(schemes.PAPER) if given == "all" else tuple(given)
     names += tuple(schemes.CONTROLS) if values.get("study.controls", True) else ()
     if not names:
         raise UsageError(f"{path}: study.schemes=[]: name one scheme at least")

@@ -179,15 +179,13 @@ def side_by_side(
 
 def training(trainer: LocalTrainer, given: ClientRound) -> Generator[None, None, Trained]:
     """`LocalTrainer.run` with a pause after each epoch that was launched and is not waited for yet."""
-    start_s, client = time.perf_counter(), given.client
+    start_s = time.perf_counter()
     trainer.begin(given)
-    shuffle = client.random("batches")
-    for _ in range(trainer.epochs_of(given)):
-        loss_K = trainer.epoch(client, shuffle)
+    for loss_K in trainer.epochs(given):
         yield
         if not is_finite(loss_K):
             break
-    return trainer.end(client, loss_K.tolist(), time.perf_counter() - start_s)
+    return trainer.end(given.client, loss_K.tolist(), time.perf_counter() - start_s)
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager:

@@ -110,7 +110,7 @@ def signature(client: Client) -> tuple:
     if odd:
         raise TypeError(f"client.cache[{odd[0]!r}] is a {type(plain[odd[0]]).__name__}, no tensor and no plain value")
     tensors = tensors_of(client).items()
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), tuple(plain.items())
+    return client.phase, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), tuple(plain.items())
 
 
 class Graphs:

@@ -248,7 +248,7 @@ def _points(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
             raise UsageError(f"axis {axis}: each label needs the settings that it stands for")
         points = [(str(label), flat(settings)) for label, settings in values.items()]
     elif axis == "scheme" and values == "all":
-        points = [(name, {"scheme.name": name}) for name in schemes.REGISTRY]
+        points = [(name, {"scheme.name": name}) for name in schemes.PAPER]
     elif isinstance(values, str) or not hasattr(values, "__iter__"):
         raise UsageError(
             f"axis {axis}: must be a list of values, not {values!r}; write [{values!r}], or for one value in "

@@ -14,6 +14,7 @@ Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,8 @@ from hkd_hpc.models.precision import real_type
 from hkd_hpc.store.tree import is_name
 
 ALIGN = 16
+
+Spans = list[tuple[int, int]]  # (start, stop) in the flat buffer
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class FlatModel:
     def _view(flat: torch.Tensor, span: TensorSpan) -> torch.Tensor:
         return flat[span.offset : span.offset + span.size].as_strided(span.shape, span.strides)
 
-    def _active_spans(self) -> list[tuple[int, int]]:
+    def _active_spans(self) -> Spans:
         """(start, stop) in `parameters_P`: what is left between the inactive weights of convolutions."""
         offsets = {id(tensor): span.offset for span, (_, tensor) in zip(self.layout, _tensors(self.net))}
         inactive = sorted(
@@ -125,9 +128,27 @@ class FlatModel:
         return [(start, stop) for start, stop in zip(starts, stops) if start < stop]
 
     @property
-    def averaged_spans(self) -> list[tuple[int, int]]:
+    def averaged_spans(self) -> Spans:
         """(start, stop) in `values_V` of what training can change: the active spans, and the float buffers."""
         return [*self.active_spans, (len(self.parameters_P), len(self.values_V))]
+
+    def spans_of(self, names: Collection[str]) -> Spans:
+        """(start, stop) in `values_V` of the floats of these names, ascending, neighbours in one."""
+        ends = {s.offset: s.offset + _aligned(s.size) for s in self.layout if s.name in names and s.offset >= 0}
+        spans: Spans = []
+        for start, stop in sorted(ends.items()):
+            if spans and spans[-1][1] == start:
+                start, _ = spans.pop()
+            spans.append((start, stop))
+        return spans
+
+    def floats_in(self, spans: Spans) -> int:
+        """Parameters and float buffers that begin within these spans, without gaps."""
+        return sum(
+            span.size
+            for span in self.layout
+            if not span.alias and any(start <= span.offset < stop for start, stop in spans)
+        )
 
     def active(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
         """The active spans of a vector of the trainable floats, as views."""
@@ -149,12 +170,7 @@ class FlatModel:
     @property
     def payload_floats(self) -> int:
         """P + b of the paper's accounting: parameters and float buffers, without gaps."""
-        return sum(span.size for span in self.layout if span.offset >= 0 and not span.alias)
-
-    @property
-    def statistic_floats(self) -> int:
-        """b of the paper's accounting: float buffers, without gaps."""
-        return sum(span.size for span in self.layout if span.offset >= 0 and not span.alias and not span.trainable)
+        return self.floats_in([(0, len(self.values_V))])
 
     @property
     def parameter_count(self) -> int:
@@ -211,7 +227,7 @@ def _layout(net: torch.nn.Module) -> tuple[list[TensorSpan], int, int]:
         for _, tensor in named:
             if tensor.dtype.is_floating_point and (id(tensor) in parameters) == wanted and id(tensor) not in offsets:
                 offsets[id(tensor)] = total
-                total += -(-tensor.numel() // ALIGN) * ALIGN
+                total += _aligned(tensor.numel())
         trainable = total if wanted else trainable
     seen: set[int] = set()
     layout = []
@@ -229,6 +245,11 @@ def _layout(net: torch.nn.Module) -> tuple[list[TensorSpan], int, int]:
         )
         seen.add(id(tensor))
     return layout, trainable, total
+
+
+def _aligned(size: int) -> int:
+    """Places of so many floats in the flat buffer."""
+    return -(-size // ALIGN) * ALIGN
 
 
 def _require_storable(name: str, tensor: torch.Tensor) -> None:

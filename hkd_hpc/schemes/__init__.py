@@ -8,7 +8,8 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
 from hkd_hpc.settings import KINDS, is_setting, type_text
 
-REGISTRY = {
+# those of the FedHKD paper: what "all" means where schemes are compared
+PAPER = {
     "fedavg": "hkd_hpc.schemes.fedavg:FedAvg",
     "fedprox": "hkd_hpc.schemes.fedprox:FedProx",
     "moon": "hkd_hpc.schemes.moon:Moon",
@@ -18,6 +19,14 @@ REGISTRY = {
     "fedproto": "hkd_hpc.schemes.fedproto:FedProto",
     "fedhkd": "hkd_hpc.schemes.fedhkd:FedHKD",
     "fedhkd_star": "hkd_hpc.schemes.fedhkd:FedHKDStar",
+}
+REGISTRY = {
+    **PAPER,
+    "fedntd": "hkd_hpc.schemes.fedntd:FedNTD",
+    "fedbn": "hkd_hpc.schemes.fedbn:FedBN",
+    "fedrep": "hkd_hpc.schemes.fedrep:FedRep",
+    "ditto": "hkd_hpc.schemes.ditto:Ditto",
+    "scaffold": "hkd_hpc.schemes.scaffold:Scaffold",
 }
 
 # not schemes but controls: what nobody exchanges, and what nobody keeps apart

@@ -2,13 +2,13 @@
 
 A scheme sees tensors and client ids, never a rank, a communicator, a file or another scheme. One round:
 
-    every client of the cohort:  begin -> (loss, adjust_gradient) per batch -> report
+    every client of the cohort:  begin -> (loss, adjust_gradient) per batch, in one or more phases -> report
     the server:                  combine(reports) -> message, which the clients see in the next round
 
-The weights travel and are averaged by themselves. What else travels is declared once as named float32 tensors
-(`report_shapes`, `message_shapes`); an absent class is a row of zeros with count 0. State that must survive a round,
-and a checkpoint, is declared too (`client_state_shapes`) or kept in `server.state`; anything else is forgotten on
-purpose.
+The weights travel and are averaged by themselves; those that are `personal` no client takes over. What else travels is
+declared once as named float32 tensors (`report_shapes`, `message_shapes`); an absent class is a row of zeros with count
+0. State that must survive a round, and a checkpoint, is declared too (`client_state_shapes`) or kept in `server.state`;
+anything else is forgotten on purpose.
 
 Shape letters: B batch, N local training images, C classes, D latent size, M clients that report, P trainable floats,
 V all floats of the model, A public images.
@@ -16,7 +16,7 @@ V all floats of the model, A public images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,24 @@ class About:
     def parameters_held(self, model: int) -> int:
         """Parameters in memory while a client trains, as the paper's Table 1 counts them; `model`: of one model."""
         return self.models_held * model + self.own_parameters
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a client's local training, which the optimizer begins anew.
+
+    Attributes:
+        epochs: so many.
+        name: what `client.phase` is meanwhile; each phase of a round has another.
+        frozen: names of parameters that stay as they are: their gradient counts as zero, and no step moves them.
+        own_model: of what it trains: empty, the model that is averaged; else one of the client's own, by the name in
+            `client_state_shapes` of its V floats. That begins as the received one, and goes on from round to round.
+    """
+
+    epochs: int
+    name: str = ""
+    frozen: Collection[str] = ()
+    own_model: str = ""
 
 
 @dataclass
@@ -177,7 +195,31 @@ class Scheme:
         """
         return {}
 
+    def personal(self, net: torch.nn.Module) -> Collection[str]:
+        """Which weights stay with a client, which starts a round from the received ones but for its own last ones of
+        these. Their mean over the clients serves the global test only.
+
+        Args:
+            net: the model.
+
+        Returns:
+            Names of its state dict.
+        """
+        return ()
+
     # --- on the clients
+
+    def phases(self, client: Client, epochs: int) -> Sequence[Phase]:
+        """The parts of a client's local training, in order. The client tests the model that the last one trained.
+
+        Args:
+            client: before the first of them.
+            epochs: of the client in this round.
+
+        Returns:
+            One phase at least; by default one of all these epochs.
+        """
+        return [Phase(epochs)]
 
     def begin(self, client: Client) -> None:
         """Before the first batch of a round: what is computed once goes into `client.cache`.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.runtime.machine import memory_bytes
-from hkd_hpc.schemes.base import About, Scheme
+from hkd_hpc.schemes.base import About, Phase, Scheme
 from hkd_hpc.store.tree import is_name, is_text
 
 DECLARATIONS = ("report_shapes", "message_shapes", "client_state_shapes")
@@ -33,6 +33,12 @@ def outdated(scheme: Scheme, net: torch.nn.Module) -> list[str]:
     ]
     unread = hasattr(scheme, "sets_gradient")
     return told + [f"{type(scheme).__name__}: `sets_gradient` is not read any more; leave it away"] * unread
+
+
+def nothing_personal(scheme: Scheme, net: torch.nn.Module) -> list[str]:
+    """A line for a scheme whose personal weights this model does not have."""
+    has_none = type(scheme).personal is not Scheme.personal and not scheme.personal(net)
+    return [f"scheme {scheme.settings.name}: this model has nothing that would stay with a client"] * has_none
 
 
 def says_captures(thing: object) -> bool:
@@ -72,6 +78,33 @@ def _check_about(scheme: Scheme) -> None:
     if not isinstance(scheme.about, About):
         raise RunError(f"scheme {name}: about must be an About(...), not {scheme.about!r}")
     check_text(scheme, "about.remark", scheme.about.remark)
+
+
+def check_personal(scheme: Scheme, net: torch.nn.Module) -> None:
+    """RunError unless personal() names tensors of the model."""
+    names, known = scheme.personal(net), net.state_dict()
+    wrong = [names] if isinstance(names, str) else [name for name in names if name not in known]
+    if wrong:
+        raise RunError(
+            f"scheme {scheme.settings.name}: personal() must return names of the model's tensors, such as "
+            f"[{next(iter(known), '')!r}]; it names {wrong[0]!r}"
+        )
+
+
+def phases(scheme: Scheme, given: Any, values: int) -> Sequence[Phase]:
+    """What phases() returned. RunError unless these are different phases, one epoch at least, of declared models of V
+    floats.
+    """
+    contract = f"scheme {scheme.settings.name}: phases() must return a list of Phase(epochs, ...)"
+    if not isinstance(given, (list, tuple)) or not all(isinstance(phase, Phase) for phase in given):
+        raise RunError(f"{contract}, not {given!r}")
+    if len({phase.name for phase in given}) < len(given) or sum(phase.epochs for phase in given) < 1:
+        raise RunError(f"{contract} of different names, with one epoch at least; it returned {given}")
+    shapes = scheme.client_state_shapes()
+    for phase in given:
+        if phase.own_model and tuple(shapes.get(phase.own_model, ())) != (values,):
+            raise RunError(f"{contract}; client_state_shapes() must declare {phase.own_model!r} with {(values,)}")
+    return given
 
 
 def _check_shapes(scheme: Scheme, method: str) -> None:

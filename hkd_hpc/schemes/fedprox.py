@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.aggregate import CHUNK
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.lazy import F
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
+from hkd_hpc.schemes.proximal import pull
 from hkd_hpc.settings import setting
 
 
@@ -24,7 +24,7 @@ class FedProxSettings(SchemeSettings):
 
 
 class FedProx(Scheme):
-    """A pull towards the received weights, computed on the flat buffer: autograd never sees it."""
+    """A pull towards the received weights."""
 
     Settings = FedProxSettings
     terms = ("cross_entropy", "proximal")
@@ -34,18 +34,4 @@ class FedProx(Scheme):
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": self._pull(client)}
-
-    def _pull(self, client):
-        """The term's value. Its gradient mu (w - w_received) takes the place of the zeros to which the backward pass
-        adds.
-        """
-        flat, mu, square = client.flat, self.settings.mu, 0.0
-        size = CHUNK if flat.grad_P.device.type == "cpu" else max(len(flat.grad_P), 1)
-        active = map(flat.active, (flat.grad_P, flat.parameters_P.detach(), client.received_P))
-        for span in zip(*active):  # what lies between never differs
-            for grad, own, received in zip(*(part.split(size) for part in span)):
-                torch.sub(own, received, out=grad)
-                square = square + grad.dot(grad)
-                grad.mul_(mu)
-        return 0.5 * mu * square
+        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": pull(client, self.settings.mu)}

@@ -54,13 +54,13 @@ def spec(tmp_path):
 
 def test_all_means_nine_schemes_and_the_controls(spec):
     study = read_spec(spec())
-    assert study.schemes == (*schemes.REGISTRY, *schemes.CONTROLS)
+    assert study.schemes == (*schemes.PAPER, *schemes.CONTROLS)
     assert len(study.schemes) == 11
     assert study.seeds == (0, 1)
     assert study.tuning is None
     found = runs.chained(runs.paper_runs(study))
     assert len(found) == len({run.name for run in found}) == 22
-    assert read_spec(spec(controls="false")).schemes == tuple(schemes.REGISTRY)
+    assert read_spec(spec(controls="false")).schemes == tuple(schemes.PAPER)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_wrong_specs_are_rejected_in_one_line(spec, capsys, tmp_path, arguments,
 def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
     study = read_spec(spec(more=TUNING))
     trials = tuning.tuning_runs(study, study.tuning)
-    assert set(trials) == set(schemes.REGISTRY)  # controls are not tuned
+    assert set(trials) == set(schemes.PAPER)  # controls are not tuned
     for own in trials.values():
         assert len(own) == 4
     rates = {scheme: [dict(run.settings).get("train.lr") for run in own] for scheme, own in trials.items()}
@@ -120,7 +120,7 @@ def test_every_scheme_gets_the_same_trials_of_the_learning_rate(spec):
 
 
 def test_grids_of_all_schemes_have_five_points_and_the_papers_value():
-    for name in schemes.REGISTRY:
+    for name in schemes.PAPER:
         grid, settings = schemes.get(name).about.tunes, schemes.settings_of(name)()
         assert all(len(values) == 5 and getattr(settings, key) in values for key, values in grid.items()), name
         assert grid or name == schemes.REFERENCE

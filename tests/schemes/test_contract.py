@@ -57,7 +57,7 @@ def test_what_is_declared_is_what_travels_and_stays(data, scheme, monkeypatch):
     assert fields(last.reports[0]) == own.report_shapes()
     assert fields(run.part.message[0]) == own.message_shapes()
     for client in run.clients:
-        assert {name: tuple(tensor.shape) for name, tensor in client.state.items()} == own.client_state_shapes()
+        assert shapes(client.state) == own.client_state_shapes() | run.part.trainer.own_shapes()
         assert not client.cache
         assert not any(tensor.requires_grad for tensor in client.state.values())
     tensors = [*run.message.values(), *run.part.server.scheme_server.state.values()]
@@ -76,6 +76,11 @@ HELD = {
     "fedproto": 11_209_994,
     "fedhkd": 11_209_994,
     "fedhkd_star": 11_209_994,
+    "fedntd": 22_419_988,
+    "fedbn": 11_209_994,
+    "fedrep": 11_209_994,
+    "ditto": 33_629_982,
+    "scaffold": 44_839_976,
 }
 
 
@@ -97,9 +102,9 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_search_has_five_points_within_range_and_the_default_among_them(scheme):
-    """FedAvg has nothing of its own to tune. Point i takes value i of every name."""
+    """Point i takes value i of every name."""
     tunes, defaults = schemes.get(scheme).about.tunes, schemes.settings_of(scheme)()
-    assert bool(tunes) is (scheme != "fedavg")
+    assert bool(tunes) is (scheme not in ("fedavg", "fedbn", "scaffold"))  # these have nothing of their own to tune
     assert all(len(set(grid)) == 5 for grid in tunes.values())
     points = [dict(zip(tunes, values)) for values in zip(*tunes.values())]
     assert not tunes or {name: getattr(defaults, name) for name in tunes} in points
@@ -131,7 +136,7 @@ def fedavg(data):
 
 
 def variants():
-    return [(name, off) for name, off in OFF.items()] + [
+    return [(name, off) for name, off in OFF.items() if off is not None] + [
         ("fedmd", (*OFF["fedmd"], "scheme.public_batchnorm=train")),
         ("fedhkd", ("scheme.nu=1",)),
     ]
@@ -146,10 +151,11 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "fedavg"])
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in ("fedavg", "ditto")])
 def test_with_its_terms_it_is_not(data, fedavg, scheme):
+    """Ditto's global model is FedAvg's."""
     own = Federation(data, scheme).play(2)
-    first = scheme in ("fedprox", "fedalign")  # these need nothing from a round before
+    first = scheme in ("fedprox", "fedalign", "fedntd", "fedrep")  # these need nothing from a round before
     assert same_model(own[0], fedavg[0]) is not first
     assert not same_model(own[1], fedavg[1])
 
@@ -322,16 +328,14 @@ def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
 
 
 WEIGHTS = 760_336  # 2 clients x 4 bytes x (94,594 parameters + 448 BatchNorm statistics)
+KEPT = {"fedbn": 8 * (448 + 448), "fedrep": 8 * (10 * 8 + 10)}  # of these, at home: BatchNorm; the head
 BYTES = {  # 2 clients x 4 bytes x floats (up, down); all ten classes are with every client, latent 8
-    "fedavg": (0, 0),
-    "fedprox": (0, 0),
-    "moon": (0, 0),
-    "fedalign": (0, 0),
     "fedgen": (8 * 10, 8 * (14 * 16 + 16 + 32 + 16 * 8 + 8)),  # noise 4, hidden 16: 408 floats
     "fedmd": (8 * 34 * 10, 8 * 34 * 10),  # 34 public images
     "fedproto": (8 * 10 * 8, 8 * 10 * 8),
     "fedhkd": (8 * 10 * 19, 8 * 10 * 18),
     "fedhkd_star": (8 * 10 * 19, 8 * 10 * 18),
+    "scaffold": (8 * 94_608, 8 * 94_608),  # the parameters with 14 floats of gaps
 }
 
 
@@ -344,10 +348,10 @@ def test_payload_bytes_of_every_round(whole, scheme):
         kind: found[f"rounds/payload_bytes/{kind}"].tolist()
         for kind in ("weights_up", "weights_down", "knowledge_up", "knowledge_down")
     }
-    up, down = BYTES[scheme]
+    weights, (up, down) = WEIGHTS - KEPT.get(scheme, 0), BYTES.get(scheme, (0, 0))
     assert ledger == {
-        "weights_up": [WEIGHTS] * 4,
-        "weights_down": [WEIGHTS] * 4,
+        "weights_up": [weights] * 4,
+        "weights_down": [weights] * 4,
         "knowledge_up": [up] * 4,
         "knowledge_down": [down] * 4,
     }
@@ -382,7 +386,7 @@ PAPER = {  # floats (up, down): CIFAR10, CIFAR100, SVHN
 SIZES = ((10, 64, 375), (100, 64, 375), (10, 32, 549))  # classes, latent, public images
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", PAPER)
 def test_floats_at_the_sizes_of_the_paper(scheme):
     for (classes, latent, public), expected in zip(SIZES, PAPER[scheme]):
         own = schemes.get(scheme)(schemes.settings_of(scheme)(), RunInfo(classes, latent, 10, 0, 0, public))

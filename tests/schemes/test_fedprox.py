@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hkd_hpc.client import Batch
-from hkd_hpc.schemes import fedprox
+from hkd_hpc.schemes import proximal
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.schemes.fedprox import FedProx, FedProxSettings
 from hkd_hpc.training import ClientRound
@@ -49,7 +49,7 @@ def test_penalty_by_hand(toy_trainer, toy_net, toy_client):
 
 @pytest.mark.parametrize("chunk", [7, 1 << 18])
 def test_penalty_is_over_parameters_only(toy_trainer, toy_net, toy_client, monkeypatch, chunk):
-    monkeypatch.setattr(fedprox, "CHUNK", chunk)
+    monkeypatch.setattr(proximal, "CHUNK", chunk)
     trainer, client = moved(toy_trainer, toy_net, toy_client, "scheme.mu=0.3")
     names = [name for name, _ in trainer.flat.net.named_parameters()]
     now = trainer.flat.arrays(trainer.flat.values_V, trainer.flat.counters)
@@ -63,7 +63,7 @@ def test_penalty_is_over_parameters_only(toy_trainer, toy_net, toy_client, monke
 
 @pytest.mark.parametrize("chunk", [7, 1 << 18])
 def test_gradient_is_that_of_the_penalty_once(toy_trainer, toy_net, toy_client, monkeypatch, chunk):
-    monkeypatch.setattr(fedprox, "CHUNK", chunk)
+    monkeypatch.setattr(proximal, "CHUNK", chunk)
     trainer, client = moved(toy_trainer, toy_net, toy_client, "scheme.mu=0.3")
     reference, before = plain.double(trainer.flat.net), trainer.flat.arrays(client.received_V, trainer.flat.counters)
     trainer.flat.grad_P.zero_()

@@ -29,7 +29,7 @@ SHORT_GENERATOR = (
     "scheme.generator_steps=2",
     "scheme.generator_batch=8",
 )
-OFF = {
+OFF = {  # None: no setting of it is FedAvg
     "fedavg": (),
     "fedprox": ("scheme.mu=0",),
     "moon": ("scheme.mu=0",),
@@ -39,6 +39,11 @@ OFF = {
     "fedproto": ("scheme.lam=0",),
     "fedhkd": ("scheme.lam=0", "scheme.gamma=0"),
     "fedhkd_star": ("scheme.lam=0",),
+    "fedntd": ("scheme.beta=0",),
+    "fedbn": None,
+    "fedrep": None,
+    "ditto": None,
+    "scaffold": None,
 }
 
 
@@ -57,7 +62,8 @@ def save_images(path: Path, train: int = 300, test: int = 60, classes: int = 10,
 
 def settings(data: Path, scheme: str, *more: str) -> list[str]:
     """Settings of a small run of a scheme; FedGen's generator is small, and FedHKD shares whatever there is."""
-    own = SHORT_GENERATOR if scheme == "fedgen" else ("scheme.nu=0",) if "hkd" in scheme else ()
+    own = {"fedgen": SHORT_GENERATOR, "fedrep": ("scheme.head_epochs=1",)}.get(scheme, ())
+    own = ("scheme.nu=0",) if "hkd" in scheme else own
     return ["data.name=file", f"data.path={data}", *SMALL, f"scheme.name={scheme}", *own, *more]
 
 

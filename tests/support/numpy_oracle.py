@@ -1,4 +1,4 @@
-"""Whole rounds of the nine schemes in plain NumPy float64, from the papers' formulas: a second opinion on the product.
+"""Whole rounds of every scheme in plain NumPy float64, from the papers' formulas: a second opinion on the product.
 
 Nothing of the product is used but its named random streams, which are part of what it promises. No backward pass is
 written either: the derivative of a loss L by weight p is Im L(w + i h e_p) / h, exact to rounding at h = 1e-30 (Squire
@@ -184,12 +184,12 @@ class Convolutional(Dense):
 
 
 class Client:
-    """What one client has; `model` is its own after its last local training: (w_P, statistics)."""
+    """What one client has; `model` is its own after its last local training: (w_P, statistics); `control`: SCAFFOLD."""
 
     def __init__(self, id: int, x_uint8, y_N, x_test, y_test):
         self.id, self.x, self.y = id, images(x_uint8), y_N
         self.x_test, self.y_test = images(x_test), y_test
-        self.model = None
+        self.model, self.control = None, 0.0
 
 
 def images(x_uint8):
@@ -261,20 +261,32 @@ class FedAvg:
         }
 
     def train(self, client, model, message, round):
-        """(model, mean of each term over the images of the last epoch, report) after local training; Adam is new."""
+        """(model, mean of each term over the images of the last epoch, report) after local training."""
+        self.start_round(client, model, message, round)
+        client.model, means = self.steps(client, model, EPOCHS)
+        return client.model, means, self.report(client, client.model)
+
+    def start_round(self, client, model, message, round):
         self.begin(client, model, message, round)
-        (w, statistics), adam, stream = model, Adam(), rng.stream(SEED, "batches", round, client.id)
-        lr = LR * 0.5 ** ((round - 1) // self.halve_every)
-        for _ in range(EPOCHS):
+        self.stream = rng.stream(SEED, "batches", round, client.id)
+        self.lr = LR * 0.5 ** ((round - 1) // self.halve_every)
+
+    def steps(self, client, model, epochs, moved_P=1):
+        """(model, mean of each term over the images of the last epoch) after these epochs; Adam is new."""
+        (w, statistics), adam = model, Adam()
+        for _ in range(epochs):
             means = {}
-            for index_B in batches_of(stream.permutation(len(client.y)), BATCH):
+            for index_B in batches_of(self.stream.permutation(len(client.y)), BATCH):
                 values, gradient = derivative(self.terms, w, client, index_B)
-                w = adam.step(w, gradient, lr)
+                w = adam.step(w, self.adjusted(client, gradient) * moved_P, self.lr)
                 statistics = running_mean(statistics, constant(self.batch_statistics)[0])
                 for name, value in values.items():
                     means[name] = means.get(name, 0) + value * len(index_B) / len(client.y)
-        client.model = w, statistics
-        return client.model, means, self.report(client, client.model)
+        return (w, statistics), means
+
+    def adjusted(self, client, gradient):
+        """The gradient that Adam gets."""
+        return gradient
 
     def predict(self, model, x):
         """(feature, logits) in eval mode."""
@@ -562,6 +574,94 @@ class FedGen(FedAvg):
         return {"count_C": counts(client.y), "head_CD": head_CD, "head_bias_C": bias_C}
 
 
+class FedNTD(FedAvg):
+    """beta sum_{c != y} q_g(c) log(q_g(c) / q_l(c)), both over the other classes alone; g: the received model."""
+
+    beta, tau = 1.0, 1.0
+
+    def begin(self, client, model, message, round):
+        self.received = model
+
+    def extra(self, w, client, index_B, feature_BD, logits_BC):
+        own, received = 0.0, self.predict(self.received, client.x[index_B])[1]
+        for place, label in enumerate(client.y[index_B]):
+            others = [c for c in range(CLASSES) if c != label]
+            log_q, log_p = (log_softmax(z[..., place, others] / self.tau) for z in (logits_BC, received))
+            own = own + (np.exp(log_p) * (log_p - log_q)).sum(-1)
+        return {"not_true": self.beta * own / len(index_B)}
+
+
+def places(shapes: dict, *names):
+    """(P,) bool: where these tensors lie."""
+    return np.concatenate([np.full(int(np.prod(shape)), name in names) for name, shape in shapes.items()])
+
+
+class FedBN(FedAvg):
+    """Scale, shift and running statistics of BatchNorm stay with the client."""
+
+    own_P = places(Dense.shapes, "extractor.3.weight", "extractor.3.bias")
+
+    def train(self, client, model, message, round):
+        if client.model:
+            model = np.where(self.own_P, client.model[0], model[0]), client.model[1]
+        return super().train(client, model, message, round)
+
+
+class FedRep(FedAvg):
+    """The head stays with the client; it is trained first, then the rest."""
+
+    head_epochs = 2  # 10 in the paper
+    head_P = places(Dense.shapes, "classifier.weight", "classifier.bias")
+
+    def train(self, client, model, message, round):
+        if client.model:
+            model = np.where(self.head_P, client.model[0], model[0]), model[1]
+        self.start_round(client, model, message, round)
+        model, _ = self.steps(client, model, self.head_epochs, self.head_P)
+        client.model, means = self.steps(client, model, EPOCHS, ~self.head_P)
+        return client.model, means, {}
+
+
+class Ditto(FedAvg):
+    """Beside the global model, a personal one v: F(v) + (lam / 2) ||v - w_received||^2."""
+
+    lam = 1.0
+
+    def train(self, client, model, message, round):
+        self.start_round(client, model, message, round)
+        self.centre_P = None
+        trained, _ = self.steps(client, model, EPOCHS)
+        self.centre_P = model[0]
+        client.model, means = self.steps(client, client.model or model, EPOCHS)
+        return trained, means, {}
+
+    def extra(self, w, client, index_B, feature_BD, logits_BC):
+        if self.centre_P is None:
+            return {"proximal": 0.0}
+        return {"proximal": self.lam / 2 * ((w - self.centre_P) ** 2).sum(-1)}
+
+
+class Scaffold(FedAvg):
+    """g - c_i + c; c_i: the mean of the gradients of the client's last round, c: the mean of all clients' c_i."""
+
+    server_control = 0.0
+
+    def begin(self, client, model, message, round):
+        self.seen, self.correction_P = [], message.get("control_P", 0.0) - client.control
+
+    def adjusted(self, client, gradient):
+        self.seen.append(gradient)
+        return gradient + self.correction_P
+
+    def report(self, client, model):
+        before, client.control = client.control, sum(self.seen) / len(self.seen)
+        return {"control_P": client.control - before}
+
+    def combine(self, reports, round):
+        self.server_control = self.server_control + sum(report["control_P"] for report in reports) / len(reports)
+        return {"control_P": self.server_control}
+
+
 SCHEMES = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -572,4 +672,9 @@ SCHEMES = {
     "fedproto": FedProto,
     "fedhkd": FedHKD,
     "fedhkd_star": FedHKDStar,
+    "fedntd": FedNTD,
+    "fedbn": FedBN,
+    "fedrep": FedRep,
+    "ditto": Ditto,
+    "scaffold": Scaffold,
 }

@@ -57,7 +57,7 @@ def test_mutants_are_noticed(capsys):
 def test_a_job_is_a_function_of_seed_and_number():
     jobs = [draw_job(3, number, runner.ALL_KINDS) for number in range(400)]
     assert jobs[17] == draw_job(3, 17, runner.ALL_KINDS) != draw_job(4, 17, runner.ALL_KINDS)
-    assert {job.scheme for job in jobs[:9]} == set(schemes.REGISTRY)
+    assert {job.scheme for job in jobs[:9]} == set(schemes.PAPER)
     drawn = {kind for job in jobs for step in job.steps for kind in step.kinds()} | {NAN for job in jobs if job.nan}
     assert drawn == {*KINDS, *FILE_KINDS, NAN}
     assert len(drawn) == 30

@@ -324,7 +324,7 @@ def rows_named(text: str) -> dict:
 
 def rows_of_schemes(text: str) -> dict:
     """The rows of a list of schemes "a,b", your own as module:Class; "all": every one but the reference."""
-    names = [name for name in schemes.REGISTRY if name != REFERENCE] if text == "all" else text.split(",")
+    names = [name for name in schemes.PAPER if name != REFERENCE] if text == "all" else text.split(",")
     try:
         for name in names:
             schemes.settings_of(name)

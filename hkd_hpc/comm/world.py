@@ -188,8 +188,9 @@ class World:
         return self._mpi.libraries() if self._mpi else None
 
     def _signals_safe(self) -> AbstractContextManager[None]:
-        """Within it a signal that elsewhere raises an exception ends the job at once."""
-        return handled(self.control.raising_signals, self._end_by)
+        """Within it a signal that elsewhere raises an exception ends the job at once; one that is ignored stays so."""
+        raising = [number for number in self.control.raising_signals if callable(signal.getsignal(number))]
+        return handled(raising, self._end_by)
 
     def _end_by(self, number: int, frame: object) -> NoReturn:
         """A handler of a signal: as its exception, wherever it would come to."""

@@ -149,22 +149,33 @@ def test_mpirun_passes_the_signal_on_and_the_exit_code_back(arguments, straight,
     assert toy.rows(tmp_path / "run")["rounds/weights_sha256"][: len(wanted)][:done] == wanted[:done]
 
 
+@pytest.fixture
+def signal_in_torch(tmp_path):
+    """signal_in_torch(number): a run that gets the signal while it imports torch, whose import then fails."""
+    run = [sys.executable, "-m", "hkd_hpc.train", "fed.rounds=1", "--out", tmp_path / "run"]
+
+    def ended(number, **options):
+        text = f"import signal\nprint('begins')\nsignal.raise_signal({number})\nprint('goes on')\nraise SystemExit(5)\n"
+        env = {**os.environ, **toy.write_module(tmp_path, "torch", text)}
+        done = subprocess.run(run, env=env, cwd=toy.PROJECT, capture_output=True, text=True, **options)
+        assert not (tmp_path / "run").exists()
+        return done
+
+    return ended
+
+
 @pytest.mark.parametrize(
     "number, code, told",
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, f"ended by signal 15 (SIGTERM). {train.ENDING}")],
 )
-def test_a_signal_while_torch_is_imported_ends_the_run_at_once(tmp_path, number, code, told):
+def test_a_signal_while_torch_is_imported_ends_the_run_at_once(signal_in_torch, number, code, told):
     """Not by an exception: torch's C++ would abort the process."""
-    (tmp_path / "torch.py").write_text(
-        f"import signal\nprint('begins')\ntry:\n    signal.raise_signal({number})\nfinally:\n    print('is imported')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "hkd_hpc.train", "fed.rounds=1", "--out", tmp_path / "run"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=toy.PROJECT,
-        capture_output=True,
-        text=True,
-    )
+    done = signal_in_torch(number)
     assert (done.returncode, done.stdout) == (code, "begins\n")
     assert done.stderr == f"hkd_hpc: phase import of torch: {told}\n"
-    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_is_ignored_while_torch_is_imported_where_it_is_ignored_elsewhere(signal_in_torch):
+    """As shells have it for what they start in the background."""
+    done = signal_in_torch(signal.SIGINT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert (done.returncode, done.stdout) == (5, "begins\ngoes on\n")

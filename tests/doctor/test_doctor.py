@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import pytest
 import toy
-from comm_launch import environment, ours
+from comm_launch import environment, mpirun_path, ours
 
 from hkd_hpc.doctor import collectives, files
 from hkd_hpc.doctor.__main__ import main, parse
@@ -71,7 +71,7 @@ def alone(*arguments: object, patch=healthy) -> tuple[int | None, set[str]]:
 
 @pytest.mark.mpi
 def test_mpirun_tells_all_sections_and_leaves_the_folder_as_it_was(tmp_path):
-    command = ["mpirun", "-n", "2", "--bind-to", "none", sys.executable, "-c", SMALL, "--json"]
+    command = [mpirun_path(), "-n", "2", "--bind-to", "none", sys.executable, "-c", SMALL, "--json"]
     done = subprocess.run(
         [*command, "--out", tmp_path / "out/runs"], env=environment(), cwd=tmp_path, capture_output=True, text=True
     )
@@ -200,7 +200,7 @@ def test_processes_whose_launcher_claims_more_than_mpi_sees(tmp_path):
 @pytest.mark.mpi
 def test_processes_of_a_launcher_that_nobody_knows(tmp_path):
     bare = [f"PATH={os.environ['PATH']}", f"PYTHONPATH={toy.PROJECT}"]
-    command = ["mpirun", "-n", "2", "env", "-i", *bare, sys.executable, "-m", "hkd_hpc.doctor", "--out", tmp_path]
+    command = [mpirun_path(), "-n", "2", "env", "-i", *bare, sys.executable, "-m", "hkd_hpc.doctor", "--out", tmp_path]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.count("ERROR launch.strange_launcher: ") == 1

@@ -15,11 +15,16 @@ ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 300
 
 
+def mpirun_path() -> str:
+    """The mpirun beside this Python, whose environment need not be active, else that on the PATH."""
+    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert found, "no mpirun: install the extra [mpi], or put the site's mpirun on the PATH"
+    return found
+
+
 def command(size: int, *args: object, script: str = SCRIPT) -> list[str]:
     """mpirun of this environment, `size` ranks of the script."""
-    mpirun_path = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert mpirun_path, "no mpirun: install the extra [mpi], or put the site's mpirun on the PATH"
-    return [mpirun_path, "-n", str(size), sys.executable, script, *map(str, args)]
+    return [mpirun_path(), "-n", str(size), sys.executable, script, *map(str, args)]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from comm_launch import session_folder
+from comm_launch import mpirun_path, session_folder
 
 from tools.forked_ranks import Result, run_ranks
 
@@ -169,7 +169,7 @@ def start_mpirun(
 ) -> subprocess.Popen:
     """`mpirun -n size python -m hkd_hpc.train arguments`, started; outputs are pipes of text."""
     paths = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), str(PROJECT), os.environ.get("PYTHONPATH")]))
-    command = [*before, "mpirun", "-n", str(size), sys.executable, "-m", "hkd_hpc.train", *map(str, arguments)]
+    command = [*before, mpirun_path(), "-n", str(size), sys.executable, "-m", "hkd_hpc.train", *map(str, arguments)]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

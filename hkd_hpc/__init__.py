@@ -26,7 +26,7 @@ _HOMES = {
     "hkd_hpc.results": ("Run", "load"),
 }
 
-if sys.argv[:1] == ["-m"]:  # so early because the packages below import much: see there
+if sys.argv and sys.argv[0].startswith(("-m", __name__)):  # so early because the packages below import much: see there
     import_module("hkd_hpc.command").tell_interrupts_of(__name__)
 
 

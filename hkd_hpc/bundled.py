@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
@@ -47,15 +48,23 @@ def copy(kind: str, folder: Path) -> list[Path]:
     return list(targets)
 
 
-@exit_code
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m hkd_hpc.bundled", description=first_paragraph(__doc__))
-    parser.add_argument("kind", choices=FOLDERS)
+def parse(arguments: list[str]) -> Namespace:
+    """The options, `kind` among them. Raises UsageError; --help ends the process."""
+    parser = Parser(prog=program_of("hkd_hpc.bundled"), description=first_paragraph(__doc__))
+    parser.add_argument("kind", choices=FOLDERS, help="each has its --help")
+    kind = parser.parse_args(arguments[:1]).kind
+    parser = Parser(prog=f"{parser.prog} {kind}", description=first_paragraph(__doc__))
+    parser.set_defaults(kind=kind)
     parser.add_argument("what", choices=("list", "copy"), help="list: the files' paths, as they lie in the package")
     parser.add_argument(
         "folder", nargs="?", type=path_argument, metavar="DIR", help="where copies go; they may be changed"
     )
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments[1:])
+
+
+@exit_code
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     if (options.what == "copy") != bool(options.folder):
         raise UsageError("copy needs a folder: copy DIR" if options.what == "copy" else "list takes no folder")
     found = copy(options.kind, options.folder) if options.folder else files_of(options.kind).values()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc import config as config_module
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console.messages import say
 from hkd_hpc.data.partition import partition_sha256
@@ -407,7 +407,7 @@ def extend(history: History, other: History) -> bool:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m hkd_hpc.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program_of("hkd_hpc.check"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=path_argument, help="the run's folder")
     parser.add_argument(

@@ -7,9 +7,10 @@ import runpy
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NamedTuple
 
-from hkd_hpc.command import exit_code
+from hkd_hpc.command import exit_code, started_by
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.rank import guess_rank
 
@@ -52,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(unknown_text(name))
     module, _, first = COMMANDS[name]
     sys.argv[1:] = [*first, *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    hkd = "hkd" if Path(sys.argv[0]).name == "hkd" else "python -m hkd_hpc"
+    with started_by(hkd if first else f"{hkd} {name}", module):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 
 

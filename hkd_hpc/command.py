@@ -6,12 +6,14 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 Ctrl-C, 141 nobody reads what i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TextIO
 
@@ -23,6 +25,25 @@ Arguments = ParamSpec("Arguments")
 FAILED, WRONG_INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT  # as shells name the end by a signal
 NOT_READ = 128 + signal.SIGPIPE
+STARTED: ContextVar[tuple[str, str]] = ContextVar("started", default=("", ""))  # a module, and the words that start it
+
+
+@contextlib.contextmanager
+def started_by(words: str, module: str) -> Iterator[None]:
+    """Within it the module is what a person has started by these words."""
+    token = STARTED.set((module, words))
+    try:
+        yield
+    finally:
+        STARTED.reset(token)
+
+
+def program_of(module: str) -> str:
+    """The words that start a command's module, for `Parser(prog=...)`: as they were typed, `hkd check`, else
+    `python -m hkd_hpc.check`.
+    """
+    started, words = STARTED.get()
+    return words if started == module else f"python -m {module}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,13 +124,22 @@ def tell_interrupts_of(package: str) -> None:
     """Have Ctrl-C told in one line too while `python -m PACKAGE[.MODULE]` imports its modules.
 
     That takes a second, on a busy file system many, and no function of ours is there yet to catch it. The package calls
-    this before it imports anything else. Nothing happens in a program that merely imports the package: sys.argv[0] is
-    "-m" only while Python looks for the module to start, whose name then stands before the other words in orig_argv.
+    this before it imports anything else. Nothing happens in a program that merely imports the package.
     """
-    if sys.argv[:1] == ["-m"]:
-        module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-        if f"{module}.".startswith(f"{package}."):
-            sys.excepthook = end_interrupted
+    if f"{module_to_start(sys.argv, sys.orig_argv)}.".startswith(f"{package}."):
+        sys.excepthook = end_interrupted
+
+
+def module_to_start(words: Sequence[str], all_words: Sequence[str]) -> str:
+    """The module that `python -m MODULE`, or `python -m mpi4py -m MODULE`, is looking for; later, and else, "".
+
+    Args:
+        words: sys.argv, whose first is then "-m" in Python, and MODULE in mpi4py.
+        all_words: sys.orig_argv.
+    """
+    if words[:1] == ["-m"]:
+        return all_words[-len(words)].removeprefix("-m")
+    return words[0] if words and list(all_words[-len(words) - 1 :][:2]) == ["-m", words[0]] else ""
 
 
 def end_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

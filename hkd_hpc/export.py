@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import loggers
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 done; 2 wrong input, or the file cannot be written: one line says which.
     """
-    parser = Parser(prog="python -m hkd_hpc.export", description=first_paragraph(__doc__))
+    parser = Parser(prog=program_of("hkd_hpc.export"), description=first_paragraph(__doc__))
     parser.add_argument("run", type=path_argument, help="the run's folder")
     parser.add_argument("--out", type=path_argument, metavar="FILE.pt|FILE.safetensors", help="the model")
     parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")

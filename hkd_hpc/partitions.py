@@ -15,7 +15,7 @@ import numpy as np
 
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.distances import total_variation_M
-from hkd_hpc.command import Parser
+from hkd_hpc.command import Parser, program_of
 from hkd_hpc.config import Config
 from hkd_hpc.console.messages import aligned
 from hkd_hpc.data import assigned, content, partition_file
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser(command: str) -> Parser:
-    parser = Parser(prog=f"python -m hkd_hpc.data {command}", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog=f"{program_of('hkd_hpc.data')} {command}", description=__doc__, allow_abbrev=False)
     parser.add_argument("--preset", action="append", default=[], metavar="P", help="named settings, as of a training")
     parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, or from the config.json of a run")
     if command == "show":

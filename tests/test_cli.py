@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from hkd_hpc.data import __main__ as data
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import __main__ as jobs
 from hkd_hpc.report import __main__ as report
+from tools.forked_ranks import run_ranks
 
 
 def run(*arguments: object, **env: str) -> tuple[int, str, str]:
@@ -52,7 +54,7 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
 @pytest.mark.parametrize(
     "main, arguments, told",
     [
-        (bundled.main, ["slurm"], "the following arguments are required: what; python -m hkd_hpc.bundled"),
+        (bundled.main, ["slurm"], "the following arguments are required: what; python -m hkd_hpc.bundled slurm"),
         (check.main, [], "the following arguments are required: run; python -m hkd_hpc.check"),
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
         (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
@@ -135,6 +137,9 @@ def ctrl_c(tmp_path_factory):
         ("tools.bench", "tools.bench"),
         ("tools.compare", "hkd_hpc.compare"),
         ("tools.fault_injection", "numpy"),
+        ("mpi4py -m hkd_hpc.train", "hkd_hpc.comm"),
+        ("mpi4py -m hkd_hpc train", "numpy"),
+        ("mpi4py -m tools.bench", "tools.bench"),
     ],
 )
 def test_ctrl_c_during_imports_is_told_in_one_line(ctrl_c, words, module):
@@ -145,7 +150,7 @@ def test_ctrl_c_during_imports_is_told_once_in_a_job(ctrl_c):
     assert ctrl_c("hkd_hpc.train", "numpy", OMPI_COMM_WORLD_RANK="3") == (130, "", "")
 
 
-@pytest.mark.parametrize("words", [["-c"], ["-m", "hkd_hpc_of_others"]])
+@pytest.mark.parametrize("words", [["-c"], ["-m", "hkd_hpc_of_others"], ["-m", "mpi4py", "-m", "hkd_hpc_of_others"]])
 def test_a_program_that_imports_the_package_keeps_what_python_does_at_ctrl_c(tmp_path, words):
     code = "import sys, hkd_hpc, tools; print(sys.excepthook is sys.__excepthook__)"
     (tmp_path / "hkd_hpc_of_others").mkdir()
@@ -175,8 +180,29 @@ def test_a_program_that_imports_the_package_keeps_what_python_does_at_ctrl_c(tmp
 )
 def test_a_command_is_its_module(command, module, arguments, code):
     short, long = run("hkd_hpc", command, *arguments), run(module, *arguments)
-    assert short == long
-    assert short[0] == code
+    module_of = re.compile(rf"(usage: )?python -m {re.escape(cli.COMMANDS[command].module)}(?(1)| --help)")
+    named = [module_of.sub(lambda found: found[0].replace("hkd_hpc.", "hkd_hpc "), text) for text in long[1:]]
+    assert short == (code, *named)
+    assert long[0] == code
+
+
+def _hkd(rank, words):
+    sys.argv[0] = "/somewhere/bin/hkd"
+    sys.exit(cli.main(words))
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_wrong_options_of_a_command_advise_the_help_of_that_command(command):
+    [result] = run_ranks(1, _hkd, [command, "--nope"])
+    assert result.output == f"hkd_hpc: unrecognized arguments: --nope; hkd {command} --help lists the options\n"
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("words", ["sweep status", "slurm", "data"])
+def test_help_of_a_command_says_how_it_was_started(words):
+    [result] = run_ranks(1, _hkd, [*words.split(), "--help"])
+    assert result.output.startswith(f"usage: hkd {words} ")
+    assert "python -m hkd_hpc." not in result.output.split("\n\n")[0]
 
 
 def test_help_imports_neither_torch_nor_mpi():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hkd_hpc import schemes
+from hkd_hpc import cli, schemes
 from hkd_hpc.config import keys_of
 from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.doctor import examine
@@ -85,6 +85,11 @@ def test_the_settings_page_names_every_setting_scheme_and_preset(hooks):
         for key in keys_of(schemes.settings_of(name)):
             assert f"| `{key}` |" in page
     assert [name for name in PRESETS if f"| `{name}` |" not in page] == []
+
+
+def test_getting_started_names_every_command():
+    page = (ROOT / "docs/getting_started.md").read_text()
+    assert [name for name in cli.COMMANDS if f"| `hkd {name}` | `python -m " not in page] == []
 
 
 def test_included_text_is_there_and_leads_nowhere_outside(hooks):

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hkd_hpc.analysis.tables import SUFFIXES, document
-from hkd_hpc.command import FAILED, Parser, exit_code, tell
+from hkd_hpc.command import FAILED, Parser, exit_code, program_of, tell
 from hkd_hpc.compare.report import report
 from hkd_hpc.compare.runs import check_origin, check_runs, check_settings, code_to_come
 from hkd_hpc.compare.spec import Spec, read_spec
@@ -44,7 +44,7 @@ STATUS = "python -m hkd_hpc.jobs status"
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m hkd_hpc.compare", description=first_paragraph(__doc__))
+    parser = Parser(prog=program_of("hkd_hpc.compare"), description=first_paragraph(__doc__))
     add = parser.add_argument
     add("spec", metavar="SPEC.toml", help="what to compare; hkd specs list has some")
     add("--root", required=True, metavar="DIR", help="folder of all runs; give it again to resume")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hkd_hpc import config as config_module
-from hkd_hpc.command import Parser
+from hkd_hpc.command import Parser, program_of
 from hkd_hpc.config import Config, presets
 from hkd_hpc.console.output import Level
 from hkd_hpc.errors import UsageError
@@ -113,7 +113,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 
 def make_parser() -> Parser:
     parser = TrainParser(
-        prog="python -m hkd_hpc.train",
+        prog=program_of("hkd_hpc.train"),
         add_help=False,
         allow_abbrev=False,
         description="Federated training; rank 0 is the server, the other MPI ranks host the clients.",

@@ -8,19 +8,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.data.registry import BUNDLED, OFFICIAL, SOURCES
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import expanded
 
-_USAGE = """python -m hkd_hpc.data prepare NAME --dir DIR [--url BASE]
-       python -m hkd_hpc.data show [section.key=value ...] [--out FILE.png]
-       python -m hkd_hpc.data partition [section.key=value ...] --out FILE.npz"""
+_USAGE = """PROG prepare NAME --dir DIR [--url BASE]
+       PROG show [section.key=value ...] [--out FILE.png]
+       PROG partition [section.key=value ...] --out FILE.npz"""
 _OF_PARTITIONS = ("show", "partition")
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m hkd_hpc.data", usage=_USAGE, description=__doc__, allow_abbrev=False)
+    prog = program_of("hkd_hpc.data")
+    parser = Parser(prog=prog, usage=_USAGE.replace("PROG", prog), description=__doc__, allow_abbrev=False)
     parser.add_argument("command", choices=["prepare", *_OF_PARTITIONS])
     parser.add_argument(
         "name",
@@ -43,7 +44,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if arguments.name in BUNDLED:
         return _say(f"{arguments.name} ships with the package: there is nothing to prepare")
     if not arguments.dir:
-        raise UsageError(f"--dir is missing: python -m hkd_hpc.data prepare {arguments.name} --dir DIR")
+        raise UsageError(f"--dir is missing: {program_of('hkd_hpc.data')} prepare {arguments.name} --dir DIR")
     prepare(
         arguments.name,
         from_mirror(SOURCES[arguments.name].downloads, arguments.url),

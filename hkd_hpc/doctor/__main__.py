@@ -19,7 +19,7 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave_after
 from hkd_hpc.comm.control.rendezvous import AlreadyReported
 from hkd_hpc.comm.world import let_rank_0_speak_first
-from hkd_hpc.command import Parser
+from hkd_hpc.command import Parser, program_of
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.console import messages
 from hkd_hpc.doctor import report
@@ -100,7 +100,7 @@ def folder_at(path: str) -> Path:
 
 def make_parser() -> Parser:
     parser = Parser(
-        prog="python -m hkd_hpc.doctor",
+        prog=program_of("hkd_hpc.doctor"),
         add_help=False,
         allow_abbrev=False,
         description=first_paragraph(__doc__),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from hkd_hpc.analysis.tables import SUFFIXES
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.console import messages
 from hkd_hpc.console.output import Screen
 from hkd_hpc.jobs import results, watch
@@ -34,14 +34,14 @@ COMMANDS = {
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options, `command` among them. Raises UsageError; --help ends the process."""
     parser = Parser(
-        prog="python -m hkd_hpc.jobs",
+        prog=program_of("hkd_hpc.jobs"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"{name:10s}{text}" for name, text in COMMANDS.items()),
     )
     parser.add_argument("command", choices=COMMANDS, metavar="|".join(COMMANDS), help="each has its --help")
     command = parser.parse_args(arguments[:1]).command
-    parser = Parser(prog=f"python -m hkd_hpc.jobs {command}", description=COMMANDS[command])
+    parser = Parser(prog=f"{parser.prog} {command}", description=COMMANDS[command])
     parser.set_defaults(command=command)
     ARGUMENTS.get(command, add_root)(parser)
     return parser.parse_intermixed_args(arguments[1:])

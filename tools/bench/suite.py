@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from hkd_hpc import schemes
-from hkd_hpc.command import Parser, exit_code, tell
+from hkd_hpc.command import Parser, exit_code, program_of, tell
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.schemes.base import Scheme
@@ -344,7 +344,7 @@ def run_scaling(quick: bool) -> int:
 
 @exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog=f"python -m {__package__}", description=first_paragraph(__doc__))
+    parser = Parser(prog=program_of(__package__), description=first_paragraph(__doc__))
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes, the numbers mean nothing")
     parser.add_argument("--rows", type=rows_named, help=f"of {','.join(ROWS)}; without --schemes all of them")
     parser.add_argument(

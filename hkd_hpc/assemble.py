@@ -25,6 +25,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.plan import Plan
 from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
@@ -117,7 +118,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
 def federation_of(config: Config, comm: Comm) -> Federation:
     """Read the data and partition them."""
     dataset = node_copy(config, comm)
-    require_equal(comm, {"data": dataset.shapes()})  # before anything is made that one rank alone could fail at
+    require_same_data(comm, config, dataset)  # before anything is made that one rank alone could fail at
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
@@ -131,6 +132,16 @@ def federation_of(config: Config, comm: Comm) -> Federation:
         config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
     rank_of = assign_clients([len(index) for index in partition.train], comm.size)
     return Federation(asked, config, dataset, of_clients, partition, rank_of, skew)
+
+
+def require_same_data(comm: Comm, config: Config, dataset: sources.DataSet) -> None:
+    """RunError unless the arrays of all ranks have the same shapes; of a loader of one's own, UsageError unless they
+    are the same."""
+    if not sources.source_of(config.data.name).is_loader:
+        return require_equal(comm, {"data": dataset.shapes()})
+    problem = inequality(comm, {"data": {**dataset.shapes(), "content": dataset.sha256[:16]}})
+    if problem:
+        raise UsageError(f"data.name={config.data.name}: {problem}; a loader gives the same on every node")
 
 
 def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
@@ -187,11 +198,18 @@ def make_model(config: Config, dataset: sources.DataSet, device: torch.device) -
 
 def make_net(config: Config, dataset: sources.DataSet, device: torch.device) -> torch.nn.Module:
     """The same before its tensors are moved, and rejected where they are not float32."""
-    channels, height, width = dataset.x_train.shape[1:]
-    net = networks.build(config.model, dataset.classes, (channels, height, width), config.run.seed, device)
+    inputs = inputs_of(dataset)
+    net = networks.build(config.model, dataset.classes, inputs.shape, config.run.seed, device, inputs.dtype)
     if config.train.precision == "bf16":
         networks.train_in_bf16(net)
+    standardise(net, inputs, device)
     return net
+
+
+def inputs_of(dataset: sources.DataSet) -> Inputs:
+    """Of which form a network's inputs are, and how they are normalised."""
+    x_train = dataset.x_train
+    return Inputs(x_train.shape[1:], x_train.dtype.name, dataset.mean, dataset.std)
 
 
 def agreed_net(comm: Comm, config: Config, dataset: sources.DataSet) -> torch.nn.Module:
@@ -264,7 +282,14 @@ def partition_of(config: Config, dataset: sources.DataSet, needs_public: bool = 
 
 
 def require_equal(comm: Comm, values: dict[str, str | dict[str, str]]) -> None:
-    """RunError on all ranks unless all hold the same values (code or data differ between nodes).
+    """RunError on all ranks unless all hold the same values (code or data differ between nodes)."""
+    problem = inequality(comm, values)
+    if problem:
+        raise RunError(f"{problem}; is the same code and data on all nodes?")
+
+
+def inequality(comm: Comm, values: dict[str, str | dict[str, str]]) -> str:
+    """Which ranks hold other values than rank 0, for people; empty where none does. On all ranks.
 
     Of a value that is a dict (shapes by name) the first entry that differs is told, with what it is on both ranks.
     """
@@ -272,13 +297,11 @@ def require_equal(comm: Comm, values: dict[str, str | dict[str, str]]) -> None:
     told = [json.loads(text) for text in comm.gather_text(json.dumps(own))]
     others = {what: [rank for rank, other in enumerate(told) if other[what] != digest] for what, digest in own.items()}
     different = json.loads(comm.share_text(json.dumps(others) if comm.rank == 0 else None))
-    found = [
+    return ", ".join(
         f"ranks {ranks} have another {what} than rank 0{difference(comm, values[what], ranks[0])}"
         for what, ranks in different.items()
         if ranks
-    ]
-    if found:
-        raise RunError(f"{', '.join(found)}; is the same code and data on all nodes?")
+    )
 
 
 def difference(comm: Comm, value: str | dict[str, str], rank: int) -> str:
@@ -343,7 +366,7 @@ def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> 
         "sessions_json": sessions.begun(comm),
         "partition": assigned.as_tree(federation.partition, dataset) | skew_tree(federation.skew),
         "clients": {"rank": np.array(federation.rank_of, np.int64)} | ({"name": np.array(names)} if names else {}),
-        "image_shape": np.array(dataset.x_train.shape[1:], np.int64),
+        **inputs_of(dataset).record(),
         "parameters": {"model": parameters, "held": trainer.scheme.about.parameters_held(parameters)},
         "baselines": baselines(dataset, federation.assigned),
         "world": {"ranks": comm.size, "plan": comm.plan_line},

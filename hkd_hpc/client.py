@@ -20,7 +20,7 @@ class Batch:
     """One batch of local training.
 
     Attributes:
-        x_BCHW: images, floats in [-1, 1].
+        x_BCHW: images, floats, in [-1, 1] if the data are uint8; or rows (B, F), or sequences (B, T) of int64.
         y_B: labels, int64.
         index_B: where the images are in the client's training set.
     """
@@ -36,8 +36,8 @@ class Client:
 
     Attributes:
         id: from 0 on.
-        x_train, x_test, x_val: images, (N, C, H, W) uint8, on the device where it trains; x_val: held out of the
-            training images (data.val_fraction), None without.
+        x_train, x_test, x_val: inputs as they lie in the data, (N, C, H, W) uint8 as a rule, on the device where it
+            trains; x_val: held out of the training images (data.val_fraction), None without.
         y_train, y_test, y_val: their labels, int64.
         classes: C.
         seed: the run's.
@@ -92,7 +92,7 @@ class Client:
         """The present model's outputs for any images, in eval mode, without gradients.
 
         Args:
-            x_uint8: N x channels x height x width, on the model's device.
+            x_uint8: N x channels x height x width, as they lie in the data, on the model's device.
 
         Returns:
             (feature_ND, logits_NC).

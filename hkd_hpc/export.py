@@ -25,7 +25,7 @@ from hkd_hpc.lazy import torch
 from hkd_hpc.loggers.base import Round, numbers_of
 from hkd_hpc.loggers.files import csv_line, number_or_none
 from hkd_hpc.results import Run, load
-from hkd_hpc.results.models import read_model
+from hkd_hpc.results.models import read_inputs, read_model
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_file, replace_text
@@ -92,7 +92,17 @@ def export_model(run: Path, out: Path, client: int | None) -> str:
     """Write one model; what was written, for people."""
     arrays = read_model(run, client)
     write_model(out, arrays)
-    return f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers"
+    told = f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers"
+    return f"{told}{normalised_text(run)}"
+
+
+def normalised_text(run: Path) -> str:
+    """By which mean and standard deviation the run normalised its inputs, which no state dict says; else empty."""
+    inputs = read_inputs(run)
+    if not inputs.mean:
+        return ""
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (inputs.mean, inputs.std))
+    return f"; its inputs{' / 255' * (inputs.dtype == 'uint8')} are normalised by mean {mean} and deviation {std}"
 
 
 # --- tables

@@ -18,6 +18,7 @@ from hkd_hpc.config.command_line import Request, ResumeOptions
 from hkd_hpc.console import messages
 from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
+from hkd_hpc.models.images import Inputs
 from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
@@ -185,6 +186,10 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
     changes = changed_origin(tree, static, options, options.allow_change) | settings
     if tree["partition"]["sha256"] != static["partition"]["sha256"]:
         raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
+    if "image_shape" in tree and Inputs.of_record(tree) != Inputs.of_record(static):
+        raise UsageError(
+            "--resume: the data are not those that the run began with (of another form, mean or deviation)"
+        )
     if changes:
         entry = {"after_round": round, **changes}
         static["changes_json"] = json.dumps([*json.loads(static["changes_json"]), entry])
@@ -263,7 +268,7 @@ def changed_origin(before: Mapping[str, Any], static: Tree, options: ResumeOptio
         data = config_module.from_json(static["config_json"]).data
         advice = "" if options.allow_change else ", or --allow-change resumes with these"
         raise UsageError(
-            f"--resume: {sources.place_of(data.name, data.dir, data.path)}: the content of the data is not what the "
+            f"--resume: {sources.place_of(data)}: the content of the data is not what the "
             f"run was trained on ({text}); put the data back{advice}"
         )
     if options.resume and options.strict_code:

@@ -40,7 +40,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Images:
-    """Images (N,C,H,W) uint8 and labels on rank 0's device."""
+    """Images (N,C,H,W) uint8, or inputs of another form, and labels on rank 0's device."""
 
     x_NCHW: torch.Tensor
     y_N: torch.Tensor

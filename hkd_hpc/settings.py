@@ -23,7 +23,7 @@ KINDS = ("int", "float", "bool", "str")
 LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the other: apth and path
 
 
-def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None):
+def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None, own=None):
     """A dataclass field with its documentation and what is allowed.
 
     Args:
@@ -34,11 +34,12 @@ def setting(default, help: str, *, low=None, above=None, high=None, below=None, 
         high: largest value.
         below: bound that a value must stay under.
         choices: all allowed values of a text.
+        own: beside these, the form of an address of the user's own code: "module:function".
 
     Returns:
         The field; annotate it as int, float, bool or str, each optionally | None.
     """
-    allowed = {"help": help, "low": low, "above": above, "high": high, "below": below, "choices": choices}
+    allowed = {"help": help, "low": low, "above": above, "high": high, "below": below, "choices": choices, "own": own}
     return dataclasses.field(default=default, metadata=allowed)
 
 
@@ -46,7 +47,7 @@ def allowed_text(field: dataclasses.Field) -> str:
     """What a value of this field may be, for error messages and --help."""
     meta, kind = field.metadata, type_text(field).replace(" | None", "")
     if meta.get("choices"):
-        return "one of " + ", ".join(map(str, meta["choices"]))
+        return ", ".join(["one of " + ", ".join(map(str, meta["choices"])), *[f"or {meta['own']}"] * bool(meta["own"])])
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
@@ -131,7 +132,7 @@ def _in_range(meta, value) -> bool:
     if value is None:
         return True
     return (
-        (not meta.get("choices") or value in meta["choices"])
+        (not meta.get("choices") or value in meta["choices"] or bool(meta["own"] and ":" in value))
         and (meta.get("low") is None or value >= meta["low"])
         and (meta.get("above") is None or value > meta["above"])
         and (meta.get("high") is None or value <= meta["high"])

@@ -143,7 +143,8 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
 def check_machine(config: Config) -> None:
     """Rank 0, before any rank pays for torch: what is installed, and whether the data are there. Raises UsageError."""
     versions.check(config.model.name, config.model.needs_torchvision)
-    check_present(config.data.name, config.data.dir, config.data.path)
+    check_present(config.data)
+    config_module.check_fit(config)
     loggers.classes_of(loggers.names_of(config.run.loggers))
 
 
@@ -225,8 +226,10 @@ def new_folder(config: Config) -> Path:
     """runs/<time>-<scheme>-<data>-s<seed>, made here and now: of jobs that start in the same second each gets its
     own.
     """
-    scheme = "".join(c if c.isalnum() or c in "_-" else "_" for c in config.scheme.name)
-    name = time.strftime(f"%Y%m%d-%H%M%S-{scheme}-{config.data.name}-s{config.run.seed}")
+    scheme, data = (
+        "".join(c if c.isalnum() or c in "_-" else "_" for c in s.name) for s in (config.scheme, config.data)
+    )
+    name = time.strftime(f"%Y%m%d-%H%M%S-{scheme}-{data}-s{config.run.seed}")
     for path in (Path(os.path.abspath("runs"), name + suffix) for suffix in suffixes()):
         try:
             path.mkdir(parents=True)

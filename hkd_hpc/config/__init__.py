@@ -5,6 +5,7 @@ Checked completely before torch is imported. A scheme's own settings stand in it
 """
 
 from hkd_hpc.config.files import load_toml, read_toml
+from hkd_hpc.config.fit import check_fit
 from hkd_hpc.config.help import help_text
 from hkd_hpc.config.keys import NotOfThisScheme, all_keys, keys_of, parts_of
 from hkd_hpc.config.precedence import collect, resolve, split_override
@@ -35,6 +36,7 @@ __all__ = [
     "as_values",
     "changed",
     "changes",
+    "check_fit",
     "check_together",
     "collect",
     "difference",

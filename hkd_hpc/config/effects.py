@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from hkd_hpc import schemes
 from hkd_hpc.config.sections import Config, as_values
-from hkd_hpc.data.registry import OFFICIAL
+from hkd_hpc.data.readers import PLAIN
+from hkd_hpc.data.registry import OFFICIAL, find_source
 from hkd_hpc.models.registry import MODELS, WITH_STEM
 from hkd_hpc.schemes.base import SchemeSettings
 
@@ -40,6 +41,12 @@ def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
             yield f"data.{key}", "data.partition=file"
     if data.name not in OFFICIAL:
         yield "data.dir", f"data.name={data.name}"
+    if data.test_fraction is None:
+        yield "data.test_seed", "data.test_fraction=none"
+    source = find_source(data.name)
+    if source is None or not source.has_columns or data.path.endswith(PLAIN):
+        for key in ("data.label_column", "data.split_column", "data.client_column"):
+            yield key, f"data.name={data.name} data.path={data.path}, which has no columns"
 
 
 def _idle_training(config: Config) -> Iterator[tuple[str, str]]:

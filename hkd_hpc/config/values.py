@@ -8,9 +8,10 @@ from typing import Any
 from hkd_hpc import loggers, schemes
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
 from hkd_hpc.config.sections import SECTIONS, Config, as_values
+from hkd_hpc.data.normalise import check_given
 from hkd_hpc.data.partition_file import clients_of
 from hkd_hpc.data.registry import OWN, SOURCES
-from hkd_hpc.data.sources import natural_clients
+from hkd_hpc.data.sources import natural_clients, source_of
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.registry import MODELS
 from hkd_hpc.settings import build
@@ -48,14 +49,17 @@ def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True)
 def check_together(config: Config) -> None:
     """What one setting asks of another."""
     data, model = config.data, config.model
-    source = SOURCES[data.name]
-    if source.is_own and not data.path:
+    source = source_of(data.name)
+    if source.needs and not data.path:
         raise UsageError(f"data.path=: data.name={data.name} needs {source.needs}")
     if data.path and not source.is_own:
         raise UsageError(f"data.path={data.path}: only data.name={' or '.join(OWN)} reads it; data.name is {data.name}")
     if data.image_size and not source.resizes:
         able = " or ".join(name for name in OWN if SOURCES[name].resizes)
         raise UsageError(f"data.image_size={data.image_size}: only data.name={able} resizes; data.name is {data.name}")
+    check_given(data)
+    if data.test_fraction is not None and not source.is_own:
+        raise UsageError(f"data.test_fraction={data.test_fraction}: data.name={data.name} has a test split")
     if data.partition == "natural" and not source.has_clients:
         able = " or ".join(name for name in OWN if SOURCES[name].has_clients)
         raise UsageError(f"data.partition=natural: needs client ids, which only data.name={able} can bring")
@@ -87,7 +91,7 @@ def with_clients_of_data(config: Config, asked) -> Config:
     if data.partition == "file":
         clients = clients_of(data.partition_file, config.fed.clients if "fed.clients" in asked else None)
     elif data.partition == "natural" and "fed.clients" not in asked:
-        clients = natural_clients(data.path, data.min_images, data.name)
+        clients = natural_clients(data)
     else:
         return config
     return from_values({**as_values(config), "fed.clients": clients})

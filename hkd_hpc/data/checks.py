@@ -1,14 +1,19 @@
-"""From raw arrays to what models take: images (N,3,H,W) uint8 of at least 32 x 32, labels 0..C-1; else UsageError."""
+"""From raw arrays to what models take: images, rows or sequences, and labels 0..C-1; else UsageError."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from hkd_hpc.data.registry import SMALLEST_SIDE_PX
 from hkd_hpc.errors import UsageError, printable
 from hkd_hpc.runtime.machine import memory_bytes
 
-SMALLEST_SIDE_PX = 32
 _SHAPES = "(N,H,W), (N,H,W,1), (N,H,W,3), (N,1,H,W) or (N,3,H,W)"
+_ANY_CHANNELS = "data.as_stored=true takes any number of channels"
+_FLAT = "rows (N,F) are floats, sequences (N,T) are int64"
+_PIECE_BYTES = 1 << 22  # of inputs that are looked at together: temporary arrays stay small
 
 
 def check_memory(where: object, needed_bytes: int) -> None:
@@ -22,15 +27,66 @@ def check_memory(where: object, needed_bytes: int) -> None:
         )
 
 
-def check_pixels(arrays: dict[str, np.ndarray]) -> None:
-    """UsageError for the first array of images (by its place) that is empty or not uint8, with what makes it so.
+def check_inputs(arrays: dict[str, np.ndarray], allow_floats: bool = False) -> None:
+    """UsageError for the first array of inputs (by its place) that is no array of images, rows or sequences.
 
-    Those of one dtype are to be scaled alike, so that training and test images stay comparable; one that is uint8
-    stays.
+    Args:
+        arrays: of both splits, which must be of one form.
+        allow_floats: whether images may be floats: somebody said how these are normalised.
     """
     for where, raw in arrays.items():
         if 0 in raw.shape:
             raise UsageError(f"{where}: found shape {raw.shape}, which holds no image; at least 1 is needed")
+        if raw.ndim == 2 and raw.dtype.kind not in "iuf":
+            raise UsageError(f"{where}: found dtype {raw.dtype}, where numbers belong; {_FLAT}")
+    if all(is_flat(raw) or (allow_floats and raw.dtype.kind == "f") for raw in arrays.values()):
+        for where, raw in arrays.items():
+            _check_numbers(raw, where)
+        _check_one_form(arrays)
+    else:
+        check_pixels(arrays)
+
+
+def is_flat(raw: np.ndarray) -> bool:
+    """Whether these are rows of columns or sequences, not images."""
+    return raw.ndim == 2 and raw.dtype != np.uint8
+
+
+def _check_numbers(raw: np.ndarray, where: str) -> None:
+    """UsageError for NaN and infinity, and for what no embedding has an entry for."""
+    if raw.dtype.kind == "f":
+        for start, part in pieces(raw):
+            with np.errstate(over="ignore"):  # a number beyond float32 is infinite as one
+                bad_N = ~np.isfinite(part.astype(np.float32, copy=False)).reshape(len(part), -1).all(1)
+            if bad_N.any():
+                first = start + int(bad_N.argmax())
+                raise UsageError(f"{where}: input {first} holds NaN, infinity or more than a float32 can; leave it out")
+    elif raw.min() < 0 or int(raw.max()) > np.iinfo(np.int64).max:
+        raise UsageError(f"{where}: found values {raw.min()}..{raw.max()}, sequences hold integers >= 0")
+
+
+def _check_one_form(arrays: dict[str, np.ndarray]) -> None:
+    (first, one), *others = arrays.items()
+    for where, other in others:
+        if other.dtype.kind != one.dtype.kind or other.ndim != one.ndim:
+            raise UsageError(
+                f"{where}: found dtype {other.dtype}, allowed is one form in both; {first} has {one.dtype}"
+            )
+
+
+def pieces(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(where it begins, a part of the inputs), in order: what is computed of a part needs little memory."""
+    count = max(1, _PIECE_BYTES // max(1, raw[:1].nbytes))
+    for start in range(0, len(raw), count):
+        yield start, raw[start : start + count]
+
+
+def check_pixels(arrays: dict[str, np.ndarray]) -> None:
+    """UsageError for the first array of images (by its place) that is not uint8, with what makes it so.
+
+    Those of one dtype are to be scaled alike, so that training and test images stay comparable; one that is uint8
+    stays.
+    """
     for where, raw in arrays.items():
         if raw.dtype != np.uint8:
             alike = [other for other in arrays.values() if other.dtype == raw.dtype]
@@ -48,9 +104,13 @@ def _scaling(alike: list[np.ndarray], which: str) -> str:
         return f" with {odd}, allowed is uint8 (0..255); mend the images that hold it, or leave them out"
     low, high = min(raw.min().item() for raw in alike), max(raw.max().item() for raw in alike)
     return (
-        f" with values {low}..{high}, allowed is uint8 (0..255); "
+        f" with values {low}..{high}, allowed is uint8 (0..255){_or_normalised(kind)}; "
         f"convert {which} as x, with {_to_uint8(kind, low, high)}"
     )
+
+
+def _or_normalised(kind: str) -> str:
+    return ", or floats and data.normalise=measured or none" * (kind == "f")
 
 
 def _to_uint8(kind: str, low: float, high: float) -> str:
@@ -66,53 +126,83 @@ def _to_uint8(kind: str, low: float, high: float) -> str:
     return f"({shifted} * (255 / {high - black})).round().astype('uint8')"
 
 
-def _channels_first(raw: np.ndarray, where: str) -> np.ndarray:
+def _channels_first(raw: np.ndarray, where: str, as_stored: bool) -> np.ndarray:
+    """(N,C,H,W), a view."""
     if raw.ndim == 3:
         return raw[:, None]
-    first = raw.ndim == 4 and raw.shape[1] in (1, 3)
-    last = raw.ndim == 4 and raw.shape[3] in (1, 3)
-    if first == last:
-        why = "is ambiguous" if first else "is not an image shape"
-        raise UsageError(f"{where}: found shape {raw.shape}, which {why}; allowed is {_SHAPES}")
-    return raw if first else raw.transpose(0, 3, 1, 2)
+    axes = _channel_axes(raw.shape, as_stored)
+    if len(axes) != 1:
+        why = "is ambiguous" if axes else "is not an image shape"
+        allowed = _FLAT if raw.ndim == 2 else _ANY_CHANNELS
+        raise UsageError(f"{where}: found shape {raw.shape}, which {why}; allowed is {_SHAPES}; {allowed}")
+    return raw if axes == [1] else raw.transpose(0, 3, 1, 2)
 
 
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(C, H, W) of an array of images that `to_images` takes."""
+def _channel_axes(shape: tuple[int, ...], as_stored: bool) -> list[int]:
+    """Which axes of images (N,.,.,.) may be their channels: 1 or 3 of them, else as stored the shorter axis."""
+    if len(shape) != 4:
+        return []
+    usual = [axis for axis in (1, 3) if shape[axis] in (1, 3)]
+    least = min(shape[1], shape[3])
+    return usual or ([axis for axis in (1, 3) if shape[axis] == least] if as_stored else [])
+
+
+def input_shape(shape: tuple[int, ...], as_stored: bool = False) -> tuple[int, ...]:
+    """(C,H,W), (F,) or (T,) of an array of inputs that `to_inputs` takes, before any padding."""
+    if len(shape) == 2:
+        return shape[1:]
     if len(shape) == 3:
-        _, height, width = shape
-        return 1, height, width
+        return 1, *shape[1:]
     _, *axes = shape
-    channels, height, width = axes if axes[0] in (1, 3) else (axes[2], axes[0], axes[1])
+    if len(axes) != 3:
+        raise ValueError(f"{shape} is no shape of inputs")
+    first = _channel_axes(shape, as_stored) == [1]
+    channels, height, width = axes if first else (axes[2], axes[0], axes[1])
     return channels, height, width
 
 
-def to_images(raw: np.ndarray, where: str) -> np.ndarray:
-    """Images (N,3,H,W) uint8, C-contiguous: grey repeated, sides below 32 px zero-padded to 32 around the centre.
+def seen_shape(shape: tuple[int, ...], as_stored: bool = False) -> tuple[int, ...]:
+    """What networks get of an input of this shape: images as RGB, of `SMALLEST_SIDE_PX` or more."""
+    if len(shape) == 1 or as_stored:
+        return shape
+    _, *sides = shape
+    return 3, *(max(side, SMALLEST_SIDE_PX) for side in sides)
 
-    An array that already has this form is returned as it is, not copied. UsageError names `where` (file and key).
+
+def to_inputs(raw: np.ndarray, where: str, as_stored: bool = False) -> np.ndarray:
+    """What networks get, C-contiguous: images as `to_images`, rows (N,F) float32, sequences (N,T) int64."""
+    if is_flat(raw):
+        return np.ascontiguousarray(raw, np.float32 if raw.dtype.kind == "f" else np.int64)
+    return to_images(raw, where, as_stored)
+
+
+def to_images(raw: np.ndarray, where: str, as_stored: bool = False) -> np.ndarray:
+    """Images (N,3,H,W) uint8 or float32, C-contiguous: grey repeated, sides below 32 px zero-padded around the centre.
+
+    With `as_stored` they keep channels and size. An array that already has this form is returned as it is, not copied.
+    UsageError names `where` (file and key).
     """
-    check_pixels({where: raw})
-    pixels = _channels_first(raw, where)
-    count, channels, height, width = pixels.shape
-    full_height, full_width = max(height, SMALLEST_SIDE_PX), max(width, SMALLEST_SIDE_PX)
-    if (channels, full_height, full_width) == (3, height, width):
-        return np.ascontiguousarray(pixels)
-    top, left = (full_height - height) // 2, (full_width - width) // 2
-    check_memory(where, count * 3 * full_height * full_width)
-    images = np.zeros((count, 3, full_height, full_width), np.uint8)
+    pixels = _channels_first(raw, where, as_stored)
+    dtype = np.dtype(np.uint8 if raw.dtype == np.uint8 else np.float32)
+    count, *shape = pixels.shape
+    full = seen_shape(tuple(shape), as_stored)
+    if full == tuple(shape):
+        return np.ascontiguousarray(pixels, dtype)
+    _, height, width = shape
+    top, left = (full[1] - height) // 2, (full[2] - width) // 2
+    check_memory(where, count * int(np.prod(full)) * dtype.itemsize)
+    images = np.zeros((count, *full), dtype)
     images[:, :, top : top + height, left : left + width] = pixels
     return images
 
 
-def degenerate_images(raw: np.ndarray, where: str) -> tuple[int, int]:
+def degenerate_images(raw: np.ndarray, where: str, as_stored: bool = False) -> tuple[int, int]:
     """(images that are constant, images that have two values only) in each channel, of raw images that `to_images`
     takes.
     """
     constant = two_valued = 0
-    pixels = _channels_first(raw, where)
-    for start in range(0, len(pixels), 1000):  # in pieces that need little memory
-        part = pixels[start : start + 1000].reshape(*pixels[start : start + 1000].shape[:2], -1)
+    for _, piece in pieces(_channels_first(raw, where, as_stored)):
+        part = piece.reshape(*piece.shape[:2], -1)
         low, high = part.min(2, keepdims=True), part.max(2, keepdims=True)
         is_constant = (low == high).all((1, 2))
         constant += int(is_constant.sum())

@@ -12,19 +12,36 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc.data import sources
-from hkd_hpc.data.registry import SOURCES
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import RunError
 from hkd_hpc.runtime import environment, revision
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.digest import arrays_sha256
 
+OF_NO_ARRAY = (
+    "dir",
+    "path",
+    "normalise",
+    "mean",
+    "std",
+    "fraction",
+    "public_fraction",
+    "val_fraction",
+    "partition",
+    "beta",
+    "classes_per_client",
+    "partition_seed",
+    "partition_file",
+    "min_images",
+    "client_rotation",
+    "client_noise",
+)  # settings of section `data` on which no array depends
 WORTH_KEEPING_BYTES = 1 << 24  # less is hashed as fast as a file is looked up
 
 
@@ -40,9 +57,10 @@ def load(data: DataSettings) -> sources.DataSet:
     Raises:
         UsageError: as `sources.load`.
     """
-    stamp = stamp_of(data)
-    dataset = sources.load(data.name, data.dir, data.path, data.image_size)
-    if sum(array.nbytes for array in arrays_of(dataset).values()) < WORTH_KEEPING_BYTES:
+    source = sources.source_of(data.name)
+    stamp = "" if source.is_loader else stamp_of(data)  # what else than its files a loader reads, nobody knows
+    dataset = sources.read(data)
+    if source.is_loader or sum(array.nbytes for array in arrays_of(dataset).values()) < WORTH_KEEPING_BYTES:
         return replace(dataset, sha256=sha256_of(dataset))
     kept = Path(environment.scratch_folder(os.environ), f"content-{stamp}")
     sha256 = look_up(kept)
@@ -64,15 +82,16 @@ def arrays_of(dataset: sources.DataSet) -> dict[str, np.ndarray]:
 
 
 def stamp_of(data: DataSettings) -> str:
-    """A hash of what the system says of the files, and of the code and the setting that make images of them."""
+    """A hash of what the system says of the files, and of the code and the settings that make images of them."""
     found = sorted([str(path), at.st_size, at.st_mtime_ns, at.st_ctime_ns] for path, at in files_of(data))
-    text = json.dumps([revision.package_sha256(), data.name, data.image_size, found])
+    made_by = {key: value for key, value in asdict(data).items() if key not in OF_NO_ARRAY}
+    text = json.dumps([revision.package_sha256(), made_by, found])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def files_of(data: DataSettings) -> Iterator[tuple[Path, os.stat_result]]:
     """All files of a data set, with their state; those that cannot be looked at are left out."""
-    for path in SOURCES[data.name].files(data.dir, data.path):
+    for path in sources.source_of(data.name).files(data.dir, data.path):
         inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
         for file in inside or [path]:
             with contextlib.suppress(OSError):

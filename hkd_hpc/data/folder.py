@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data.readers import Arrays, RawData, broken
+from hkd_hpc.data.raw import Arrays, RawData, broken
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError, printable
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -60,37 +61,45 @@ _CHANGED = {
 }
 
 
-def check_path(path: str | os.PathLike) -> None:
-    """UsageError unless data.path is a folder that can be read."""
-    if not path or not os.fspath(path):
+def find_classes(data: DataSettings) -> list[str]:
+    """The class names in data.path, sorted; UsageError unless it is a folder whose splits have the same, and an image
+    in each. Opens no image."""
+    if not data.path:
         raise UsageError("data.name=folder needs data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/")
-    check_folder(Path(path))
-
-
-def check_folder(folder: Path) -> list[str]:
-    """The class names, sorted; UsageError unless both splits have the same and an image in each. Opens no image."""
     if importlib.util.find_spec("PIL") is None:
         raise UsageError("data.name=folder needs Pillow, which is not installed here: pip install pillow")
+    folder = Path(data.path)
     if not folder.is_dir():
         raise UsageError(f"data.path={folder}: {'is not a folder' if folder.exists() else 'there is no such folder'}")
-    for split in _SPLITS:
-        if not (folder / split).is_dir():
+    places = _places(data)
+    for place in places.values():
+        if not place.is_dir():
             raise UsageError(
-                f"{folder / split} is missing; data.name=folder needs DIR/train/<class>/ and DIR/test/<class>/"
+                f"{place} is missing; data.name=folder needs DIR/train/<class>/ and DIR/test/<class>/, or "
+                "data.test_fraction and DIR/<class>/"
             )
-    train, test = (_class_names(folder / split) for split in _SPLITS)
+    train = _class_names(places["train"])
     if len(train) < 2:
-        raise UsageError(f"{folder / 'train'}: found {len(train)} class folder(s), at least 2 are needed")
-    alone = sorted({*train} ^ {*test})
+        raise UsageError(f"{places['train']}: found {len(train)} class folder(s), at least 2 are needed")
+    alone = sorted({*train} ^ {*_class_names(places.get("test", places["train"]))})
     if alone:
         raise UsageError(
             f"{folder}: class {alone[0]} is in {'train' if alone[0] in train else 'test'} alone; "
             "train and test must have the same class folders"
         )
-    for place in (folder / split / name for split in _SPLITS for name in train):
+    for place in (split / name for split in places.values() for name in train):
         if not any(not why for _, why in _below(place)):
             raise UsageError(f"{place}: holds no image; allowed are files {', '.join(ENDINGS)}")
     return train
+
+
+def _places(data: DataSettings) -> dict[str, Path]:
+    """The folder of each split: one alone, DIR/train or DIR itself, where data.test_fraction makes the other."""
+    folder = Path(data.path)
+    inner = {split: folder / split for split in _SPLITS}
+    if data.test_fraction is None or all(place.is_dir() for place in inner.values()):
+        return inner
+    return {"train": inner["train"] if inner["train"].is_dir() else folder}
 
 
 # ---- what is there
@@ -144,10 +153,10 @@ def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray, Co
     return files, np.repeat(np.arange(len(classes)), counts), left_out
 
 
-def _other_splits(folder: Path) -> Iterator[str]:
-    """A remark on each folder beside train and test, which nothing reads."""
-    for name in _class_names(folder):
-        if name not in _SPLITS:
+def _other_splits(folder: Path, places: dict[str, Path]) -> Iterator[str]:
+    """A remark on each folder beside those of the splits, which nothing reads."""
+    for name in _class_names(folder) if folder not in places.values() else []:
+        if name not in places:
             count = sum(1 for _ in _below(folder / name))
             yield (
                 f"not read: {printable(name)}/ with {count:,} file{'s' * (count != 1)} "
@@ -163,16 +172,14 @@ def counted(counts: Counter[str]) -> str:
 # ---- what is read
 
 
-def read_folder(folders: list[Path], side_px: int | None = None) -> RawData:
-    """Of the one folder, images (N,3,H,W) uint8 and labels (N,) int64 of both splits.
-
-    With `side_px` all are resized to that, bilinear.
+def read_folder(folders: list[Path], data: DataSettings) -> RawData:
+    """Of the one folder, images (N,3,H,W) uint8 and labels (N,) int64 of its splits, resized if data.image_size is set.
 
     UsageError names the first image that cannot be read or has another size than the first one.
     """
     [folder] = folders
-    classes = check_folder(folder)
-    splits = {split: listed(folder / split, classes) for split in _SPLITS}
+    side_px, classes, places = data.image_size, find_classes(data), _places(data)
+    splits = {split: listed(place, classes) for split, place in places.items()}
     count = sum(len(files) for files, _, _ in splits.values())
     if count > MOST_IMAGES:
         raise UsageError(f"{folder}: found {count} images, at most {MOST_IMAGES} are allowed")
@@ -187,7 +194,7 @@ def read_folder(folders: list[Path], side_px: int | None = None) -> RawData:
     others = sum(left_out.values())
     remarks = [f"left out: {others:,} of {count + others:,} files ({counted(left_out)})"] * bool(left_out)
     remarks += [f"images changed: {counted(changed)}"] * bool(changed)
-    return RawData(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder)))
+    return RawData(arrays, tuple(map(printable, classes)), (*remarks, *_other_splits(folder, places)))
 
 
 def _pixels(

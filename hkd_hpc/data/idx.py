@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data.readers import RawData, broken
+from hkd_hpc.data.raw import RawData, broken
 
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
 _UINT8 = 8  # IDX's code of the type

@@ -7,15 +7,14 @@ LEAF's alphabet), or any other number of numbers (a row). Users are natural clie
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hkd_hpc.data.readers import RawData, broken
-from hkd_hpc.data.registry import Sizes
+from hkd_hpc.data.raw import RawData, broken
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError, printable
 
 # of LEAF's language models; a character's number is its place here
@@ -43,9 +42,9 @@ def json_files(folder: Path, split: str) -> list[Path]:
     return files
 
 
-def check_leaf(path: str | os.PathLike) -> None:
+def check_leaf(data: DataSettings) -> None:
     """UsageError unless data.path is a folder with files of both splits."""
-    folder = Path(path)
+    folder = Path(data.path)
     if not folder.is_dir():
         raise UsageError(f"data.path={folder}: {'is not a folder' if folder.exists() else 'there is no such folder'}")
     for split in SPLITS:
@@ -63,13 +62,6 @@ def read_leaf(folders: list[Path], _: object = None) -> RawData:
         return RawData(arrays | {"client_test": _names(test)}, class_names)
     split_by_user = "test/ has users of its own: clients hold their local tests out of their training samples"
     return RawData(arrays, class_names, (split_by_user,))
-
-
-def sizes_of_leaf(path: Path, _: object = None) -> Sizes:
-    """Of both splits, which are read for that."""
-    arrays = read_leaf([path]).arrays
-    classes = len(np.unique(arrays["y_train"]))
-    return Sizes(len(arrays["y_train"]), len(arrays["y_test"]), classes)
 
 
 def read_users(folder: Path) -> np.ndarray:

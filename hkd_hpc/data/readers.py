@@ -1,19 +1,21 @@
-"""Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own .npz and .h5; see also `checks`."""
+"""Raw arrays out of files: CIFAR's pickles (without running them), SVHN's .mat, own files; see also `checks`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hkd_hpc.data.checks import check_memory
+from hkd_hpc.data.raw import RawData, broken
+from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.data.tables import check_reader, read_table
 from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,23 +24,9 @@ if TYPE_CHECKING:
 REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_KEYS = ("client_train", "client_test")
 
-Arrays = dict[str, np.ndarray]
-_MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n"}
+PLAIN = (".npz", ".h5")
+_MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n", ".parquet": b"PAR1", ".csv": b""}
 PICKLED = "holds Python objects (a pickle, which is never loaded)"
-
-
-class RawData(NamedTuple):
-    """What a reader found: raw arrays, names of the classes where it knows them, and what it left out or changed."""
-
-    arrays: Arrays
-    class_names: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-def broken(path: Path, error: object) -> UsageError:
-    """The error for a file that is there but cannot be read."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return UsageError(f"{path}: truncated or not what its name says ({reason[:160]}); replace it by a good copy")
 
 
 # ---------------------------------------------------------------------------------------------- CIFAR
@@ -94,12 +82,12 @@ def _cifar_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
         raise broken(path, f"key {label_key}: a list of integers is expected") from error
 
 
-def read_cifar10(files: list[Path], _: int | None = None) -> RawData:
+def read_cifar10(files: list[Path], _: DataSettings) -> RawData:
     """CIFAR10's python pickles; the last file is the test split."""
     return _read_cifar(files, "labels")
 
 
-def read_cifar100(files: list[Path], _: int | None = None) -> RawData:
+def read_cifar100(files: list[Path], _: DataSettings) -> RawData:
     """CIFAR100's python pickles, fine labels; the last file is the test split."""
     return _read_cifar(files, "fine_labels")
 
@@ -131,7 +119,7 @@ def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels).astype(np.int64)
 
 
-def read_svhn(files: list[Path], _: int | None = None) -> RawData:
+def read_svhn(files: list[Path], _: DataSettings) -> RawData:
     """Images (N,3,32,32) uint8 and labels 0..9 (N,) of SVHN's cropped digits, from its training and its test file."""
     (x_train, y_train), (x_test, y_test) = map(_svhn_split, files)
     return RawData(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test))
@@ -140,9 +128,11 @@ def read_svhn(files: list[Path], _: int | None = None) -> RawData:
 # ---------------------------------------------------------------------------------------------- own files
 
 
-def check_keys(path: Path, found: list[str]) -> None:
-    """UsageError if a key that every data file needs is not among `found`."""
-    missing = [key for key in REQUIRED_KEYS if key not in found]
+def check_keys(path: Path, found: list[str], data: DataSettings) -> None:
+    """UsageError if a key that every data file needs is not among `found`; data.test_fraction makes those of a test
+    split."""
+    has_test = data.test_fraction is None
+    missing = [key for key in REQUIRED_KEYS if key not in found and (has_test or key.endswith("train"))]
     if missing:
         raise UsageError(
             f"{path}: key {', '.join(missing)} is missing (found: {', '.join(sorted(found)) or 'none'}); "
@@ -168,9 +158,9 @@ def open_h5(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _read_npz(path: Path) -> RawData:
+def _read_npz(path: Path, data: DataSettings) -> RawData:
     keys = npz_keys(path)
-    check_keys(path, keys)
+    check_keys(path, keys, data)
     wanted, remarks = _known(keys)
     with zipfile.ZipFile(path) as archive:
         stored_bytes = {key: archive.getinfo(f"{key}.npy").file_size for key in wanted}
@@ -204,13 +194,13 @@ def _check_npy_head(archive: zipfile.ZipFile, path: Path, key: str, stored_bytes
         raise broken(path, f"key {key}: {stored_bytes} bytes are there, {announced_bytes} are announced")
 
 
-def _read_h5(path: Path) -> RawData:
+def _read_h5(path: Path, data: DataSettings) -> RawData:
     import h5py
 
     with open_h5(path) as file:
         own = [key for key in file if isinstance(file.get(key, getlink=True), h5py.HardLink)]
         keys = [key for key in own if isinstance(file.get(key), h5py.Dataset)]
-        check_keys(path, keys)
+        check_keys(path, keys, data)
         wanted, remarks = _known(keys)
         found = {key: file[key] for key in wanted}
         elsewhere = [key for key, array in found.items() if array.external or array.is_virtual]
@@ -234,20 +224,24 @@ def _read_dataset(array: h5py.Dataset, where: str) -> np.ndarray:
     raise UsageError(f"{where}: holds entries that each have a length of their own; store one array of numbers")
 
 
-def check_file(path: str | os.PathLike) -> None:
-    """UsageError unless there is an .npz or .h5 with the keys it needs; reads its head at most."""
-    if not path or not os.fspath(path):
-        raise UsageError("data.name=file needs data.path=FILE (.npz or .h5)")
-    file = Path(path)
+def check_file(data: DataSettings) -> None:
+    """UsageError unless there is a file of a form that is read, with the keys it needs; reads its head at most."""
+    if not data.path:
+        raise UsageError("data.name=file needs data.path=FILE (.npz, .h5, .csv or .parquet)")
+    file = Path(data.path)
     if file.suffix not in _MAGIC:
-        raise UsageError(f"data.path={file}: found the ending {file.suffix!r}, allowed are .npz and .h5")
+        raise UsageError(
+            f"data.path={file}: found the ending {file.suffix!r}, allowed are .npz and .h5, .csv and .parquet"
+        )
     if not file.is_file():
         raise UsageError(f"data.path={file}: {'is not a file' if file.exists() else 'there is no such file'}")
     magic = _MAGIC[file.suffix]
     if _head(file, len(magic)) != magic:
         raise broken(file, f"does not begin as an {file.suffix} file does")
     if file.suffix == ".npz":
-        check_keys(file, npz_keys(file))
+        check_keys(file, npz_keys(file), data)
+    if file.suffix not in PLAIN:
+        check_reader(file)
 
 
 def _head(file: Path, length: int) -> bytes:
@@ -258,12 +252,12 @@ def _head(file: Path, length: int) -> bytes:
         raise UsageError(f"data.path={file}: cannot be opened ({error.strerror})") from error
 
 
-def read_file(files: list[Path], _: int | None = None) -> RawData:
-    """The arrays of one .npz or .h5 as stored; UsageError if the file is broken or a key is missing."""
+def read_file(files: list[Path], data: DataSettings) -> RawData:
+    """The arrays of one file as stored; UsageError if the file is broken, or a key or column is missing."""
     [path] = files
-    read = _read_npz if path.suffix == ".npz" else _read_h5
+    read = {".npz": _read_npz, ".h5": _read_h5}.get(path.suffix, read_table)
     try:
-        return read(path)
+        return read(path, data)
     except UsageError:
         raise
     except Exception as error:  # zip, zlib, npy headers and HDF5 each raise their own

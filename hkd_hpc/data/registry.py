@@ -39,20 +39,25 @@ class Download:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Images of both splits, classes, and (channels, height, width) as networks see them."""
+    """Inputs of both splits, classes, and the shape and dtype of one input as networks see it.
+
+    shape: of an image (channels, height, width), of a row (columns,), of a sequence (length,).
+    dtype: uint8 or float32 of images, float32 of rows, int64 of sequences.
+    """
 
     train: int
     test: int
     classes: int
-    shape: tuple[int, int, int] = (3, 32, 32)
+    shape: tuple[int, ...] = (3, 32, 32)
+    dtype: str = "uint8"
 
 
 @dataclass(frozen=True)
 class Source:
     """One data set by name. Its files ship with the package, or lie in data.dir (downloads) or at data.path (own).
 
-    read: module:function of (files, data.image_size), which gives `readers.RawData`.
-    sizes: those that are known; of own data, module:function of (data.path, data.image_size) gives them.
+    read: module:function of (files, section `data` of the settings), which gives `raw.RawData`.
+    sizes: those that are known; of own data, module:function of section `data` gives them.
     """
 
     name: str
@@ -60,17 +65,23 @@ class Source:
     sizes: Sizes | str
     bundled: str = ""  # file beside this one
     downloads: tuple[Download, ...] = ()
-    check: str = ""  # own data: module:function of data.path, UsageError where nothing can be read there
-    needs: str = ""  # own data: what data.path must be
+    check: str = ""  # own data: module:function of section `data`, UsageError where nothing can be read
+    needs: str = ""  # own data: what data.path must be, if it must be given
     path_help: str = ""
     resizes: bool = False  # reads data.image_size
     has_clients: bool = False  # may bring client ids, for data.partition=natural
     read_clients: str = ""  # module:function of data.path, which gives those of the training split alone
+    has_columns: bool = False  # reads data.label_column, data.split_column and data.client_column
 
     @property
     def is_own(self) -> bool:
         """Whether it is the user's own data, at data.path."""
         return bool(self.check)
+
+    @property
+    def is_loader(self) -> bool:
+        """Whether the user's own code gives it."""
+        return ":" in self.name
 
     @property
     def needed_files(self) -> tuple[str, ...]:
@@ -205,16 +216,17 @@ SOURCES = {
             "hkd_hpc.data.readers:read_file",
             "hkd_hpc.data.sizes:of_file",
             check="hkd_hpc.data.readers:check_file",
-            needs="data.path=P, an .npz or .h5 file",
-            path_help="an .npz or .h5 with x_train y_train x_test y_test",
+            needs="data.path=P, an .npz, .h5, .csv or .parquet file",
+            path_help="an .npz or .h5 with x_train y_train x_test y_test, a .csv or .parquet of rows",
             has_clients=True,
             read_clients="hkd_hpc.data.readers:read_clients",
+            has_columns=True,
         ),
         Source(
             "folder",
             "hkd_hpc.data.folder:read_folder",
             "hkd_hpc.data.sizes:of_folder",
-            check="hkd_hpc.data.folder:check_path",
+            check="hkd_hpc.data.folder:find_classes",
             needs="data.path=DIR with DIR/train/<class>/ and DIR/test/<class>/",
             path_help="a folder with images in train/<class>/ and test/<class>/",
             resizes=True,
@@ -222,7 +234,7 @@ SOURCES = {
         Source(
             "leaf",
             "hkd_hpc.data.leaf:read_leaf",
-            "hkd_hpc.data.leaf:sizes_of_leaf",
+            "hkd_hpc.data.sizes:of_loaded",
             check="hkd_hpc.data.leaf:check_leaf",
             needs="data.path=DIR with LEAF's DIR/train/*.json and DIR/test/*.json",
             path_help="a folder of LEAF's with train/*.json and test/*.json",
@@ -231,7 +243,24 @@ SOURCES = {
         ),
     )
 }
+SMALLEST_SIDE_PX = 32  # of images as networks see them, unless data.as_stored
 DEFAULT = "fmnist"
 OFFICIAL = tuple(name for name, source in SOURCES.items() if source.downloads)
 BUNDLED = tuple(name for name, source in SOURCES.items() if source.bundled)
 OWN = tuple(name for name, source in SOURCES.items() if source.is_own)
+
+
+def find_source(name: str) -> Source | None:
+    """The entry of a data set, or of a loader of one's own (module:function); None where there is none."""
+    return own_loader(name) if ":" in name else SOURCES.get(name)
+
+
+def own_loader(name: str) -> Source:
+    """Data that a function or class of the user's own gives."""
+    return Source(
+        name,
+        "hkd_hpc.data.own:read_own",
+        "hkd_hpc.data.sizes:of_loaded",
+        check="hkd_hpc.data.own:check_own",
+        has_clients=True,
+    )

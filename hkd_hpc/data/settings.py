@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.data.registry import BUNDLED, DEFAULT, OFFICIAL, OWN, SOURCES
+from hkd_hpc.data.registry import BUNDLED, DEFAULT, OFFICIAL, OWN, SMALLEST_SIDE_PX, SOURCES
 from hkd_hpc.settings import setting
 
 _RESIZED = ", ".join(name for name, source in SOURCES.items() if source.resizes)
@@ -14,15 +14,51 @@ _RESIZED = ", ".join(name for name, source in SOURCES.items() if source.resizes)
 class DataSettings:
     """Which images, and how they are partitioned among the clients (data/)."""
 
-    name: str = setting(DEFAULT, f"data set; {', '.join(BUNDLED)} ships with the package", choices=tuple(SOURCES))
+    name: str = setting(
+        DEFAULT,
+        f"data set; {', '.join(BUNDLED)} ships with the package",
+        choices=tuple(SOURCES),
+        own="module:function",
+    )
     dir: str = setting("data", f"folder of the official files of {', '.join(OFFICIAL)}")
-    path: str = setting("", "; ".join(f"data.name={name}: {SOURCES[name].path_help}" for name in OWN))
+    path: str = setting(
+        "",
+        "; ".join(f"data.name={name}: {SOURCES[name].path_help}" for name in OWN)
+        + "; a loader of your own: its one argument, if given",
+    )
     image_size: int | None = setting(
         None,
         f"data.name={_RESIZED}: resize all images to so many pixels square, bilinear; none: they have one size",
         low=8,
         high=4096,
     )
+    as_stored: bool = setting(
+        False,
+        "images keep their size and channels, of which there may be any number; else grey is repeated as RGB, and "
+        f"sides below {SMALLEST_SIDE_PX} px get zeros around them",
+    )
+    normalise: str = setting(
+        "fixed",
+        "fixed: uint8 images to -1..1, rows as they are, other images are rejected; none: floats as they are; "
+        "measured: by mean and standard deviation of the training split, for each channel or column",
+        choices=("fixed", "none", "measured"),
+    )
+    mean: str = setting(
+        "",
+        "normalise by this mean in place of data.normalise: one number, or one a channel or column with commas "
+        "between; of uint8 images, of x / 255",
+    )
+    std: str = setting("", "the standard deviation that belongs to data.mean")
+    label_column: str = setting("label", ".csv and .parquet: the column with the labels")
+    split_column: str = setting("", ".csv and .parquet: a column that says train or test")
+    client_column: str = setting("", ".csv and .parquet: a column with client ids, for data.partition=natural")
+    test_fraction: float | None = setting(
+        None,
+        "own data without a test split: this share of each class is held out as one; none: they have one",
+        above=0,
+        below=1,
+    )
+    test_seed: int = setting(0, "seed of data.test_fraction; run.seed does not move the test split", low=0)
     fraction: float = setting(
         0.9, "share of the official training split that all clients together have", above=0, high=1
     )

@@ -1,4 +1,4 @@
-"""How many images and classes, of which shape, a data set has: known, or from the heads of the files."""
+"""How many inputs and classes, of which shape, a data set has: known, from the heads of the files, or by reading it."""
 
 from __future__ import annotations
 
@@ -7,56 +7,104 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc.data.checks import SMALLEST_SIDE_PX
-from hkd_hpc.data.folder import check_folder, listed, read_image
+from hkd_hpc.data import sources
+from hkd_hpc.data.checks import input_shape, is_flat, seen_shape
+from hkd_hpc.data.folder import find_classes, listed, read_image
 from hkd_hpc.data.readers import open_h5
-from hkd_hpc.data.registry import SOURCES, Sizes
+from hkd_hpc.data.registry import Sizes, find_source
+from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.data.tables import is_table
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
 
 
 @lru_cache
-def sizes_of(name: str, path: str, image_size: int | None) -> Sizes | None:
-    """Of the data set data.name, data.path, data.image_size (px); None where files cannot be read, which others say."""
-    known = SOURCES[name].sizes
-    if isinstance(known, Sizes):
-        return known
+def sizes_of(data: DataSettings) -> Sizes | None:
+    """Of the data set of section `data`; None where files cannot be read, which others say."""
+    source = find_source(data.name)
+    if source is None:
+        return None
+    if isinstance(source.sizes, Sizes):
+        return source.sizes
     try:
-        return load_object(known, f"data.name={name}")(Path(path), image_size)
+        return load_object(source.sizes, f"data.name={data.name}")(data)
     except (OSError, KeyError, ValueError, UsageError):
         return None
 
 
-def of_file(path: Path, _: int | None = None) -> Sizes:
-    """Of an own .npz or .h5. Raises OSError, KeyError or ValueError."""
+def kind_of(data: DataSettings) -> str | None:
+    """images, rows or sequences, where that costs no more than the head of a file; else None."""
+    if is_table(data):
+        return "rows"
+    try:
+        head = head_of(Path(data.path)) if data.name == "file" else None
+    except (OSError, KeyError, ValueError):
+        return None
+    if head is None or not is_flat(head):
+        return None
+    return "rows" if head.dtype.kind == "f" else "sequences"
+
+
+def of_file(data: DataSettings) -> Sizes:
+    """Of an own file; of an .npz or .h5 from its head and labels. Raises OSError, KeyError, ValueError, UsageError."""
+    path = Path(data.path)
+    head = head_of(path)
+    if head is None or data.test_fraction is not None:
+        return of_loaded(data)
+    y_train, y_test = labels_of(path)
+    shape = seen_shape(input_shape(head.shape, data.as_stored), data.as_stored)
+    # labels are 0..C-1, or names
+    return Sizes(len(y_train), len(y_test), len(np.unique(y_train)), shape, dtype_seen(head))
+
+
+def head_of(path: Path) -> np.ndarray | None:
+    """x_train of an .npz or .h5 without its numbers; None of a table. Raises OSError, KeyError or ValueError."""
+    if path.suffix == ".h5":
+        with open_h5(path) as file:
+            return hollow(file["x_train"].shape, file["x_train"].dtype)
+    if path.suffix != ".npz":
+        return None
+    with np.load(path, allow_pickle=False) as file, file.zip.open("x_train.npy") as raw:
+        version = np.lib.format.read_magic(raw)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(raw)
+        return hollow(shape, dtype)
+
+
+def labels_of(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(y_train, y_test) of an .npz or .h5. Raises as head_of."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
-            y_train, y_test = file["y_train"], file["y_test"]
-            with file.zip.open("x_train.npy") as raw:
-                version = np.lib.format.read_magic(raw)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape = read(raw)[0]
-    else:
-        with open_h5(path) as file:
-            y_train, y_test, shape = file["y_train"][()], file["y_test"][()], file["x_train"].shape
-    sides = shape[1:] if len(shape) == 3 else shape[2:] if shape[1] in (1, 3) else shape[1:3]
-    return Sizes(
-        len(y_train),
-        len(y_test),
-        len(np.unique(y_train)),  # 0..C-1, or names
-        _seen(sides),
-    )
+            return file["y_train"], file["y_test"]
+    with open_h5(path) as file:
+        return file["y_train"][()], file["y_test"][()]
 
 
-def of_folder(path: Path, image_size: int | None) -> Sizes:
+def hollow(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of this shape that takes no memory."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def of_folder(data: DataSettings) -> Sizes:
     """Of a folder of images; opens one of them. Raises OSError or UsageError."""
-    names = check_folder(path)
-    train, test = (listed(path / split, names)[0] for split in ("train", "test"))
-    sides = (image_size,) * 2 if image_size else read_image(train[0], None)[0].shape[1:]
-    return Sizes(len(train), len(test), len(names), _seen(sides))
+    if data.test_fraction is not None:
+        return of_loaded(data)
+    names = find_classes(data)
+    train, test = (listed(Path(data.path, split), names)[0] for split in ("train", "test"))
+    side = data.image_size
+    shape = (3, side, side) if side else read_image(train[0], None)[0].shape
+    return Sizes(len(train), len(test), len(names), seen_shape(shape, data.as_stored))
 
 
-def _seen(sides: tuple[int, ...]) -> tuple[int, int, int]:
-    """(3, height, width) after padding."""
-    height, width = (max(SMALLEST_SIDE_PX, side) for side in sides)
-    return 3, height, width
+def of_loaded(data: DataSettings) -> Sizes:
+    """Of what can be known only by reading it. Raises UsageError."""
+    dataset = sources.read(data)
+    x_train = dataset.x_train
+    return Sizes(len(x_train), len(dataset.x_test), dataset.classes, x_train.shape[1:], x_train.dtype.name)
+
+
+def dtype_seen(x_train: np.ndarray) -> str:
+    """Of inputs as networks see them."""
+    if x_train.dtype == np.uint8 or x_train.dtype.kind == "f" or not is_flat(x_train):
+        return "float32" if x_train.dtype.kind == "f" else "uint8"
+    return "int64"

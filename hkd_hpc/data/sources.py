@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkd_hpc.data import checks, readers
+from hkd_hpc.data import checks, holdout, normalise
 from hkd_hpc.data.partition import able_ids
-from hkd_hpc.data.registry import SOURCES, Sizes, Source
+from hkd_hpc.data.raw import Arrays, RawData
+from hkd_hpc.data.registry import SOURCES, Sizes, Source, find_source
+from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.data.tables import is_table
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
 
@@ -21,8 +24,10 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class DataSet:
-    """Both splits: images (N,3,H,W) uint8 C-contiguous, labels (N,) int64 in 0..classes-1, client ids (N,) or None.
+    """Both splits: inputs, labels (N,) int64 in 0..classes-1, client ids (N,) or None; all C-contiguous.
 
+    Inputs are images (N,C,H,W) uint8 or float32, rows (N,F) float32, or sequences (N,T) int64. They are normalised by
+    `mean` and `std`, a number for each channel or column, where these are not empty; of uint8 images, those of x / 255.
     Labels and client ids that were names are their index in `class_names` and `client_names`, else empty. `remarks`:
     what of the user's own data was left out, changed, or looks wrong.
     sha256: of the arrays (`content`), empty where nobody asked for it.
@@ -40,49 +45,51 @@ class DataSet:
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def shapes(self) -> dict[str, str]:
         """Classes, and of each array its shape and dtype, as text."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {
             "classes": str(self.classes),
+            "normalised by": f"{self.mean} {self.std}",
             **{name: f"{array.shape} {array.dtype}" for name, array in arrays.items()},
         }
 
 
 def source_of(name: str) -> Source:
-    """The entry of a data set. UsageError lists the names when there is none."""
-    if name not in SOURCES:
-        raise UsageError(f"data.name={name!r}: allowed are {', '.join(SOURCES)}")
-    return SOURCES[name]
+    """The entry of a data set, or of a loader of one's own. UsageError lists the names when there is none."""
+    source = find_source(name)
+    if source is None:
+        raise UsageError(f"data.name={name!r}: allowed are {', '.join(SOURCES)}, or module:function")
+    return source
 
 
-def check_present(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Raise UsageError if the files of data set `name` are not there, saying what to do; reads a file's head at most.
+def check_present(data: DataSettings) -> None:
+    """Raise UsageError if the files of a data set are not there, saying what to do; reads a file's head at most.
 
     Args:
-        name: data.name.
-        dir: data.dir, for the official data sets; else not looked at.
-        path: data.path, for the user's own data; else not looked at.
+        data: section `data`: data.dir for the official data sets, data.path for the user's own data.
     """
-    source = source_of(name)
+    source = source_of(data.name)
     try:
         if source.is_own:
-            load_object(source.check, f"data.name={name}")(path)
+            load_object(source.check, f"data.name={data.name}")(data)
         else:
-            _check_files(source, Path(dir))
+            _check_files(source, Path(data.dir))
     except (OSError, ValueError) as error:  # a name that is too long, or in a folder that may not be read
         raise UsageError(
-            f"{place_of(name, dir, path)}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
+            f"{place_of(data)}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
         ) from error
 
 
-def place_of(name: str, dir: str | os.PathLike, path: str | os.PathLike) -> str:
+def place_of(data: DataSettings) -> str:
     """The setting that says where the data are, for messages."""
-    source = source_of(name)
-    if source.is_own:
-        return f"data.path={path}"
-    return f"data.name={name}" if source.bundled else f"data.dir={dir}"
+    source = source_of(data.name)
+    if source.is_own and not source.is_loader:
+        return f"data.path={data.path}"
+    return f"data.name={data.name}" if source.bundled or source.is_loader else f"data.dir={data.dir}"
 
 
 def _check_files(source: Source, dir: Path) -> None:
@@ -115,58 +122,85 @@ def load(name: str, dir: str | os.PathLike, path: str | os.PathLike, image_size:
     Raises:
         UsageError: one line, for anything wrong with the files.
     """
-    check_present(name, dir, path)
-    source, where = SOURCES[name], SOURCES[name].where(dir, path)
-    read = load_object(source.read, f"data.name={name}")
-    data = _checked(source, read(source.files(dir, path), image_size), where)
-    expected = source.sizes.classes if isinstance(source.sizes, Sizes) else data.classes
-    if data.classes != expected:
-        raise UsageError(f"{where}: found {data.classes} classes, {name} has {expected}")
-    return data
+    return read(DataSettings(name, os.fspath(dir), os.fspath(path), image_size))
 
 
-def natural_clients(path: str | os.PathLike, min_images: int | None = None, name: str = "file") -> int:
-    """How many clients with `min_images` or more images the ids in the user's own data name; UsageError where there are
-    none, or no such data."""
-    check_present(name, "", path)
-    ids = load_object(SOURCES[name].read_clients, f"data.name={name}")(Path(path))
+def read(data: DataSettings) -> DataSet:
+    """The data set of section `data`, checked and ready. Raises UsageError as `load`."""
+    check_present(data)
+    source = source_of(data.name)
+    where = f"data.name={data.name}" if source.is_loader else source.where(data.dir, data.path)
+    dataset = _checked(source, read_raw(source, data, where), data, where)
+    expected = source.sizes.classes if isinstance(source.sizes, Sizes) else dataset.classes
+    if dataset.classes != expected:
+        raise UsageError(f"{where}: found {dataset.classes} classes, {data.name} has {expected}")
+    return dataset
+
+
+def read_raw(source: Source, data: DataSettings, where: object) -> RawData:
+    """What its reader finds, with a test split."""
+    found = load_object(source.read, f"data.name={data.name}")(source.files(data.dir, data.path), data)
+    return found._replace(arrays=holdout.with_test_split(found.arrays, data, where)) if source.is_own else found
+
+
+def natural_clients(data: DataSettings) -> int:
+    """How many clients with data.min_images or more inputs the ids in the user's own data name; UsageError where there
+    are none, or no such file."""
+    check_present(data)
+    ids = _client_ids(data)
     if ids is None or not ids.size:
         raise UsageError(
-            f"{path}: key client_train is missing; data.partition=natural needs a client id for each image in it"
+            f"{data.path or data.name}: key client_train is missing; data.partition=natural needs a client id for each "
+            "image in it"
         )
-    return len(able_ids(ids, min_images))
+    return len(able_ids(ids, data.min_images))
 
 
-def _checked(source: Source, found: readers.RawData, where: Path) -> DataSet:
+def _client_ids(data: DataSettings) -> np.ndarray | None:
+    """(N,) of the training split, without its inputs where they need not be read."""
+    source, what = source_of(data.name), f"data.name={data.name}"
+    if source.read_clients and not is_table(data):
+        return load_object(source.read_clients, what)(Path(data.path))
+    return read_raw(source, data, data.path or what).arrays.get("client_train")
+
+
+def _checked(source: Source, found: RawData, data: DataSettings, where: object) -> DataSet:
     """The data set of what a reader found. UsageError, one line, for anything wrong with it."""
     raw = found.arrays
-    checks.check_pixels({f"{where}: key x_{split}": raw[f"x_{split}"] for split in SPLITS})
+    checks.check_inputs(
+        {f"{where}: key x_{split}": raw[f"x_{split}"] for split in SPLITS}, normalise.takes_floats(data)
+    )
     names = {key: _number(raw, key, where) for key in ("y", "client")}
-    remarks = _degenerate_remarks(raw, where) if source.is_own else []
+    remarks = _remarks(raw, data.as_stored, where) if source.is_own else []
     stored_shapes = [raw[f"x_{split}"].shape for split in SPLITS]
-    train, test = (_checked_split(raw, split, where) for split in SPLITS)
-    shapes = list(map(checks.image_shape, stored_shapes))  # before any padding
+    train, test = (_checked_split(raw, split, data.as_stored, where) for split in SPLITS)
+    shapes = [checks.input_shape(shape, data.as_stored) for shape in stored_shapes]  # before any padding
     if shapes[0] != shapes[1]:
         raise UsageError(f"{where}: key x_test: found images of {shapes[1]}, allowed is x_train's {shapes[0]}")
-    if source.is_own:
-        remarks = form_remarks(shapes[0]) + remarks
     checks.check_clients(train.clients, test.clients, str(where))
+    mean, std = normalise.scale_of(train.images, data, where)
+    classes = checks.count_classes(train.labels, test.labels, str(where))
+    class_names = found.class_names or names["y"]
+    if source.is_own:
+        remarks += untested_remarks(test.labels, class_names or tuple(map(str, range(classes))))
     return DataSet(
         source.name,
-        checks.count_classes(train.labels, test.labels, str(where)),
+        classes,
         train.images,
         train.labels,
         test.images,
         test.labels,
         train.clients,
         test.clients,
-        class_names=found.class_names or names["y"],
+        class_names=class_names,
         client_names=names["client"],
         remarks=(*found.remarks, *remarks),
+        mean=mean,
+        std=std,
     )
 
 
-def _number(raw: readers.Arrays, key: str, where: Path) -> tuple[str, ...]:
+def _number(raw: Arrays, key: str, where: object) -> tuple[str, ...]:
     """Names in the arrays of a key become numbers, in place; returns these names."""
     if f"{key}_train" not in raw:
         return ()
@@ -183,36 +217,47 @@ class _Split(NamedTuple):
     clients: np.ndarray | None
 
 
-def _checked_split(raw: readers.Arrays, split: str, where: Path) -> _Split:
+def _checked_split(raw: Arrays, split: str, as_stored: bool, where: object) -> _Split:
     """Taken out of `raw`, so that the stored form is freed before the next split is converted."""
-    images = checks.to_images(raw.pop(f"x_{split}"), f"{where}: key x_{split}")
+    images = checks.to_inputs(raw.pop(f"x_{split}"), f"{where}: key x_{split}", as_stored)
     labels = checks.to_integers(raw.pop(f"y_{split}"), len(images), f"{where}: key y_{split}")
     ids = raw.pop(f"client_{split}", None)
     clients = None if ids is None else checks.to_integers(ids, len(images), f"{where}: key client_{split}")
     return _Split(images, labels, clients)
 
 
-def _degenerate_remarks(raw: readers.Arrays, where: Path) -> list[str]:
-    return [
-        text for split in SPLITS for text in degenerate_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}")
+def _remarks(raw: Arrays, as_stored: bool, where: object) -> list[str]:
+    """What becomes of images on their way to networks, and which of them look wrong."""
+    if checks.is_flat(raw["x_train"]):
+        return []
+    wrong = [
+        text
+        for split in SPLITS
+        for text in degenerate_remarks(split, raw[f"x_{split}"], f"{where}: key x_{split}", as_stored)
     ]
+    return [*form_remarks(checks.input_shape(raw["x_train"].shape, as_stored), as_stored), *wrong]
 
 
-def form_remarks(shape: tuple[int, int, int]) -> list[str]:
+def untested_remarks(y_test: np.ndarray, class_names: tuple[str, ...]) -> list[str]:
+    """A remark where the test split has nothing of a class: no accuracy speaks of it."""
+    absent = np.setdiff1d(np.arange(len(class_names)), y_test)
+    named = ", ".join(class_names[label] for label in absent[:5]) + " ..." * (len(absent) > 5)
+    return [f"in no test input: {len(absent)} of {len(class_names)} classes ({named})"] * bool(len(absent))
+
+
+def form_remarks(shape: tuple[int, ...], as_stored: bool = False) -> list[str]:
     """What becomes of the user's own images (C,H,W) of this form on their way to (3,H,W) of 32 px or more."""
-    channels, height, width = shape
-    full_height, full_width = (max(side, checks.SMALLEST_SIDE_PX) for side in (height, width))
-    small = (full_height, full_width) != (height, width)
-    return ["grey images repeated as RGB"] * (channels == 1) + [
-        f"images of {width} x {height} px with zeros around them to {full_width} x {full_height}"
-    ] * small
+    seen = checks.seen_shape(shape, as_stored)
+    return ["grey images repeated as RGB"] * (seen[0] != shape[0]) + [
+        f"images of {shape[2]} x {shape[1]} px with zeros around them to {seen[2]} x {seen[1]}"
+    ] * (seen[1:] != shape[1:])
 
 
-def degenerate_remarks(split: str, images: np.ndarray, where: str) -> list[str]:
+def degenerate_remarks(split: str, images: np.ndarray, where: str, as_stored: bool = False) -> list[str]:
     """A remark where raw images are constant or have two values only: they hold little, or were cut when they were
     stored.
     """
-    counts = zip(checks.degenerate_images(images, where), ("are constant", "have two values only"))
+    counts = zip(checks.degenerate_images(images, where, as_stored), ("are constant", "have two values only"))
     found = [f"{count:,} {what}" for count, what in counts if count]
     return [
         f"of {len(images):,} {split} images {' and '.join(found)} (all values: {images.min()}..{images.max()})"

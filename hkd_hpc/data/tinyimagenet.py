@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from hkd_hpc.data.folder import read_image
-from hkd_hpc.data.readers import RawData, broken
+from hkd_hpc.data.raw import RawData, broken
 from hkd_hpc.errors import UsageError
 
 ROOT = "tiny-imagenet-200"

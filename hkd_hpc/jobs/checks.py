@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from hkd_hpc import schemes
-from hkd_hpc.config import Config
+from hkd_hpc.config import Config, check_fit
 from hkd_hpc.data import public
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import UsageError
@@ -45,10 +45,11 @@ def check(trials: list[Trial], executor: str, root: Path, options: Options) -> l
 def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callable[[], None]]:
     """What runs with these settings need, once each: data, public images for those who train on them, packages. Each
     raises UsageError."""
-    files = dict.fromkeys((config.data.name, config.data.dir, config.data.path) for config in configs)
+    data = dict.fromkeys(config.data for config in configs)
     models = dict.fromkeys((config.model.name, config.model.needs_torchvision) for config in configs)
     return [
-        *(partial(check_present, *place) for place in files),
+        *(partial(check_present, each) for each in data),
+        *(partial(check_fit, config) for config in configs),
         *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
         *(partial(versions.check, *model) for model in models if installed_here),
     ]

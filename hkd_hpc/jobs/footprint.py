@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from hkd_hpc.jobs.probe import SchemeSizes
 from hkd_hpc.jobs.work import Work
 
@@ -43,7 +45,7 @@ def disk_bytes(work: Work, sizes: SchemeSizes, keep_state: bool) -> Disk:
 def memory_bytes(work: Work, sizes: SchemeSizes, ranks: int, nodes: int, gpus: int, rss_bytes: int) -> float:
     """Host memory of the node with rank 0: torch, model and activations of each rank as the probe had them, the images,
     and all clients' states, which rank 0 gathers to save them beside those that its node's clients hold."""
-    image_bytes = math.prod(work.sizes.shape)
+    image_bytes = math.prod(work.sizes.shape) * np.dtype(work.sizes.dtype).itemsize
     here, clients = math.ceil(ranks / nodes), math.ceil(work.clients / nodes)
     states = work.clients * state_bytes(work, sizes)
     held = 0 if gpus else clients * (work.images + work.tests) * image_bytes + states * clients / work.clients

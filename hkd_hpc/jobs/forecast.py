@@ -92,11 +92,12 @@ def _is_new(name: str, kind: Kind, known: StoredProbe, timed: bool) -> bool:
 
 def _describe(trial: Trial, work: Work) -> Kind:
     sizes, config = work.sizes, work.config
-    model = [asdict(config.model), sizes.classes, sizes.shape, min(config.train.batch_size, work.images)]
+    model = [asdict(config.model), sizes.classes, sizes.shape, sizes.dtype, min(config.train.batch_size, work.images)]
     return {
         "arguments": trial.arguments(),
         "classes": sizes.classes,
         "shape": sizes.shape,
+        "dtype": sizes.dtype,
         "images": sizes.train,
         "own": work.images,
         "model": json.dumps(model, sort_keys=True),

@@ -22,13 +22,14 @@ LIMIT_S = 300.0  # of the whole probe: importing torch from a slow file system m
 class Kind(TypedDict):
     """Trials that differ by their seeds alone.
 
-    arguments: section.key=value; classes; shape: of an image, (channels, height, width); images: of the training split;
+    arguments: section.key=value; classes; shape, dtype: of an input (registry.Sizes); images: of the training split;
     own: training images of a client; model: names the model, which other kinds may share.
     """
 
     arguments: list[str]
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: str
     images: int
     own: int
     model: str

@@ -22,6 +22,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.probe import Kind, ProbeResult, Request, SchemeSizes, Times
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.images import Inputs
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import RunInfo, SchemeSettings
 from hkd_hpc.server import message_type
@@ -44,8 +45,8 @@ def answer(request: Request) -> ProbeResult:
     for name, kind in request["kinds"].items():
         config = resolve(overrides=kind["arguments"])
         if flat is None or kind["model"] != built:
-            channels, height, width = kind["shape"]
-            flat = FlatModel(networks.build(config.model, kind["classes"], (channels, height, width), 0), device)
+            shape, dtype = tuple(kind["shape"]), kind["dtype"]
+            flat = FlatModel(networks.build(config.model, kind["classes"], shape, 0, dtype=dtype), device)
             start_s, built = start_s or time.time() - request["begun"], kind["model"]
         if request["timed"] and built not in times:
             times[built] = times_of(flat, config, kind)
@@ -110,9 +111,11 @@ def run_info(flat: FlatModel, config: Config, kind: Kind, clients: int, public_i
 
 
 def make_client(flat: FlatModel, kind: Kind, images: int) -> Client:
-    """A client with random images."""
-    device = flat.values_V.device
-    x = torch.randint(0, 256, (images, *kind["shape"]), dtype=torch.uint8).to(device)
+    """A client with random images, or with zeros in place of rows and sequences."""
+    device, inputs = flat.values_V.device, Inputs(tuple(kind["shape"]), kind["dtype"])
+    is_bytes = inputs.dtype == "uint8"
+    x = torch.randint(0, 256, (images, *inputs.shape), dtype=torch.uint8) if is_bytes else inputs.zeros(images)
+    x = x.to(device)
     y = torch.randint(0, kind["classes"], (images,)).to(device)
     return Client(0, x, y, x[:0], y[:0], kind["classes"], seed=0)
 

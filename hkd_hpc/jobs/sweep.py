@@ -77,8 +77,9 @@ class Trial:
         """Its folder: fedhkd-cifar10-c10-s0-<id>, or as it was named."""
         if self.folder:
             return self.folder
-        scheme = "".join(c if c.isalnum() or c in "_-" else "." for c in self.settings["scheme.name"])
-        data, clients, seed = (self.settings[key] for key in ("data.name", "fed.clients", "run.seed"))
+        names = (self.settings[key] for key in ("scheme.name", "data.name"))
+        scheme, data = ("".join(c if c.isalnum() or c in "_-" else "." for c in name) for name in names)
+        clients, seed = (self.settings[key] for key in ("fed.clients", "run.seed"))
         return f"{scheme}-{data}-c{clients}-s{seed}-{self.id}"
 
     def arguments(self) -> list[str]:

@@ -124,7 +124,7 @@ def _measured(path: Path, trial: Trial) -> Measured | None:
 
 
 def data_sizes(config: Config) -> Sizes | None:
-    return sizes_of(config.data.name, config.data.path, config.data.image_size)
+    return sizes_of(config.data)
 
 
 def data_key(config: Config) -> tuple:

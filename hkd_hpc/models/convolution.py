@@ -178,7 +178,7 @@ def is_pointwise(conv: nn.Conv2d) -> bool:
     return conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.padding == (0, 0)
 
 
-def reformulate(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+def reformulate(net: nn.Module, image_shape: tuple[int, ...]) -> None:
     """Every convolution of `net` that gains by it becomes a SmallMapConv2d, for images of this (C, H, W).
 
     Its weight is the same parameter with the same values in another memory order.
@@ -200,7 +200,7 @@ def prefer_channels_last(net: nn.Module) -> None:
             conv.weight.data = conv.weight.data.to(memory_format=torch.channels_last)
 
 
-def maps_of(net: nn.Module, image_shape: tuple[int, int, int]) -> dict[nn.Conv2d, tuple[int, int]]:
+def maps_of(net: nn.Module, image_shape: tuple[int, ...]) -> dict[nn.Conv2d, tuple[int, int]]:
     """The size (H, W) of what each plain convolution gets, by a pass of two black images in eval mode."""
     found: dict[nn.Conv2d, tuple[int, int]] = {}
 

@@ -17,7 +17,8 @@ from torch import nn
 from hkd_hpc import rng
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
-from hkd_hpc.models.registry import MODELS
+from hkd_hpc.models.images import Inputs
+from hkd_hpc.models.registry import MODELS, require_images
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.runtime.own_code import load_object
@@ -54,9 +55,10 @@ class Net(nn.Module):
 def build(
     settings: ModelSettings,
     classes: int,
-    image_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     seed: int,
     device: torch.device | str = "cpu",
+    dtype: str = "uint8",
 ) -> nn.Module:
     """The network with the initial weights of a seed; torch's global generator is left as it was.
 
@@ -65,36 +67,37 @@ def build(
     Args:
         settings: section `model`.
         classes: C.
-        image_shape: (channels, height, width) in px.
+        input_shape: of an image (channels, height, width) in px, a row (columns,) or a sequence (length,).
         seed: run.seed.
         device: where it will run; the layout in memory follows.
+        dtype: of the inputs as they lie in the data: uint8 or float32 of images, float32 of rows, int64 of sequences.
 
     Returns:
-        A module that maps images (B, *image_shape) to (feature_BD, logits_BC), on the CPU.
+        A module that maps inputs (B, *input_shape) to (feature_BD, logits_BC), on the CPU.
 
     Raises:
-        UsageError: a user's own model (module:Class, called with (classes, latent)) does not give these.
+        UsageError: a user's own model (module:Class, called with (classes, latent)) does not give these, or a built-in
+            one is to take what is no image.
     """
+    inputs = Inputs(input_shape, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))
-        if ":" in settings.name:
-            net = build_own(settings, classes, image_shape)
-        else:
-            net = build_known(settings, classes, channels=image_shape[0])
+        net = build_own(settings, classes, inputs) if ":" in settings.name else build_known(settings, classes, inputs)
     if settings.norm == "group":
         replace_batch_norm(net)
     if settings.convolution == "taps" and isinstance(net, Net):
-        reformulate(net, image_shape)
+        reformulate(net, input_shape)
         if torch.device(device).type == "cpu":
             prefer_channels_last(net)
             net.channels_last = True
     return net
 
 
-def build_known(settings: ModelSettings, classes: int, channels: int) -> Net:
+def build_known(settings: ModelSettings, classes: int, inputs: Inputs) -> Net:
     """A built-in model."""
+    require_images(settings.name, inputs.kind)
     model = MODELS[settings.name]
-    extractor = load_object(model.extractor, f"model.name={settings.name}")(settings, channels)
+    extractor = load_object(model.extractor, f"model.name={settings.name}")(settings, inputs.shape[0])
     return Net(extractor, settings.latent, classes, settings.latent_norm, model.last_stage)
 
 
@@ -137,6 +140,8 @@ def resnet18(settings: ModelSettings, channels: int) -> nn.Module:
     if settings.stem == "cifar":
         net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
+    elif channels != net.conv1.in_channels:
+        net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     return net
 
 
@@ -147,6 +152,8 @@ def shufflenet_v2(settings: ModelSettings, channels: int) -> nn.Module:
     if settings.stem == "cifar":
         net.conv1[0] = nn.Conv2d(channels, 24, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
+    elif channels != net.conv1[0].in_channels:
+        net.conv1[0] = nn.Conv2d(channels, 24, 3, stride=2, padding=1, bias=False)
     return net
 
 
@@ -164,7 +171,7 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
 
 
-def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+def build_own(settings: ModelSettings, classes: int, inputs: Inputs) -> nn.Module:
     """A user's own model; one forward pass tells a wrong shape before the first round."""
     what = f"model.name={settings.name}"
     cls = load_object(settings.name, what)
@@ -177,7 +184,7 @@ def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int
         ) from error
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
         raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
-    out = probe(net, image_shape, what)
+    out = probe(net, inputs, what)
     shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
     if shapes != [(2, settings.latent), (2, classes)]:
         raise UsageError(
@@ -187,15 +194,16 @@ def build_own(settings: ModelSettings, classes: int, image_shape: tuple[int, int
     return net
 
 
-def probe(net: nn.Module, image_shape: tuple[int, int, int], what: str):
-    """What the model gives for two black images."""
+def probe(net: nn.Module, inputs: Inputs, what: str):
+    """What the model gives for two inputs of zeros."""
+    x = inputs.zeros(2)
     net.eval()
     try:
         with torch.no_grad():
-            return net(torch.zeros(2, *image_shape))
+            return net(x)
     except Exception as error:
         raise UsageError(
-            f"{what}: {place_of(error)}forward on float32 images of shape {(2, *image_shape)} raised "
+            f"{what}: {place_of(error)}forward on {str(x.dtype)[6:]} {inputs.kind} of shape {tuple(x.shape)} raised "
             f"{type(error).__name__}: {error}"
         ) from error
     finally:

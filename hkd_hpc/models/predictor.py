@@ -8,33 +8,36 @@ from hkd_hpc.models.images import normalise
 
 
 class Predictor(torch.nn.Module):
-    """Takes images as they lie in the data set, and gives logits; in eval mode, without gradients.
+    """Takes inputs as they lie in the data set, and gives logits; in eval mode, without gradients.
 
     Args:
-        net: gives (feature_BD, logits_BC) of normalised images.
+        net: gives (feature_BD, logits_BC) of normalised inputs.
+        dtype: of the inputs: uint8 or float32 of images, float32 of rows, int64 of sequences.
 
     Attributes:
         net: the same; for features call it with `hkd_hpc.models.images.normalise(x_BCHW)`.
     """
 
-    def __init__(self, net: torch.nn.Module) -> None:
+    def __init__(self, net: torch.nn.Module, dtype: str = "uint8") -> None:
         super().__init__()
-        self.net = net
+        self.net, self.dtype = net, getattr(torch, dtype)
         self.eval().requires_grad_(False)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The logits of images.
 
         Args:
-            x_BCHW: (B, channels, height, width) uint8, of the channels and size that the run was trained on; they
-                are normalised here, to float32 in [-1, 1].
+            x_BCHW: (B, channels, height, width), of the channels and size that the run was trained on, (B, columns) or
+                (B, length); they are normalised here, as in the run.
 
         Returns:
             (B, classes) float32; `.argmax(1)` are the classes that are predicted, `.softmax(1)` their probabilities.
 
         Raises:
-            TypeError: images of another type, whose range nobody knows.
+            TypeError: inputs of another type, whose range nobody knows.
         """
-        if x_BCHW.dtype != torch.uint8:
-            raise TypeError(f"images are {x_BCHW.dtype}; give them as torch.uint8, 0 to 255, as they lie in the data")
+        if x_BCHW.dtype != self.dtype:
+            what = "images are" if self.dtype == torch.uint8 else "inputs are"
+            span = ", 0 to 255" * (self.dtype == torch.uint8)
+            raise TypeError(f"{what} {x_BCHW.dtype}; give them as {self.dtype}{span}, as they lie in the data")
         return self.net(normalise(x_BCHW))[1]

@@ -1,11 +1,13 @@
 """The built-in models, one entry each. Settings, help, checks and `networks.build` follow.
 
-A model more is an entry here and a function that makes its extractor. Imports the standard library only.
+A model more is an entry here and a function that makes its extractor. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from hkd_hpc.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,12 @@ MODELS = {
 }
 DEFAULT = "small"
 WITH_STEM = tuple(name for name, model in MODELS.items() if model.has_stem)
+
+
+def require_images(name: str, kind: str) -> None:
+    """UsageError if a built-in model is to take inputs of another kind ("rows", "sequences")."""
+    if name in MODELS and kind != "images":
+        raise UsageError(
+            f"model.name={name}: takes images, and the data are {kind}; name a network of your own as "
+            "model.name=module:Class (docs/data.md, Rows and sequences)"
+        )

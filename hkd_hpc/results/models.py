@@ -9,6 +9,7 @@ import numpy as np
 
 from hkd_hpc import config as config_module
 from hkd_hpc.errors import UsageError
+from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree
 
@@ -25,6 +26,11 @@ def read_model(run: Path, client: int | None) -> Arrays:
     return state_dict(run, *newest_checkpoint(run), client)
 
 
+def read_inputs(run: Path) -> Inputs:
+    """Of which form the inputs of a run's networks are, and how they were normalised. UsageError as read_model."""
+    return Inputs.of_record(newest_checkpoint(run)[1])
+
+
 def make_model(run: Path, client: int | None, classes: int) -> Predictor:
     """The network with these weights, ready to predict. UsageError as read_model."""
     import torch
@@ -35,7 +41,7 @@ def make_model(run: Path, client: int | None, classes: int) -> Predictor:
     net = make_net(tree, classes)
     arrays = state_dict(run, round, tree, client)
     net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return Predictor(net)
+    return Predictor(net, Inputs.of_record(tree).dtype)
 
 
 def newest_checkpoint(run: Path) -> tuple[int, dict[str, Any]]:
@@ -79,4 +85,7 @@ def make_net(tree: dict[str, Any], classes: int) -> nn.Module:
     from hkd_hpc.models import networks
 
     config = config_module.from_json(tree["config_json"])
-    return networks.build(config.model, classes, tuple(tree["image_shape"].tolist()), config.run.seed)
+    inputs = Inputs.of_record(tree)
+    net = networks.build(config.model, classes, inputs.shape, config.run.seed, dtype=inputs.dtype)
+    standardise(net, inputs)
+    return net

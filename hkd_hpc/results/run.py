@@ -221,8 +221,8 @@ class Run:
                 checkpoint.
 
         Returns:
-            A torch module on the CPU, in eval mode, from uint8 images (B, channels, height, width) to logits
-            (B, classes). It normalises the images itself.
+            A torch module on the CPU, in eval mode, from inputs as they lie in the data, as a rule uint8 images
+            (B, channels, height, width), to logits (B, classes). It normalises them itself.
 
         Raises:
             UsageError: The run does not hold this model.

@@ -32,6 +32,7 @@ FINAL_PARTS = (
     "global_names",
     "identity_json",
     "image_shape",
+    "input",
     "round",
     "versions_json",
 )  # of a checkpoint

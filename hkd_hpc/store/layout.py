@@ -64,7 +64,11 @@ OTHERS = (
     Entry("baselines/global_majority", "", "float64", "1", "of the most common class, on the official test split"),
     Entry("world/ranks", "", "int64", "1", "of the last process"),
     Entry("world/plan", "", "text", "", "its devices, and what carried the weights, in words"),
-    Entry("image_shape", "3", "int64", "", "channels, height, width"),
+    Entry(
+        "image_shape", "1 or 3", "int64", "", "of an input: channels, height, width; of a row or sequence its length"
+    ),
+    Entry("input/dtype", "", "text", "", "of the inputs as they lie in the data: uint8, float32 or int64"),
+    Entry("input/<mean or std>", "channels", "float64", "", "by which they are normalised; absent: by none"),
     Entry("config_json", "", "text", "", "the settings"),
     Entry("changes_json", "", "text", "", "[{after_round, key: [before, after]}]: what changed on the way"),
     Entry("versions_json", "", "text", "", "of the code (`git describe`; installed: a hash), Python, packages"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc.data import folder, sources
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError
 
 
@@ -98,14 +99,14 @@ def rejection(call, *arguments) -> str:
 
 
 def check(path) -> str:
-    return rejection(sources.check_present, "folder", "", path)
+    return rejection(sources.check_present, DataSettings("folder", path=path))
 
 
 # ---- what is read
 
 
 def test_classes_and_images_are_in_the_order_of_their_names(images):
-    sources.check_present("folder", "", images)
+    sources.check_present(DataSettings("folder", path=images))
     data = load(images)
     assert (data.name, data.classes, data.client_train) == ("folder", 2, None)
     assert data.y_train.tolist() == [0, 0, 0, 1, 1]
@@ -352,7 +353,7 @@ def test_the_first_odd_size_is_named(images, place):
 )
 def test_an_unreadable_image_is_named_and_does_not_hold_up_the_quick_check(images, content):
     write(images / "train/dog/a.png", content)
-    sources.check_present("folder", "", images)
+    sources.check_present(DataSettings("folder", path=images))
     assert f"{images / 'train/dog/a.png'}: truncated or not what its name says" in rejection(load, images)
 
 
@@ -380,7 +381,8 @@ def test_a_folder_that_may_not_be_read(images):
 
 def test_checking_imports_neither_pillow_nor_torch(images):
     code = (
-        "import sys\nfrom hkd_hpc.data import sources\nsources.check_present('folder', '', sys.argv[1])\n"
+        "import sys\nfrom hkd_hpc.data import sources\nfrom hkd_hpc.data.settings import DataSettings\n"
+        "sources.check_present(DataSettings('folder', path=sys.argv[1]))\n"
         "print([m for m in ('torch', 'PIL', 'scipy', 'h5py') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(images)], capture_output=True, text=True, check=True)

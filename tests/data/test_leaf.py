@@ -10,6 +10,7 @@ import pytest
 from leaf_folder import save_leaf
 
 from hkd_hpc.data import leaf, sources
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError
 
 DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
@@ -43,7 +44,7 @@ def test_images_labels_and_writers(tmp_path):
 def test_users_are_counted_from_the_heads(tmp_path):
     folder = save_leaf(tmp_path / "leaf", small())
     assert leaf.read_users(folder).tolist() == ["zoe", "zoe", "ann"]
-    assert sources.natural_clients(folder, None, "leaf") == 2
+    assert sources.natural_clients(DataSettings("leaf", path=str(folder))) == 2
     [file] = (folder / "train").iterdir()
     content = json.loads(file.read_text())
     file.write_text(json.dumps({"user_data": content.pop("user_data"), **content}))

@@ -42,4 +42,5 @@ def test_settings_and_their_help_follow_the_entries():
     text = config.help_text()
     assert "(one of fmnist, cifar10, cifar100, svhn, mnist, fashion_mnist, emnist_byclass, " in text
     assert "folder of the official files of cifar10, cifar100, svhn, mnist, fashion_mnist, " in text
-    assert "data.name=file: an .npz or .h5 with x_train y_train x_test y_test; data.name=folder: a folder with" in text
+    assert "data.name=file: an .npz or .h5 with x_train y_train x_test y_test, a .csv or .parquet of rows;" in text
+    assert "; data.name=folder: a folder with" in text

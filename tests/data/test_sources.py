@@ -16,6 +16,7 @@ import pytest
 
 from hkd_hpc.data import checks, readers, share, sources
 from hkd_hpc.data.registry import OFFICIAL, SOURCES
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.errors import RunError, UsageError
 
@@ -24,6 +25,10 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 def pixels(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def check_present(name, dir, path) -> None:
+    sources.check_present(DataSettings(name, dir, path))
 
 
 def write_pickle(path, content: dict) -> None:
@@ -222,26 +227,27 @@ def test_cifar10_with_the_classes_of_another_set(tmp_path):
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_missing_official_data_gives_the_exact_command(tmp_path, name):
     folder = tmp_path / "my data"
-    for call in (sources.check_present, sources.load):
+    for call in (check_present, sources.load):
         assert f"python -m hkd_hpc.data prepare {name} --dir '{folder}'" in rejection(call, name, folder, "")
 
 
 def test_one_missing_or_empty_official_file_is_named(tmp_path):
     write_cifar10(tmp_path)
-    sources.check_present("cifar10", tmp_path, "")
+    check_present("cifar10", tmp_path, "")
     (tmp_path / "cifar-10-batches-py/data_batch_4").write_bytes(b"")
-    assert "data_batch_4 is missing" in rejection(sources.check_present, "cifar10", tmp_path, "")
+    assert "data_batch_4 is missing" in rejection(check_present, "cifar10", tmp_path, "")
 
 
 def test_unknown_name():
-    assert "data.name='mnist': allowed are fmnist, cifar10" in rejection(sources.check_present, "mnist", "", "")
+    assert "data.name='mnist': allowed are fmnist, cifar10" in rejection(check_present, "mnist", "", "")
 
 
 def test_checking_imports_nothing_heavy(tmp_path):
     code = (
         "import sys\nfrom hkd_hpc.data import sources, share, partition, prepare\n"
-        "from hkd_hpc.errors import UsageError\n"
-        f"try: sources.check_present('cifar10', {str(tmp_path)!r}, '')\nexcept UsageError: print('rejected')\n"
+        "from hkd_hpc.data.settings import DataSettings\nfrom hkd_hpc.errors import UsageError\n"
+        f"try: sources.check_present(DataSettings('cifar10', {str(tmp_path)!r}))\n"
+        "except UsageError: print('rejected')\n"
         "print([m for m in ('torch', 'mpi4py', 'scipy', 'h5py') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -255,7 +261,7 @@ def test_checking_imports_nothing_heavy(tmp_path):
 def test_own_file_grey_is_padded_and_repeated(tmp_path, ending):
     arrays = own(client_train=np.array([5, 5, 9, 9, 7, 7]), client_test=np.array([9, 5, 5]))
     path = save(tmp_path / f"mine{ending}", arrays)
-    sources.check_present("file", "", path)
+    check_present("file", "", path)
     data = sources.load("file", "", path)
     assert (data.name, data.classes) == ("file", 3)
     assert data.x_train.shape == (6, 3, 32, 32)
@@ -546,8 +552,8 @@ def test_labels_and_clients_may_be_names(tmp_path, ending, kind):
     assert data.client_train.tolist() == [0, 1, 0, 2, 1, 1]
     assert data.client_test.tolist() == [2, 1, 1]
     assert data.y_train.dtype == np.int64
-    assert sources.natural_clients(path) == 3
-    assert sizes_of("file", path, None).classes == 3
+    assert sources.natural_clients(DataSettings("file", path=path)) == 3
+    assert sizes_of(DataSettings("file", path=path)).classes == 3
     copy = share.attach(shared := share.publish(data))
     os.unlink(shared)
     assert (copy.class_names, copy.client_names, copy.remarks) == (data.class_names, data.client_names, data.remarks)
@@ -602,9 +608,9 @@ def test_what_is_not_read_changed_or_degenerate_is_told(tmp_path):
 def test_natural_clients_are_counted(tmp_path):
     for ending in (".npz", ".h5"):
         path = save(tmp_path / f"mine{ending}", own(client_train=np.array([9, 2, 9, 400, 2, 9])))
-        assert sources.natural_clients(path) == 3
+        assert sources.natural_clients(DataSettings("file", path=path)) == 3
         assert "key client_train is missing" in rejection(
-            sources.natural_clients, save(tmp_path / f"none{ending}", own())
+            sources.natural_clients, DataSettings("file", path=save(tmp_path / f"none{ending}", own()))
         )
 
 
@@ -637,11 +643,11 @@ def test_corrupted_npz(tmp_path):
 
 def test_what_is_wrong_with_data_path(tmp_path):
     def said(path) -> str:
-        return rejection(sources.check_present, "file", "", path)
+        return rejection(check_present, "file", "", path)
 
     assert "needs data.path=FILE" in said("")
     assert "needs data.path=FILE" in said(None)
-    assert "allowed are .npz and .h5" in said(tmp_path / "mine.csv")
+    assert "allowed are .npz and .h5" in said(tmp_path / "mine.tsv")
     assert "there is no such file" in said(tmp_path / "mine.npz")
     (tmp_path / "folder.npz").mkdir()
     assert "is not a file" in said(tmp_path / "folder.npz")
@@ -662,7 +668,7 @@ def test_no_lock_is_asked_for(tmp_path):
         with open(file, "rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             assert sources.load(name, "", path).classes == {"file": 3, "fmnist": 10}[name]
-            assert sizes_of(name, path, None) is not None
+            assert sizes_of(DataSettings(name, path=path)) is not None
 
 
 def test_h5_group_in_place_of_an_array(tmp_path):

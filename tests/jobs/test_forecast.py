@@ -14,6 +14,7 @@ import pytest
 import toy
 
 from hkd_hpc.data.registry import SOURCES, Sizes
+from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.jobs import forecast, probe, verdict, work
 from hkd_hpc.jobs.__main__ import main
@@ -99,15 +100,15 @@ def test_sampling_validation_and_pooled_data_change_the_work():
 
 
 def test_sizes_come_from_the_heads_of_the_files(data, tmp_path):
-    assert sizes_of("file", str(data), None) == Sizes(300, 100, 10, (3, 32, 32))
+    assert sizes_of(DataSettings("file", path=str(data))) == Sizes(300, 100, 10, (3, 32, 32))
     with h5py.File(tmp_path / "grey.h5", "w") as file:
         for split, count in (("train", 12), ("test", 5)):
             file[f"x_{split}"], file[f"y_{split}"] = np.zeros((count, 28, 40), np.uint8), np.arange(count) % 4
-    assert sizes_of("file", str(tmp_path / "grey.h5"), None) == Sizes(12, 5, 4, (3, 32, 40))
+    assert sizes_of(DataSettings("file", path=str(tmp_path / "grey.h5"))) == Sizes(12, 5, 4, (3, 32, 40))
     with h5py.File(toy.PROJECT / "hkd_hpc/data/fmnist.h5") as file:
         fmnist = SOURCES["fmnist"].sizes
         assert (len(file["y_train"]), len(file["y_test"])) == (fmnist.train, fmnist.test)
-    assert sizes_of("file", str(tmp_path / "none.npz"), None) is None
+    assert sizes_of(DataSettings("file", path=str(tmp_path / "none.npz"))) is None
 
 
 # ---- bytes

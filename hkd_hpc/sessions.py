@@ -13,6 +13,7 @@ from typing import Any
 
 from hkd_hpc.comm.launchers import batch_job, read_hint
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.runtime.machine import cpu_kind
 
 Session = dict[str, Any]
 
@@ -26,6 +27,7 @@ def begun(comm: Comm) -> str:
         "ranks": comm.size,
         "hosts": Counter(comm.hosts),
         "devices": Counter(comm.devices),
+        "cpu": cpu_kind(),
         "launcher": read_hint(os.environ).launcher,
         **batch_job(os.environ),
     }

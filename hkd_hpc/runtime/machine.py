@@ -8,12 +8,16 @@ import datetime
 import os
 import platform
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 from hkd_hpc.runtime.revision import revision
 from hkd_hpc.runtime.versions import installed
 
 CGROUPS = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+VECTORS = ("avx512f", "avx2", "avx", "sse4_1")  # the widest first: float kernels take the widest that there is
+KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")  # variables that have them take less
 
 
 def header() -> str:
@@ -26,8 +30,28 @@ def header() -> str:
 
 
 def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return _cpu_line("model name") or platform.machine()
+
+
+def cpu_kind(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the last bits of float32 results depend on: machines and environments of one kind repeat them.
+
+    Args:
+        env: the environment of the process that computes.
+
+    Returns:
+        {"model": the CPU's name, "vectors": its widest vector instructions, "" where it has none of VECTORS}, and those
+        of KERNELS that the environment sets.
+    """
+    flags = _cpu_line("flags").split()
+    vectors = next((name for name in VECTORS if name in flags), "")
+    return {"model": cpu_model(), "vectors": vectors, **{name: env[name] for name in KERNELS if env.get(name)}}
+
+
+def _cpu_line(name: str) -> str:
+    """What /proc/cpuinfo says of the first core; empty where it does not say this."""
+    lines = CPUINFO.read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def memory_bytes() -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import toy
 
+from hkd_hpc.runtime.machine import cpu_kind
 from hkd_hpc.store import layout
 
 COUNTS = ((40, 5, 15), (30, 30, 0), (10, 20, 30))  # training images of each client and class, 60 each
@@ -79,6 +80,7 @@ def test_sessions_of_a_run_that_is_not_complete(killed, begun_unix_s):
         "ranks": 3,
         "hosts": {socket.gethostname(): 3},
         "devices": {"cpu": 3},
+        "cpu": cpu_kind(),
         "launcher": "torchrun",
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,15 @@ def test_the_smallest_limit_counts(in_cgroup):
     (in_cgroup / "memory.max").write_text("1000000\n")
     assert machine.quota_cores() == 1.5
     assert machine.memory_bytes() == 1_000_000
+
+
+CPUINFO = "processor : 0\nmodel name : Some CPU\nflags : fpu sse4_1 avx avx2\n\nprocessor : 1\nflags : fpu\n"
+
+
+def test_the_kind_of_a_cpu_is_its_model_its_vectors_and_what_the_environment_takes_from_them(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.cpu_kind({"HOME": "/"}) == {"model": "Some CPU", "vectors": "avx2"}
+    assert machine.cpu_kind({"MKL_CBWR": "COMPATIBLE"})["MKL_CBWR"] == "COMPATIBLE"
+    (tmp_path / "cpuinfo").write_text("processor : 0\nFeatures : fp asimd\n")
+    assert machine.cpu_kind({}) == {"model": platform.machine(), "vectors": ""}

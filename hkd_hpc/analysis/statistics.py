@@ -7,13 +7,17 @@ sign is a fair coin), which asks nothing of their distribution but symmetry, cor
 
 from __future__ import annotations
 
+import bisect
 import math
+from functools import lru_cache
 
 import numpy as np
 
 LEVEL = 0.05
 MOST_FLIPPED = 16  # differences whose sign patterns are all counted: 65,536; of more, so many are drawn
 NOT_SEPARATED = "not separated"
+POWER = 0.8
+MOST_SEEDS = 100_000  # of which anybody needs to know
 
 
 def interval(values) -> tuple[float, float]:
@@ -25,14 +29,13 @@ def interval(values) -> tuple[float, float]:
     Returns:
         (mean, half width of the interval); the half of one value is NaN.
     """
-    from scipy import stats
+    from scipy import special
 
     array = np.asarray(values, float)
     if len(array) < 2:
         return float(array.mean()), float("nan")
-    return float(array.mean()), float(
-        stats.t.ppf(1 - LEVEL / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
-    )
+    t = special.stdtrit(len(array) - 1.0, 1 - LEVEL / 2)
+    return float(array.mean()), float(t * array.std(ddof=1) / math.sqrt(len(array)))
 
 
 def intervals(values_SX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +74,7 @@ def sign_flip_p(difference_S) -> float:
     return float(np.mean(sums >= observed - 1e-12 * max(1.0, observed)))
 
 
+@lru_cache(maxsize=4)
 def _signs(count: int) -> np.ndarray:
     """All patterns (2 ** count, count) of +1 and -1; beyond MOST_FLIPPED a fixed draw of them, the observed one among
     them.
@@ -104,6 +108,33 @@ def seeds_needed(family: int) -> int:
     one.
     """
     return 1 + math.ceil(math.log2(family / LEVEL))
+
+
+def seeds_to_see(effect: float, deviation: float, family: int = 1) -> int:
+    """About how many seeds a difference needs to be called: planned by the t test, which the exact test comes near.
+
+    Args:
+        effect: the true difference, not 0.
+        deviation: standard deviation of the differences of one seed each.
+        family: how many differences are corrected for, by Holm's first and hardest step.
+
+    Returns:
+        The fewest seeds with which it is called in POWER of all studies: `seeds_needed(family)` at least, MOST_SEEDS at
+        most.
+    """
+    fewest = seeds_needed(family)
+    if not deviation:
+        return fewest
+    is_seen = lambda seeds: _power(abs(effect) / deviation, seeds, LEVEL / family) >= POWER
+    return fewest + bisect.bisect_left(range(fewest, MOST_SEEDS), True, key=is_seen)
+
+
+def _power(ratio: float, seeds: int, level: float) -> float:
+    """How often a two-sided t test at the level calls a difference of so many standard deviations on its side."""
+    from scipy import stats
+
+    bound = stats.t.ppf(1 - level / 2, seeds - 1)
+    return float(stats.nct.sf(bound, seeds - 1, ratio * math.sqrt(seeds)))
 
 
 def verdicts(difference_S_by_name: dict[str, np.ndarray]) -> dict[str, str]:

@@ -85,7 +85,7 @@ class FedHKD(Scheme):
     """Hyper-knowledge distillation without public data."""
 
     Settings: type[FedHKDStarSettings] = FedHKDSettings
-    terms = ("cross_entropy", "soft", "feature")
+    terms: tuple[str, ...] = ("cross_entropy", "soft", "feature")
     # one value for both, as in the paper (.05) and the authors' code (.1); the rest of the grid is ours
     about = About(
         tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.47)

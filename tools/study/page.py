@@ -1,0 +1,114 @@
+"""docs/study.md: what stands between `<!-- study: NAME -->` and `<!-- study end -->` is computed; it is verified."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hkd_hpc.analysis.tables import Table
+from hkd_hpc.bundled import PACKAGE
+from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.store.atomic import replace_text
+
+from . import drawings, sections
+from .answers import answers
+from .tables import ASKED, Results
+
+if TYPE_CHECKING:
+    from hkd_hpc.figures import Lines
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/study.md"
+BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- study end -->)", re.DOTALL)
+MEND = "python -m tools.study page mends it"
+LEFT = ("table1.toml", "table2.toml")  # what the paper has beside, as specs of sweeps
+COST = re.compile(r"^# (\d+) runs; about (\S+) GPU hours", re.MULTILINE)
+
+
+def update(page: Path, results: Mapping[str, Results]) -> list[Path]:
+    """Write the page and its figures.
+
+    Args:
+        page: the file, whose other text stays.
+        results: of every table, by its name.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: the page has a part that nobody computes, or matplotlib is missing.
+    """
+    text, figures = written(read(page), results), figures_of(results)
+    for figure in figures:
+        drawings.write(figure, page.parent)
+    replace_text(page, text)
+    return [page, *(page.parent / f"{figure.name}.svg" for figure in figures)]
+
+
+def verify(page: Path, results: Mapping[str, Results]) -> None:
+    """Whether the page has what `update` would write; draws nothing.
+
+    Raises:
+        RunError: it names the first difference.
+        UsageError: the page has a part that nobody computes.
+    """
+    text = read(page)
+    wanted = written(text, results).splitlines()
+    for number, (its, ours) in enumerate(zip([*text.splitlines(), ""], [*wanted, ""]), 1):
+        if its != ours:
+            raise RunError(f"{page}, line {number}: {first_difference(its, ours)}; {MEND}")
+    for figure in figures_of(results):
+        if not drawings.is_drawn(figure, page.parent):
+            raise RunError(f"{page.parent / figure.name}.svg: does not show the runs that are there now; {MEND}")
+
+
+def read(page: Path) -> str:
+    try:
+        return page.read_text()
+    except OSError as error:
+        raise UsageError(f"{page}: cannot be read ({error.strerror}); the page is in a clone") from None
+
+
+def written(text: str, results: Mapping[str, Results]) -> str:
+    """The text with its computed parts anew. UsageError for a part that nobody computes."""
+    makers = makers_of(results)
+
+    def block(found: re.Match) -> str:
+        if found[2] not in makers:
+            raise UsageError(f"<!-- study: {found[2]} -->: is no part of the page; known: {', '.join(makers)}")
+        return f"{found[1]}\n{makers[found[2]]()}\n\n{found[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def makers_of(results: Mapping[str, Results]) -> dict[str, Callable[[], str]]:
+    """What makes each part."""
+    own = {asked.name: partial(sections.section, asked, results) for asked in ASKED}
+    return {"claims": partial(claims, results), "cost": cost, **own}
+
+
+def figures_of(results: Mapping[str, Results]) -> list[Lines]:
+    return [figure for asked in ASKED if (figure := sections.figure_of(asked, results[asked.name]))]
+
+
+def claims(results: Mapping[str, Results]) -> str:
+    """Every claim with its answer."""
+    head = ["claim", "table", "measured", "the paper", "answer", "seeds needed"]
+    rows = [[one.claim, one.table, one.measured, one.papers, one.verdict, one.needed] for one in answers(results)]
+    return str(Table(head, rows))
+
+
+def cost() -> str:
+    """Of what was not run, as its specs say."""
+    heads = [(PACKAGE / "jobs/specs" / name).read_text() for name in LEFT]
+    rows = [[head.splitlines()[0].removeprefix("# "), *COST.findall(head)[0]] for head in heads]
+    return str(Table(["what", "runs", "GPU hours"], rows))
+
+
+def first_difference(its: str, ours: str) -> str:
+    """The first cell, or word, that is not the same in two lines."""
+    separator = " | " if " | " in ours else " "
+    pairs = zip([*its.split(separator), ""], [*ours.split(separator), ""])
+    return next(f"has “{one}”, the runs say “{other}”" for one, other in pairs if one != other)

@@ -25,6 +25,7 @@ MEASURES = {
     "global model fine-tuned": "finetuned_on_local_test_accuracy",
 }
 READINGS = {"last round": "last", "mean of the last 5": "mean_last_5", "best round, chosen on the test set": "oracle"}
+FEWEST_SEEDS, LAST_SEEDS = 5, 10
 TOLD_ROUNDS = (1, 2, 5, 10, 20, 30, 40, 50)
 BY_CLASS = {"shared_classes": "classes a client shares", "known_classes": "classes anyone shares"}
 AUTHORS, AUTHORS_FEDAVG = "the authors' code", "FedAvg, the authors' training"
@@ -54,11 +55,17 @@ def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
     finished = {(record.row, record.seed) for record in own.records}
     more = f", and {len(finished - asked.places)} beyond them" if finished - asked.places else ""
-    few = " **Fewer than 5 seeds are no evidence.**" if len(own.seeds) < 5 else ""
     return (
         f"{len(finished & asked.places)} of {len(asked.places)} runs are finished{more}; compared are the seeds that "
-        f"all rows have: {', '.join(map(str, own.seeds))}.{few}"
+        f"all rows have: {', '.join(map(str, own.seeds))}.{worth(len(own.seeds))}"
     )
+
+
+def worth(seeds: int) -> str:
+    """What so few seeds are worth."""
+    if seeds < FEWEST_SEEDS:
+        return f" **Fewer than {FEWEST_SEEDS} seeds are no evidence.**"
+    return f" Provisional: the study ends at {LAST_SEEDS} seeds." if seeds < LAST_SEEDS else ""
 
 
 def figure_of(asked: Asked, results: Results) -> Lines | None:

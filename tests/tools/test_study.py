@@ -9,10 +9,12 @@ import pytest
 import torch
 import toy
 
-from hkd_hpc import compare
 from hkd_hpc.analysis.statistics import seeds_to_see, verdicts
+from hkd_hpc.compare import read_spec
+from hkd_hpc.compare.runs import config_of, paper_run
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import Sweep
+from hkd_hpc.results.differences import differences
 from tools.study import answers, coverage, page, records, rerun, sections, tables
 from tools.study.__main__ import main
 from tools.study.gradients import gradient_norm
@@ -96,9 +98,9 @@ def test_specs_ask_for_as_many_runs_as_they_say(asked):
 
 
 def test_choices_differ_from_the_small_table_in_the_choice_alone():
-    small = compare.read_spec(str(tables.SPECS / "study_small.toml"))
+    small = read_spec(str(tables.SPECS / "study_small.toml"))
     small.settings["data.path"] = "cifar10.npz"
-    config = compare.config_of(compare.paper_run(small, "fedhkd", 0))
+    config = config_of(paper_run(small, "fedhkd", 0))
     trials, problems = Sweep.from_toml(tables.SPECS / "study_why.toml", [tables.IMAGES]).trials()
     assert not problems
     [noiseless] = [trial for trial in trials if trial.labels == {"seed": "0", "choice": "no noise"}]
@@ -274,7 +276,7 @@ def test_a_study_in_files_says_what_its_numbers_say(tmp_path):
     read = coverage.from_files(drawn, tmp_path)
     assert set(read) == set(drawn)
     assert all(read[scheme]["local"] == pytest.approx(drawn[scheme]["local"], abs=1e-6) for scheme in drawn)
-    ours, its = (compare.differences(found, "local") for found in (read, drawn))
+    ours, its = (differences(found, "local") for found in (read, drawn))
     assert [str(ours[scheme]) for scheme in its] == [str(cell) for cell in its.values()]
     assert {cell.verdict for cell in ours.values()} == {"cannot be told with 3 seeds"}
 

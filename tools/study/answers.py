@@ -13,11 +13,11 @@ from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import NOTHING
 from hkd_hpc.config import load_toml
 from hkd_hpc.report.paper import TABLES
+from hkd_hpc.results.differences import GOALS
 
 from .tables import ASKED, Asked, Results
 
 OURS, STAR, REFERENCE = "fedhkd", "fedhkd_star", schemes.REFERENCE
-GOALS = ("local", "global")
 LAST = {goal: f"{goal}_test_accuracy_last" for goal in GOALS}
 POINT = 0.01
 MAIN = ("table1", "small", "smoke")  # tables at beta .5, the paper's own setting first
@@ -188,14 +188,6 @@ def interval_text(values: np.ndarray, form: str = "+.3f") -> str:
 def shown(value: float, form: str) -> str:
     """Rounded twice, so that no digit depends on a last bit."""
     return format(round(value, 9), form)
-
-
-def verdict_text(family: int) -> str:
-    """How better and worse were told."""
-    return (
-        f"Better, worse: exact sign-flip test of the pairs, two-sided, Holm over the {family} schemes of a column "
-        f"(controls by themselves), level {statistics.LEVEL}; that needs {statistics.seeds_needed(family)} seeds."
-    )
 
 
 def untold(seeds: Sequence[int]) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc import compare, schemes
+from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Difference, Table
+from hkd_hpc.results.differences import Accuracies, differences
 
 from ..synthetic_runs import write_run
 from .records import collected
@@ -43,7 +44,7 @@ class Kept:
     called: float
 
 
-def drawn(seeds: int, true: float, random: np.random.Generator) -> compare.Accuracies:
+def drawn(seeds: int, true: float, random: np.random.Generator) -> Accuracies:
     """The accuracies of one study: by scheme and goal, one a seed."""
     of_seed_S = random.normal(0.6, SEED_STD, seeds)
     value = lambda scheme: of_seed_S + random.normal(true * (scheme != schemes.REFERENCE), PAIR_STD, seeds)
@@ -51,9 +52,9 @@ def drawn(seeds: int, true: float, random: np.random.Generator) -> compare.Accur
 
 
 def kept(studies: int, seeds: int, true: float) -> Kept:
-    """What the tables of so many studies say, each through compare.differences."""
+    """What the tables of so many studies say, each through differences."""
     random = np.random.default_rng([seeds, round(1000 * true)])
-    found = [compare.differences(drawn(seeds, true, random), "local") for _ in range(studies)]
+    found = [differences(drawn(seeds, true, random), "local") for _ in range(studies)]
     first = [study[OTHERS[0]] for study in found]
     covered = [abs(cell.mean - true) <= cell.half for cell in first if isinstance(cell, Difference)]
     called = [
@@ -69,7 +70,7 @@ def table(studies: int) -> Table:
     return Table(["true difference", "seeds", "95 % intervals that hold it", "families that call any"], rows)
 
 
-def from_files(found: compare.Accuracies, root: Path) -> compare.Accuracies:
+def from_files(found: Accuracies, root: Path) -> Accuracies:
     """The same study, written as runs below a folder and read back as the study reads runs."""
     for scheme, columns in found.items():
         for seed, local in enumerate(columns["local"]):

@@ -61,7 +61,8 @@ class Record:
 def collected(root: Path) -> list[Record]:
     """The finished runs below the root of a comparison or a sweep. UsageError where there is none."""
     study = load_study(root)
-    rows = {trial.name: variant_of(trial.labels) for trial in study.trials} if isinstance(study, Study) else {}
+    trials = study.trials if isinstance(study, Study) else []
+    rows = {trial.name: variant_of(trial.labels) for trial in trials if not trial.folder}  # of a comparison: by names
     records = [record_of(run, rows.get(run.path.name) or row_of(run)) for run in study.runs if run.state == "complete"]
     if not records:
         raise UsageError(f"{root}: no run has come to its end yet")

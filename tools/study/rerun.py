@@ -14,9 +14,10 @@ from typing import Any
 from hkd_hpc.config import is_place, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.results import Run
+from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime.machine import KERNELS
 
-from .answers import GOALS, LAST
+from .answers import LAST
 from .records import Record, read, record_of
 
 TOLERANCE = 0.03  # of an accuracy: on another kind of CPU the last bits differ, and training lets them grow

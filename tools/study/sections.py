@@ -12,9 +12,10 @@ from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.analysis.tables import Cell, Difference, Estimate, Table, estimate
 from hkd_hpc.figures import Lines
+from hkd_hpc.results.differences import GOALS, differences, method_text
 
 from . import drawings
-from .answers import GOALS, LAST, OURS, REFERENCE, STAR, interval_text, named, shown, verdict_text, without_controls
+from .answers import LAST, OURS, REFERENCE, STAR, interval_text, named, shown
 from .records import Record
 from .tables import Asked, Results
 
@@ -97,8 +98,7 @@ def made_text(asked: Asked, own: Results) -> str:
 def compared(own: Results, results: Mapping[str, Results]) -> list[str]:
     """Accuracies, differences from FedAvg; of FedHKD other readings of the same runs, and what was shared."""
     rows = {row: {name: own.values(row, measure) for name, measure in MEASURES.items()} for row in own.rows}
-    family = len(without_controls(own).rows) - 1
-    parts = [accuracy_table(rows), difference_table(rows), verdict_text(family)]
+    parts = [accuracy_table(rows), *difference_parts(rows)]
     if {OURS, REFERENCE} <= set(own.rows):
         parts += [readings_table(own), rounds_table([own.rows[OURS][seed] for seed in own.seeds])]
     return list(map(str, parts))
@@ -113,14 +113,14 @@ def accuracy_table(rows: Columns) -> Table:
     return Table(["scheme", *there], cells)
 
 
-def difference_table(rows: Columns) -> Table:
+def difference_parts(rows: Columns) -> list[str | Table]:
     """As `hkd compare` tells it."""
     found = {name: {goal: row[goal].tolist() for goal in GOALS} for name, row in rows.items()}
-    against = {goal: compare.differences(found, goal) for goal in GOALS}
+    against = {goal: differences(found, goal) for goal in GOALS}
     cells: list[list[Cell | str]] = [
         [named(name), *(stable(against[goal][name]) for goal in GOALS)] for name in found if name != REFERENCE
     ]
-    return Table(["scheme", *(f"{goal} – FedAvg" for goal in GOALS)], cells)
+    return [Table(["scheme", *(f"{goal} – FedAvg" for goal in GOALS)], cells), method_text(found)]
 
 
 def stable(cell: Cell | str) -> Cell | str:
@@ -198,7 +198,7 @@ def tuned(own: Results, results: Mapping[str, Results]) -> list[str]:
     how = Table(
         ["scheme", *(f"chosen for {goal}" for goal in GOALS)], [[named(s), *of.values()] for s, of in chosen.items()]
     )
-    return [str(accuracy_table(rows)), str(difference_table(rows)), verdict_text(len(rows) - 1), str(how)]
+    return list(map(str, [accuracy_table(rows), *difference_parts(rows), how]))
 
 
 def gradients(own: Results, results: Mapping[str, Results]) -> list[str]:

@@ -24,7 +24,7 @@ SEEDS = (3, 5, 10)
 DIFFERENCES = (0.0, 0.01)
 SEED_STD, PAIR_STD = 0.02, 0.007  # of accuracies, as in the smoke test: over its seeds, and beside that
 CALLED = ("better", "worse")
-OTHERS = tuple(name for name in schemes.REGISTRY if name != schemes.REFERENCE)
+OTHERS = tuple(name for name in schemes.PAPER if name != schemes.REFERENCE)
 
 
 @dataclass(frozen=True)

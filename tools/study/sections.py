@@ -187,7 +187,7 @@ def told(gaps: dict[str, np.ndarray]) -> dict[str, str]:
 
 def tuned(own: Results, results: Mapping[str, Results]) -> list[str]:
     """What each scheme's validation images chose, on the seeds of the study."""
-    chosen = {scheme: chosen_rows(own, scheme) for scheme in schemes.REGISTRY if f"{scheme}{TRIAL}0" in own.rows}
+    chosen = {scheme: chosen_rows(own, scheme) for scheme in schemes.PAPER if f"{scheme}{TRIAL}0" in own.rows}
     of_row = [set(own.rows.get(row, {})) for rows in chosen.values() for row in rows.values()]
     seeds = sorted(set.intersection(*of_row)) if of_row else []
     if not seeds:

@@ -12,6 +12,9 @@ from hkd_hpc.runtime.revision import revision
 
 OLDEST_TORCH = (2, 4)  # the first with the fused Adam on CPUs
 TORCHVISION_MINOR = 15  # torchvision 0.(n + 15) belongs to torch 2.n
+TORCH_FROM = re.compile(
+    r"torch *\(?>= *([\d.]+)\)?$"
+)  # as torchvision requires it since 0.29: of newer ones each will do
 REVISION = "revision"  # of this package's code, beside its version
 PACKAGES = ("torch", "torchvision", "mpi4py", "numpy", "h5py")
 
@@ -21,6 +24,14 @@ def installed(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def requirements(package: str) -> list[str]:
+    """What it says that it needs: "numpy", "torch (>=2.14.0)"."""
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -52,8 +63,15 @@ def check_torchvision(torch: str, torchvision: str | None, model_name: str) -> N
         raise UsageError(
             f"model.name={model_name} needs torchvision {wanted} beside torch {torch}; it is not installed"
         )
-    if numbers(torch)[0] == 2 and numbers(torchvision)[1] != numbers(torch)[1] + TORCHVISION_MINOR:
+    if numbers(torch)[0] == 2 and not belongs(torch, torchvision):
         raise UsageError(f"torchvision {torchvision} does not belong to torch {torch}; install torchvision {wanted}.*")
+
+
+def belongs(torch: str, torchvision: str) -> bool:
+    """Whether they are of the same minor version, or this torch is one that torchvision's own requirement allows."""
+    oldest = [match[1] for match in map(TORCH_FROM.match, requirements("torchvision")) if match]
+    is_same = numbers(torchvision)[1] == numbers(torch)[1] + TORCHVISION_MINOR
+    return is_same or any(numbers(torch) >= numbers(version) for version in oldest)
 
 
 def found() -> dict[str, str]:

@@ -560,6 +560,23 @@ def test_what_fits(monkeypatch, torch, torchvision, model):
     versions.check(model, ModelSettings(name=model).needs_torchvision)
 
 
+@pytest.mark.parametrize(
+    "required, fits",
+    [
+        (["numpy", "torch (>=2.14.0)", "scipy ; extra == 'scipy'"], True),  # torchvision 0.29.2
+        (["torch>=2.14.0"], True),
+        (["torch>=2.16.0"], False),
+        (["torch (==2.14.0)"], False),  # torchvision 0.19 to 0.28 name one
+        (["torch"], False),  # a site's own build
+        ([], False),
+    ],
+)
+def test_a_torchvision_that_takes_newer_torches_says_so_itself(monkeypatch, required, fits):
+    monkeypatch.setattr(versions, "requirements", {"torchvision": required}.get)
+    assert versions.belongs("2.15.0", "0.29.2") == fits
+    assert versions.belongs("2.14.1+cu130", "0.29.2+cu130")
+
+
 def test_help_lists_the_settings_of_the_scheme_that_is_asked_for():
     assert "scheme.nu=0.25" in config.help_text()
     assert "scheme.tau" not in config.help_text()

@@ -44,6 +44,8 @@ def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
     if data.test_fraction is None:
         yield "data.test_seed", "data.test_fraction=none"
     source = find_source(data.name)
+    if data.name != "hf":
+        yield "data.image_column", f"data.name={data.name}"
     if source is None or not source.has_columns or data.path.endswith(PLAIN):
         for key in ("data.label_column", "data.split_column", "data.client_column"):
             yield key, f"data.name={data.name} data.path={data.path}, which has no columns"

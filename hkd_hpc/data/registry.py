@@ -241,6 +241,17 @@ SOURCES = {
             has_clients=True,
             read_clients="hkd_hpc.data.leaf:read_users",
         ),
+        Source(
+            "hf",
+            "hkd_hpc.data.hf:read_hf",
+            "hkd_hpc.data.sizes:of_loaded",
+            check="hkd_hpc.data.hf:check_path",
+            needs="data.path=DIR, a folder that save_to_disk of Hugging Face's datasets wrote",
+            path_help="a folder that save_to_disk of Hugging Face's datasets wrote",
+            resizes=True,
+            has_clients=True,
+            has_columns=True,
+        ),
     )
 }
 SMALLEST_SIDE_PX = 32  # of images as networks see them, unless data.as_stored

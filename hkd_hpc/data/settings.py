@@ -49,9 +49,12 @@ class DataSettings:
         "between; of uint8 images, of x / 255",
     )
     std: str = setting("", "the standard deviation that belongs to data.mean")
-    label_column: str = setting("label", ".csv and .parquet: the column with the labels")
+    image_column: str = setting("", "data.name=hf: the column with the images; none: the one whose feature is Image")
+    label_column: str = setting("label", ".csv, .parquet, data.name=hf: the column with the labels")
     split_column: str = setting("", ".csv and .parquet: a column that says train or test")
-    client_column: str = setting("", ".csv and .parquet: a column with client ids, for data.partition=natural")
+    client_column: str = setting(
+        "", ".csv, .parquet, data.name=hf: a column with client ids, for data.partition=natural"
+    )
     test_fraction: float | None = setting(
         None,
         "own data without a test split: this share of each class is held out as one; none: they have one",

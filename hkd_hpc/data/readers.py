@@ -21,9 +21,11 @@ from hkd_hpc.errors import UsageError
 if TYPE_CHECKING:
     import h5py
 
+SPLITS = ("train", "test")
 REQUIRED_KEYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_KEYS = ("client_train", "client_test")
 
+MEDMNIST = {f"{key}_{split}": f"{split}_{name}" for split in SPLITS for key, name in (("x", "images"), ("y", "labels"))}
 PLAIN = (".npz", ".h5")
 _MAGIC = {".npz": b"PK", ".h5": b"\x89HDF\r\n\x1a\n", ".parquet": b"PAR1", ".csv": b""}
 PICKLED = "holds Python objects (a pickle, which is never loaded)"
@@ -158,17 +160,28 @@ def open_h5(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
+def npz_names(path: Path) -> dict[str, str]:
+    """{key: the array's name in the .npz}: the same, or MedMNIST's, whose files are read as they are downloaded."""
+    found = npz_keys(path)
+    keys = {name: key for key, name in MEDMNIST.items()} if MEDMNIST["x_train"] in found else {}
+    return {keys.get(name, name): name for name in found}
+
+
 def _read_npz(path: Path, data: DataSettings) -> RawData:
-    keys = npz_keys(path)
-    check_keys(path, keys, data)
-    wanted, remarks = _known(keys)
+    names = npz_names(path)
+    check_keys(path, list(names), data)
+    wanted, remarks = _known(list(names))
     with zipfile.ZipFile(path) as archive:
-        stored_bytes = {key: archive.getinfo(f"{key}.npy").file_size for key in wanted}
+        stored_bytes = {key: archive.getinfo(f"{names[key]}.npy").file_size for key in wanted}
         check_memory(path, sum(stored_bytes.values()))
         for key in wanted:
-            _check_npy_head(archive, path, key, stored_bytes[key])
+            _check_npy_head(archive, path, names[key], stored_bytes[key])
     with np.load(path, allow_pickle=False) as archive:
-        return RawData({key: archive[key] for key in wanted}, (), remarks)
+        arrays = {key: archive[names[key]] for key in wanted}
+    for key, array in arrays.items():
+        if names[key] != key and array.shape[1:] == (1,):  # MedMNIST's labels stand in a column
+            arrays[key] = array[:, 0]
+    return RawData(arrays, (), remarks)
 
 
 def _known(keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -239,7 +252,7 @@ def check_file(data: DataSettings) -> None:
     if _head(file, len(magic)) != magic:
         raise broken(file, f"does not begin as an {file.suffix} file does")
     if file.suffix == ".npz":
-        check_keys(file, npz_keys(file), data)
+        check_keys(file, list(npz_names(file)), data)
     if file.suffix not in PLAIN:
         check_reader(file)
 

@@ -10,7 +10,7 @@ import numpy as np
 from hkd_hpc.data import sources
 from hkd_hpc.data.checks import input_shape, is_flat, seen_shape
 from hkd_hpc.data.folder import find_classes, listed, read_image
-from hkd_hpc.data.readers import open_h5
+from hkd_hpc.data.readers import npz_names, open_h5
 from hkd_hpc.data.registry import Sizes, find_source
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.tables import is_table
@@ -64,7 +64,7 @@ def head_of(path: Path) -> np.ndarray | None:
             return hollow(file["x_train"].shape, file["x_train"].dtype)
     if path.suffix != ".npz":
         return None
-    with np.load(path, allow_pickle=False) as file, file.zip.open("x_train.npy") as raw:
+    with np.load(path, allow_pickle=False) as file, file.zip.open(f"{npz_names(path)['x_train']}.npy") as raw:
         version = np.lib.format.read_magic(raw)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(raw)
@@ -74,8 +74,9 @@ def head_of(path: Path) -> np.ndarray | None:
 def labels_of(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """(y_train, y_test) of an .npz or .h5. Raises as head_of."""
     if path.suffix == ".npz":
+        names = npz_names(path)
         with np.load(path, allow_pickle=False) as file:
-            return file["y_train"], file["y_test"]
+            return file[names["y_train"]], file[names["y_test"]]
     with open_h5(path) as file:
         return file["y_train"][()], file["y_test"][()]
 

@@ -61,18 +61,18 @@ def test_texts_become_the_numbers_of_leafs_alphabet(tmp_path):
     """letter_to_vec of LEAF's language_utils: the index in ALL_LETTERS, 80 of them."""
     assert len(leaf.ALPHABET) == 80
     splits = {"train": {"ROMEO": (["\n }a", "Juli"], ["e", "\n"])}, "test": {"ROMEO": (["abcd"], ["e"])}}
-    data = leaf.read_leaf([save_leaf(tmp_path / "leaf", splits)])
-    assert data.arrays["x_train"].dtype == np.int64
-    assert data.arrays["x_train"].tolist() == [[0, 1, 79, 53], [34, 73, 64, 61]]
+    data = read(save_leaf(tmp_path / "leaf", splits))
+    assert data.x_train.dtype == np.int64
+    assert data.x_train.tolist() == [[0, 1, 79, 53], [34, 73, 64, 61]]
     assert data.class_names == ("\\n", "e")
-    assert data.arrays["y_test"].tolist() == [1]
+    assert data.y_test.tolist() == [1]
 
 
 def test_other_numbers_are_rows(tmp_path):
     splits = {"train": {"a": ([[0.5, -1, 2], [1, 2, 3]], [0, 1])}, "test": {"a": ([[1, 1, 1]], [0])}}
-    data = leaf.read_leaf([save_leaf(tmp_path / "leaf", splits)])
-    assert data.arrays["x_train"].dtype == np.float32
-    assert data.arrays["x_train"].tolist() == [[0.5, -1, 2], [1, 2, 3]]
+    data = read(save_leaf(tmp_path / "leaf", splits))
+    assert data.x_train.dtype == np.float32
+    assert data.x_train.tolist() == [[0.5, -1, 2], [1, 2, 3]]
 
 
 # ---- what is wrong

@@ -50,3 +50,22 @@ def test_the_partition_as_a_file_is_the_runs(writers, tmp_path):
     written, found = json.loads(out.read_text()), toy.metrics(runs[1])
     assert written["sha256"] == found["partition/sha256"]
     assert written["client_name"] == found["clients/name"].tolist()
+    from_file = [*toy.SMALL, *SETTINGS, f"data.path={folder}", "data.partition=file", f"data.partition_file={out}"]
+    from_file = [word for word in from_file if word not in ("fed.clients=3", "data.partition=natural")]
+    toy.train_ok(2, *from_file, "scheme.name=fedhkd", "fed.rounds=1", "--out", tmp_path / "run")
+    again = toy.metrics(tmp_path / "run")
+    assert again["rounds/weights_sha256"][0] == found["rounds/weights_sha256"][0]
+    assert again["clients/name"].tolist() == found["clients/name"].tolist()
+
+
+def test_a_partition_of_other_data_ends_with_one_line_and_nothing_written(writers, tmp_path):
+    out = tmp_path / "p.npz"
+    assert main(["partition", "fed.clients=3", "--out", str(out)]) == 0
+    data = toy.save_data(tmp_path / "data.npz")
+    settings = toy.settings(data, "data.partition=file", f"data.partition_file={out}")
+    results = toy.train(2, *settings, "--out", tmp_path / "run")
+    assert [result.exit_code for result in results] == [2, 2]
+    assert toy.our_lines(result.output for result in results) == [
+        f"hkd_hpc: data.partition_file={out}: it divides 5000 + 1000 images, the data have 300 + 100"
+    ]
+    assert not (tmp_path / "run").exists()

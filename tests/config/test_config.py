@@ -416,11 +416,11 @@ def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, con
     "overrides, part",
     [
         (["data.name=file"], "data.path=P"),
-        (["data.path=x.npz"], "only data.name=file or folder reads it"),
+        (["data.path=x.npz"], "only data.name=file or folder or leaf or hf reads it"),
         (["data.partition=natural"], "data.partition=natural"),
         (["data.public_fraction=0.2"], "at most 0.1 fits"),
         (["data.name=folder"], "data.path=DIR"),
-        (["data.image_size=32"], "only data.name=folder resizes"),
+        (["data.image_size=32"], "only data.name=folder or hf resizes"),
         (["data.val_fraction=1"], "data.val_fraction must be a number >= 0 and < 1"),
         (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, or module:Class"),
         (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl"),

@@ -189,6 +189,11 @@ def test_what_is_worse_than_any_is_not():
     assert found.measured.endswith("rank 2 of 4")
 
 
+def test_a_step_that_is_called_below_0_is_named():
+    found = answers.between("local", "t", study({**STEADY, "fedhkd_star": 0.09 + NOISE}))
+    assert found.verdict == "does not hold: below 0: FedHKD – FedHKD\\*"
+
+
 def test_what_is_not_separated_from_one_cannot_be_told():
     found = answers.best("local", "t", study({**STEADY, "fedhkd": 0.03 + 5 * NOISE}))
     assert found.verdict == "cannot be told with 9 seeds; better than FedAvg, MOON"

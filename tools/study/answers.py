@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 
@@ -97,7 +97,7 @@ def between(goal: str, title: str, results: Results) -> Answer:
         title,
         "; ".join(f"{name} {interval_text(values)}" for name, values in steps.items()),
         told,
-        all_better(steps),
+        all_better(steps, "above 0:", "below 0:"),
         needed_text(list(zip(steps.values(), papers)), len(steps)),
     )
 
@@ -133,17 +133,18 @@ def less_affected(goal: str, severe: Results, even: Results) -> Answer:
 # ---------------------------------------------------------------------------------------------- how it is told
 
 
-def all_better(difference_S_by_name: Mapping[str, np.ndarray]) -> str:
-    """HOLDS where every difference is called better, FAILS where any is called worse."""
+def all_better(
+    difference_S_by_name: Mapping[str, np.ndarray], above: str = "better than", below: str = "worse than"
+) -> str:
+    """HOLDS where every difference is called better, FAILS where any is called worse; `above`, `below`: in words."""
     found = statistics.verdicts(dict(difference_S_by_name))
-    worse = [named(name) for name, verdict in found.items() if verdict == "worse"]
-    seeds = len(next(iter(difference_S_by_name.values())))
-    if worse:
-        return f"{FAILS}: worse than {', '.join(worse)}"
-    if all(verdict == "better" for verdict in found.values()):
+    listed = lambda verdict: ", ".join(named(name) for name, own in found.items() if own == verdict)
+    if worse := listed("worse"):
+        return f"{FAILS}: {below} {worse}"
+    if set(found.values()) == {"better"}:
         return HOLDS
-    better = [named(name) for name, verdict in found.items() if verdict == "better"]
-    return untold(range(seeds)) + (f"; better than {', '.join(better)}" if better else "")
+    seeds = next(iter(difference_S_by_name.values()))
+    return untold(seeds) + (f"; {above} {better}" if (better := listed("better")) else "")
 
 
 def size_text(difference_S: np.ndarray, effect: float, family: int) -> str:
@@ -190,7 +191,7 @@ def shown(value: float, form: str) -> str:
     return format(round(value, 9), form)
 
 
-def untold(seeds: Sequence[int]) -> str:
+def untold(seeds: Sized) -> str:
     return f"cannot be told with {len(seeds)} seed{'s' * (len(seeds) != 1)}"
 
 

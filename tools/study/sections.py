@@ -72,6 +72,8 @@ def worth(seeds: int) -> str:
 def figure_of(asked: Asked, results: Results) -> Lines | None:
     """The curves of the three schemes that the claims are about, if it has them."""
     own = untuned(results)
+    if own.rows.keys() != results.rows.keys():  # of what was tuned, these curves say nothing
+        return None
     runs = [own.rows[row][seed] for row in DRAWN if row in own.rows for seed in own.seeds]
     return drawings.curves(asked.name, asked.title, runs) if runs and set(DRAWN) <= set(own.rows) else None
 

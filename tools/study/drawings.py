@@ -17,7 +17,7 @@ from hkd_hpc.figures.as_matplotlib import style
 from hkd_hpc.figures.groups import groups_of
 from hkd_hpc.store.atomic import replace_file
 
-from .records import Record
+from .records import SCHEME, SEED, Record
 
 SHOWN = 5  # digits of a drawn number: finer ones, which may depend on the machine, nobody sees
 
@@ -33,7 +33,8 @@ class Drawn:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self.record.settings
+        """Those that tell rows apart: a later version may have more that all runs of a row share."""
+        return {key: self.record.settings[key] for key in (SCHEME, SEED)}
 
     @property
     def round_columns(self) -> dict[str, np.ndarray]:

@@ -157,6 +157,7 @@ def send_message(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
     """What the server makes of the reports, to all."""
     run.comm.at(round, "message")
     if run.server and gathered is not None:
+        run.trainer.flat.load(run.weights_V, run.counters)  # what a scheme's server sees as `net`
         run.message = run.server.combine(round, gathered)
     run.comm.broadcast(payload.as_bytes(run.message), "knowledge_down")
     run.counters = unpack_counters(run.message[0]["counters"], run.trainer.flat.counters)

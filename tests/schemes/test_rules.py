@@ -18,6 +18,7 @@ from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.analysis.metrics import spread, worst_tenth
 from hkd_hpc.client import OWN_STATISTICS
 from hkd_hpc.quarantine import OK
+from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import batch_bounds
 
 pytestmark = pytest.mark.slow
@@ -297,3 +298,24 @@ def test_sums_of_nothing_are_nothing():
     total, out = FixedPointSum(0, 10), torch.empty(0)
     assert total.add(torch.empty(0), 3) is None
     total.mean_into(out, total.pieces(5))
+
+
+class Looks(Scheme):
+    """Its message is what its server sees of the model."""
+
+    def message_shapes(self):
+        return {"first": (), "norm": ()}
+
+    def combine(self, server, reports):
+        weights = [weight.detach() for weight in server.net.parameters()]
+        return {"first": weights[0].reshape(-1)[0], "norm": sum(weight.square().sum() for weight in weights).sqrt()}
+
+
+def test_a_schemes_server_sees_the_new_global_weights(data):
+    run = Federation(data, f"{__name__}:Looks")
+    for _ in range(2):
+        run.play(1)
+        run.load()
+        weights = [weight.detach() for weight in run.net.parameters()]
+        assert run.message["first"] == weights[0].reshape(-1)[0]
+        assert run.message["norm"] == pytest.approx(sum(weight.square().sum() for weight in weights).sqrt().item())

@@ -23,7 +23,7 @@ from hkd_hpc.data.partition import Partition, pooled
 from hkd_hpc.data.skew import FeatureSkew, skew_of
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
-from hkd_hpc.models import networks
+from hkd_hpc.models import initial, networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.plan import Plan
@@ -112,7 +112,9 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     weights_V, counters = flat.values_V.detach().clone(), [counter.clone() for counter in flat.counters]
-    return RankRun(config, comm, trainer, worker, server, federation.rank_of, weights_V, counters, message)
+    return RankRun(
+        config, comm, trainer, worker, server, federation.rank_of, weights_V, counters, message, config.fed.rounds
+    )
 
 
 def federation_of(config: Config, comm: Comm) -> Federation:
@@ -233,6 +235,14 @@ def shapes_of(net: torch.nn.Module) -> dict[str, str]:
         for name, value in net.state_dict().items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def take_initial(run: RankRun) -> None:
+    """Rank 0: begin with the weights of model.init; all ranks get what rank 0 has. UsageError where they do not fit."""
+    flat = run.trainer.flat
+    initial.load_into(flat.net, run.config.model)
+    run.weights_V.copy_(flat.values_V)
+    run.message[0]["counters"] = pack_counters(flat.counters)
 
 
 def warn_of_precision(config: Config, device: torch.device) -> None:

@@ -124,8 +124,9 @@ def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
             check_partition(file)
             settings = settings_of(file) or config
             told = completeness(file, rows, settings)
+            is_complete = told.startswith("complete")
             other = identity.different(settings, config) if settings and config and config.fed.rounds == rows else ""
-            if told == "complete" and other:
+            if is_complete and other:
                 raise FileProblem(
                     f"it is that of another run ({other})",
                     "put back the one that belongs "
@@ -223,9 +224,10 @@ def completeness(file: TreeFile, rows: int, config: Config | None) -> str:
     wanted = config.fed.rounds if config else rows
     if "summary" not in file.names():
         return f"of {wanted}: not complete, --resume continues"
-    if rows != wanted:
+    early = file.load("summary").get("stopped_early", "")
+    if rows != wanted and not early:
         raise FileProblem(f"it has a summary, but {rows_text(rows)} of {wanted}")
-    return "complete"
+    return "complete" + ", stopped early" * bool(early)
 
 
 def check_partition(file: TreeFile) -> None:

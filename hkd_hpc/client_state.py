@@ -23,11 +23,10 @@ State = dict[str, np.ndarray]  # of one client, by the tensor's name
 States = dict[int, State]  # by client
 
 
-def shapes_of(trainer: LocalTrainer, round: int) -> payload.Shapes:
+def shapes_of(trainer: LocalTrainer, is_last: bool) -> payload.Shapes:
     """What a client may keep: the scheme's state, and in the last round its own model."""
-    config = trainer.config
     shapes = trainer.scheme.client_state_shapes() | trainer.own_shapes()
-    if round == config.fed.rounds and config.run.client_models:
+    if is_last and trainer.config.run.client_models:
         shapes[OWN_MODEL] = tuple(trainer.flat.values_V.shape)
     return shapes
 
@@ -51,12 +50,12 @@ def unpack(shapes: payload.Shapes, block: np.ndarray) -> State:
     return {name: np.array(part).reshape(shape) for (name, shape), has, part in zip(shapes.items(), held, parts) if has}
 
 
-def collect(worker: Worker, rank_of: list[int], round: int) -> States:
+def collect(worker: Worker, rank_of: list[int], round: int, is_last: bool) -> States:
     """All ranks: what the clients keep after a round, on rank 0; elsewhere, and where nothing is kept, nothing.
 
     Slot by slot, so that rank 0 never holds more than one client of each rank twice.
     """
-    comm, shapes = worker.comm, shapes_of(worker.trainer, round)
+    comm, shapes = worker.comm, shapes_of(worker.trainer, is_last)
     if not shapes:
         return {}
     comm.at(round, "state")
@@ -73,7 +72,7 @@ def collect(worker: Worker, rank_of: list[int], round: int) -> States:
 def distribute(worker: Worker, states: States) -> None:
     """All ranks: rank 0's states go to where each client lives now, which may be another rank than before."""
     comm, trainer = worker.comm, worker.trainer
-    shapes = shapes_of(trainer, trainer.config.fed.rounds)
+    shapes = shapes_of(trainer, is_last=True)
     here: dict[int, Client] = {client.id: client for client in worker.clients}
     for client in json.loads(comm.share_text(json.dumps(sorted(states)))):
         block = pack(shapes, states.get(client, {}))

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
 from hkd_hpc.analysis.metrics import SUMMARISED, summarise
+from hkd_hpc.analysis.milestones import TARGETS, reached
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import INVALID_TEST, NONFINITE, STATUS
 from hkd_hpc.rounds import RankRun, with_statistics_of
 from hkd_hpc.server import Server
+from hkd_hpc.store.tree import Leaf
 from hkd_hpc.worker import counter_size, unpack_counters
 
 PHASE = "final evaluation"
+CONFUSION = {"unit": "images", "axes": "true class, predicted class"}
 Rows = dict[str, np.ndarray]  # "global" and "finetuned": (clients, 4) as Worker.test_global makes them
 
 
@@ -125,7 +129,10 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, nonfinite: str)
         "global_test_accuracy_batchnorm_reestimated": reestimated.accuracy,
         **{f"{name}_on_local_test_accuracy": accuracy_of_rows(rows) for name, rows in found.items()},
         **{f"{name}_on_local_test": rows for name, rows in found.items()},
+        "global_test_confusion": Leaf(server.last_test.confusion_CC, CONFUSION),
         **{f"{name}_{kind}": value for name, values in summarised.items() for kind, value in values.items()},
+        **targets(server),
+        "stopped_early": stopped_early(server),
         "warnings": "; ".join(filter(None, warnings)),
         "remark": server.trainer.scheme.about.remark,
         "batchnorm": server.config.train.batchnorm,
@@ -133,6 +140,20 @@ def summary_of(server: Server, found: Rows, reestimated: Tested, nonfinite: str)
         "changes": messages.changes_text(server.static.get("changes_json", "[]")),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def targets(server: Server) -> dict[str, float]:
+    """When the accuracies reached run.target_accuracy; NaN where they did not; 0 alone where none was asked for."""
+    target = server.config.run.target_accuracy
+    found = {kind: reached(server.history.rounds, column, target) for kind, column in TARGETS.items() if target}
+    told = {f"target_{kind}_{name}": value for kind, each in found.items() for name, value in asdict(each).items()}
+    return {"target_accuracy": target, **told}
+
+
+def stopped_early(server: Server) -> str:
+    """Why the last round is earlier than fed.rounds; empty where it is not."""
+    done, rounds = len(server.history), server.config.fed.rounds
+    return f"stopped early after round {done} of {rounds}: {server.why_early()}" if done < rounds else ""
 
 
 def accuracy_of_rows(rows: np.ndarray) -> float:

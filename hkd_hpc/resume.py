@@ -20,6 +20,7 @@ from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import Inputs
 from hkd_hpc.runtime import provenance
+from hkd_hpc.runtime.provenance import START
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree
@@ -59,9 +60,11 @@ def settings(request: Request, folder: RunFolder) -> Config | None:
     done = len(folder.rounds().get("round", ()))
     if config.fed.rounds < done:
         raise UsageError(f"--allow-change: fed.rounds={config.fed.rounds}, but {done} rounds are done")
-    if folder.summary() and config.fed.rounds == done:
+    summary = folder.summary() or {}
+    if summary and (config.fed.rounds == done or summary.get("stopped_early")):
         check_is_its_own(folder, config_module.from_json(text))
-        messages.say(f"{folder.path}: already complete ({done} rounds); nothing to do")
+        early = ", stopped early" if summary.get("stopped_early") else ""
+        messages.say(f"{folder.path}: already complete ({done} rounds{early}); nothing to do")
         return None
     return config
 
@@ -174,6 +177,12 @@ def check_rows_can_be_made_again(server: Server, rows: int, options: ResumeOptio
             f"--resume {folder.path}: no checkpoint is left, and its {rows} rows were made with settings that changed "
             "on the way: they cannot be made again; start another run"
         )
+    other = identity.other_start(record, server.config)
+    if other:
+        raise UsageError(
+            f"--resume {folder.path}: no checkpoint is left, and its {rows} rows began with other weights ({other}); "
+            "put the file back, or start another run"
+        )
     changed_origin(record, server.static, options, allow_data=False)
 
 
@@ -182,6 +191,7 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
     check_can_resume(round, tree)
     static = server.static
     static["changes_json"] = tree.get("changes_json", "[]")
+    keep_start(tree, static)
     settings = changed_settings(round, tree, static, options.allow_change)
     changes = changed_origin(tree, static, options, options.allow_change) | settings
     if tree["partition"]["sha256"] != static["partition"]["sha256"]:
@@ -202,6 +212,16 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
         server.folder.write_config(static["config_json"])
     messages.say(f"resuming after round {round}")
     return state
+
+
+def keep_start(tree: Tree, static: Tree) -> None:
+    """The weights that the run began with are those of then, whatever has become of their file since."""
+    changed = identity.other_start(tree, config_module.from_json(static["config_json"]))
+    if changed:
+        messages.warn(f"the file of model.init is another one now ({changed}); the run goes on from its own weights")
+    had, now = (json.loads(part.get("identity_json", "{}")) for part in (tree, static))
+    if START in had:
+        static["identity_json"] = json.dumps(now | {START: had[START]})
 
 
 def remember_sessions(server: Server, tree: Tree, round: int) -> None:

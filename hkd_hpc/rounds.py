@@ -22,7 +22,7 @@ from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
-from hkd_hpc.server import RoundResult, Server
+from hkd_hpc.server import RoundResult, Server, is_due
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.training import LocalTrainer
@@ -43,6 +43,7 @@ class RankRun:
         weights_V: the global weights, (V,), the same on every rank.
         counters: the global model's integer buffers.
         message: the server's last message, one record.
+        last: the last round, as far as is known; patience may make it an earlier one (run.stop_patience).
         done: completed rounds.
         stop: whether a signal asked for the end.
         stopping: that signal, once all ranks know that the run ends after this round.
@@ -58,6 +59,7 @@ class RankRun:
     weights_V: torch.Tensor
     counters: list[torch.Tensor]
     message: np.ndarray
+    last: int
     done: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     stopping: int = 0
@@ -69,8 +71,8 @@ def all_rounds(run: RankRun) -> bool:
     if run.server:
         run.server.wire_before = dict(run.comm.wire_bytes)  # what the start moved belongs to no round
         run.server.run_pending_evaluation()  # of a resumed round whose test was lost
-    for round in range(run.done + 1, run.config.fed.rounds + 1):
-        one_round(run, round)
+    while run.done < run.last:
+        one_round(run, run.done + 1)
         if run.stopping:
             return False
     return True
@@ -88,9 +90,9 @@ def one_round(run: RankRun, round: int) -> None:
     with run.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         with timed(run, "knowledge"):
             send_message(run, round, gathered)
-        run.stopping = 0 if round == run.config.fed.rounds else run.comm.agree(run.stop.asked)
+        agree_on_end(run, round)
         with timed(run, "state"):
-            states = client_state.collect(run.worker, run.rank_of, round) if is_saved(run, round) else {}
+            states = collect_states(run, round) if is_saved(run, round) else {}
         run.done = round
         if run.server and gathered is not None:
             run.comm.at(round, "saving")
@@ -106,7 +108,7 @@ def train_cohort(run: RankRun, round: int) -> np.ndarray:
     """Those of the round's cohort that live here train and test; their reports."""
     fed, message = run.config.fed, payload.tensors_of(run.message[0], run.weights_V.device)
     cohort = draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.eligible)
-    keep_models = round == fed.rounds and run.config.run.client_models
+    keep_models = round == run.last and run.config.run.client_models
     return run.worker.train(round, cohort, run.weights_V, run.counters, message, keep_models)
 
 
@@ -163,9 +165,23 @@ def send_message(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
     run.counters = unpack_counters(run.message[0]["counters"], run.trainer.flat.counters)
 
 
+def agree_on_end(run: RankRun, round: int) -> None:
+    """Whether a signal stops the run after this round, and which round is the last, as rank 0's tests tell so far."""
+    run.stopping = 0 if round == run.last else run.comm.agree(run.stop.asked)
+    if run.config.run.stop_patience and round < run.last:
+        run.last = run.comm.agree(run.server.last_round() if run.server else 0)
+        if run.server:
+            run.server.tell_last(run.last)
+
+
+def collect_states(run: RankRun, round: int) -> client_state.States:
+    """What the clients keep after this round, on rank 0."""
+    return client_state.collect(run.worker, run.rank_of, round, is_last=round == run.last)
+
+
 def is_saved(run: RankRun, round: int) -> bool:
     """Whether this round has a checkpoint."""
-    return bool(run.stopping) or run.config.due(round, run.config.run.checkpoint_every)
+    return bool(run.stopping) or is_due(round, run.config.run.checkpoint_every, run.last)
 
 
 def result_of(run: RankRun, gathered: np.ndarray, states: client_state.States, wall_s: float) -> RoundResult:

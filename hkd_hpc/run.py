@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -80,23 +81,26 @@ def end_telling(run: RankRun, server: Server, complete: bool) -> None:
 def start(run: RankRun, options: ResumeOptions) -> None:
     """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
     states: client_state.States = {}
+    if run.server and run.config.model.init and not run.server.folder.checkpoints():  # before anything is written
+        assemble.take_initial(run)
     state = resume.starting_state(run.server, options) if run.server else None
-    if state:
+    if run.server and state:
         run.weights_V.copy_(state.weights_V)
         run.message, run.done, states = state.message, state.round, state.client_states
+        run.last = run.server.last_round()
     spread(run, states)
 
 
 def spread(run: RankRun, states: client_state.States) -> None:
-    """Weights, message, round and client states from rank 0 to where they are needed."""
+    """Weights, message, rounds and client states from rank 0 to where they are needed."""
     comm = run.comm
     comm.at(None, "start")
     weights = run.weights_V.cpu().numpy()
     comm.broadcast(weights, "start")
     run.weights_V.copy_(torch.from_numpy(weights))
-    done = np.array([run.done], np.int64)
-    comm.broadcast(done, "start")
-    run.done = int(done[0])
+    rounds_done_and_last = np.array([run.done, run.last], np.int64)
+    comm.broadcast(rounds_done_and_last, "start")
+    run.done, run.last = rounds_done_and_last.tolist()
     comm.broadcast(payload.as_bytes(run.message), "start")
     run.counters = unpack_counters(run.message[0]["counters"], run.trainer.flat.counters)
     client_state.distribute(run.worker, states)
@@ -106,5 +110,7 @@ def show_plan(config: Config, comm: Comm) -> None:
     """Settings, ranks and devices, class histogram, memory and bytes; nothing is written or trained."""
     run = assemble.build(config, comm, None)
     if run.server:
+        if os.path.exists(config.model.init):  # a run that is resumed needs it no more
+            assemble.take_initial(run)
         loggers.classes_of(loggers.names_of(config.run.loggers))
         messages.answer(plan.text(assemble.plan_of(config, run, run.server)))

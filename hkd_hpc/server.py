@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import checkpoint, loggers, payload
-from hkd_hpc.analysis import metrics
+from hkd_hpc.analysis import metrics, milestones
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.console import messages
@@ -70,6 +70,11 @@ class RoundResult:
     wall_s: float
 
 
+def is_due(round: int, every: int, last: int) -> bool:
+    """Whether something done every so many rounds is due; in the last round everything is."""
+    return round % every == 0 or round == last
+
+
 class Server:
     """Rank 0: combines the reports, tests the global model, and owns the record and the run's folder."""
 
@@ -100,6 +105,7 @@ class Server:
         self.scheme_server = SchemeServer(trainer.flat.net, config.run.seed)
         self.message_type = message_type(trainer.scheme, counter_size(trainer.flat.counters))
         self.pending: RoundState | None = None  # recorded, and not yet tested
+        self.last_test = Tested()  # of the global model, on the test split
         self.warning = ""
         self.wire_before: dict[str, int] = {}
         self.metrics_file = GrowingTree(folder.metrics_path, attributes=LAYOUT)
@@ -249,6 +255,29 @@ class Server:
         """client 3, or client 3 (its name)"""
         return messages.client_text(client, self.client_names[client] if len(self.client_names) else "")
 
+    # --- the last round
+
+    @property
+    def validation_accuracy(self) -> np.ndarray:
+        """(rounds,) what run.stop_patience looks at."""
+        return self.history.column(f"{self.config.run.stop_on}_val_accuracy")
+
+    def last_round(self) -> int:
+        """The last round, as far as the rows tell it: patience may make it an earlier one than fed.rounds."""
+        rounds, patience = self.config.fed.rounds, self.config.run.stop_patience
+        return milestones.last_round(self.validation_accuracy, patience, rounds) if patience else rounds
+
+    def tell_last(self, last: int) -> None:
+        """Say that patience has ended, once."""
+        if last < self.clock.rounds:
+            self.clock.rounds = last
+            messages.say(f"{self.why_early()}; round {last} is the last")
+
+    def why_early(self) -> str:
+        """Once patience has ended: no better global accuracy ..."""
+        settings = self.config.run
+        return messages.patience_text(self.validation_accuracy, settings.stop_on, settings.stop_patience)
+
     # --- beside the next round
 
     def save(self, state: RoundState, is_due: bool) -> None:
@@ -274,7 +303,7 @@ class Server:
         """The state after a round, and in another file the rows before it: a checkpoint with all rows would cost more
         in each round. That of the last round has them all, and stands for itself."""
         history = self.history
-        if state.round == self.config.fed.rounds or not history.finalized["rounds"]:
+        if state.round == self.last_round() or not history.finalized["rounds"]:
             rows = history.tree()
         else:
             self.folder.make_checkpoint_folder()
@@ -297,7 +326,7 @@ class Server:
             return
         start_s = time.perf_counter()
         state, self.pending = self.pending, None
-        if self.config.due(state.round, self.config.run.evaluate_every):
+        if is_due(state.round, self.config.run.evaluate_every, self.last_round()):
             self._test_round(state)
         self._add_seconds(start_s)
         self.history.finalize()
@@ -313,6 +342,7 @@ class Server:
         test, val = (
             self.test(state.weights_V, state.counters, images) for images in (self.test_images, self.val_images)
         )
+        self.last_test = test
         self.history.set_last(**metrics.of_test(test, val))
         nonfinite = messages.nonfinite_text({"the test split": test, "the validation images": val})
         if nonfinite:
@@ -335,7 +365,7 @@ class Server:
             How many were tested, and how many it has right.
         """
         self.trainer.flat.load(weights_V, counters)
-        return evaluate.test(self.trainer.flat.net, images.x_NCHW, images.y_N)
+        return evaluate.test_with_auc(self.trainer.flat.net, images.x_NCHW, images.y_N)
 
     def restore(self, history: History, tree: dict[str, Any], evaluation: dict[str, Any] | None) -> RoundState:
         """Resume from a checkpoint.
@@ -349,8 +379,8 @@ class Server:
             What the next round starts from.
         """
         state, self.scheme_server.state = checkpoint.unpack(tree, self.trainer.flat, self.message_type)
-        self.history = history
-        if evaluation is None:
+        self.history, self.clock.rounds = history, self.last_round()
+        if evaluation is None or state.round == self.last_round():  # whose confusion matrix no file has yet
             self.pending = state
         else:
             history.set_last(**evaluation)

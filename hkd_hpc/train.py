@@ -36,6 +36,7 @@ from hkd_hpc.console.output import Level
 from hkd_hpc.data.sources import check_present
 from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.lazy import torch_environment
+from hkd_hpc.models import initial
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import environment, versions
 from hkd_hpc.runtime.paths import path_text
@@ -136,15 +137,20 @@ def settings_to_use(request: Request, folder: RunFolder | None) -> str | None:
     config = resume.settings(request, folder)
     if config is None:
         return None
-    check_machine(config)
+    check_machine(config, begins=not folder.checkpoints())
     return config.to_json()
 
 
-def check_machine(config: Config) -> None:
-    """Rank 0, before any rank pays for torch: what is installed, and whether the data are there. Raises UsageError."""
+def check_machine(config: Config, begins: bool) -> None:
+    """Rank 0, before any rank pays for torch: what is installed, and whether the files are there. Raises UsageError.
+
+    begins: whether the weights are the initial ones, and no checkpoint has them.
+    """
     versions.check(config.model.name, config.model.needs_torchvision)
     check_present(config.data)
     config_module.check_fit(config)
+    if begins:
+        initial.check_present(config.model.init)
     loggers.classes_of(loggers.names_of(config.run.loggers))
 
 
@@ -161,7 +167,7 @@ def look_first(request: Request) -> None:
             f"--out {request.out}: cannot be looked at ({getattr(error, 'strerror', None) or error})"
         ) from None
     if not request.resume:
-        check_machine(request.config)
+        check_machine(request.config, begins=True)
 
 
 def look_at_folder(out: Path, options: ResumeOptions) -> None:

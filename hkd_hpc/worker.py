@@ -35,7 +35,14 @@ def report_type(scheme, counters: int) -> np.dtype:
         "val_correct": (),
         "memory_bytes": (),
     }
-    numbers = {"train_s": (), "report_s": (), "invalid_value": (), "loss": (len(scheme.terms),)}
+    numbers = {
+        "train_s": (),
+        "report_s": (),
+        "invalid_value": (),
+        "loss": (len(scheme.terms),),
+        "test_balanced_accuracy": (),
+        "test_macro_f1": (),
+    }
     return payload.record_type(numbers, integers, scheme.report_shapes())
 
 
@@ -139,6 +146,10 @@ class Worker:
         payload.fill(report, trained.report)
         report["loss"], report["train_s"], report["report_s"] = trained.loss_by_term, trained.train_s, trained.report_s
         report["test_n"], report["test_correct"] = trained.test.n, trained.test.correct
+        report["test_balanced_accuracy"], report["test_macro_f1"] = (
+            trained.test.balanced_accuracy,
+            trained.test.macro_f1,
+        )
         report["val_n"], report["val_correct"] = trained.val.n, trained.val.correct
         report["counters"] = pack_counters(client.flat.counters)
         report["memory_bytes"] = peak_memory_bytes()

@@ -98,6 +98,7 @@ def add_round(history: History, local: float, whole: float, status_M: np.ndarray
         "round": len(history) + 1,
         "weights_sha256": "ab" * 32,
         "warning": warning,
+        "global_test_undefined": "",
         "local_test_accuracy": local,
         "global_test_accuracy": whole,
         "global_test_correct_by_class": [1] * CLASSES,

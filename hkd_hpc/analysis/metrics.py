@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-NAN = float("nan")
+from hkd_hpc.analysis.classification import NAN, images_by_class, mean_of_known
+
 Value = float | int | str | list[int]  # a list: by class
 Attributes = dict[str, str]
 
@@ -91,6 +92,18 @@ class TestResult(Protocol):
     @property
     def correct_C(self) -> tuple[int, ...]: ...
 
+    @property
+    def confusion_CC(self) -> np.ndarray: ...
+
+    @property
+    def balanced_accuracy(self) -> float: ...
+
+    @property
+    def macro_f1(self) -> float: ...
+
+    @property
+    def macro_auc(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -166,6 +179,25 @@ def accuracy_over_images(numbers: RoundNumbers, kind: str) -> float:
     return ratio(numbers.accepted[f"{kind}_correct"].sum(), numbers.accepted[f"{kind}_n"].sum())
 
 
+def of_own_test(numbers: RoundNumbers, name: str) -> np.ndarray:
+    """(reports,) what each accepted client reports of its own test images, NaN where it has none."""
+    return np.where(numbers.is_accepted & (numbers.reports["test_n"] > 0), numbers.reports[name], NAN)
+
+
+def classes_tested(test: TestResult) -> int:
+    """How many classes the images have, as far as their logits are finite."""
+    return int((images_by_class(test.confusion_CC) > 0).sum())
+
+
+def why_undefined(test: TestResult) -> str:
+    """Why a measure of a test is NaN; empty where all are numbers."""
+    if not test.n:
+        return "no test images"
+    if test.nonfinite:
+        return f"{test.nonfinite} of {test.n} images without finite logits"
+    return "AUC: all test images are of one class" if classes_tested(test) < 2 else ""
+
+
 def worst_tenth(accuracy_M: np.ndarray) -> float:
     """Mean over the tenth of the clients (one at least) with the lowest accuracy; NaN: no test."""
     tested = np.sort(accuracy_M[~np.isnan(accuracy_M)])
@@ -202,6 +234,10 @@ def knowledge_classes(numbers: RoundNumbers) -> np.ndarray | None:
     return values
 
 
+_BY_CLASS = "mean over the classes of the test images (global_test_classes of them), each alike"
+_BY_CLIENT = "mean over the clients with test images, each alike"
+_WHY = "NaN: global_test_undefined says why"
+_OWN_CLASSES = "mean over the classes of a client's test images; NaN without any"
 _GLOBAL = {"model": "global", "data": "official test split", "moment": "after aggregation", "clients": "none"}
 _LOCAL = {
     "model": "personalised (the client's own)",
@@ -273,6 +309,20 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         dtype="int64",
     ),
     Metric(
+        "local_test_balanced_accuracy",
+        {"unit": "1", "weighting": _BY_CLIENT, "meaning": f"accuracy of a class, {_OWN_CLASSES}", **_LOCAL},
+        lambda r: mean_of_known(of_own_test(r, "test_balanced_accuracy")),
+        lambda r: of_own_test(r, "test_balanced_accuracy"),
+        since=2,
+    ),
+    Metric(
+        "local_test_macro_f1",
+        {"unit": "1", "weighting": _BY_CLIENT, "meaning": f"F1 of a class, {_OWN_CLASSES}", **_LOCAL},
+        lambda r: mean_of_known(of_own_test(r, "test_macro_f1")),
+        lambda r: of_own_test(r, "test_macro_f1"),
+        since=2,
+    ),
+    Metric(
         "local_val_accuracy",
         {"unit": "1", "weighting": "by images", **_LOCAL, "data": _VAL},
         lambda r: accuracy_over_images(r, "val"),
@@ -287,6 +337,55 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         of_test=lambda test, val: test.accuracy,
         title="global ({batchnorm} BatchNorm)",
         column="global",
+    ),
+    Metric(
+        "global_test_balanced_accuracy",
+        {"unit": "1", "weighting": _BY_CLASS, "meaning": f"accuracy of a class (recall); {_WHY}", **_GLOBAL},
+        lambda r: NAN,
+        of_test=lambda test, val: test.balanced_accuracy,
+        title="  balanced accuracy",
+        since=2,
+    ),
+    Metric(
+        "global_test_macro_f1",
+        {"unit": "1", "weighting": _BY_CLASS, "meaning": f"F1 of a class; {_WHY}", **_GLOBAL},
+        lambda r: NAN,
+        of_test=lambda test, val: test.macro_f1,
+        title="  macro F1",
+        since=2,
+    ),
+    Metric(
+        "global_test_macro_auc",
+        {
+            "unit": "1",
+            "weighting": _BY_CLASS,
+            "meaning": f"area under the ROC curve of a class against all others, by its probability; {_WHY}",
+            **_GLOBAL,
+        },
+        lambda r: NAN,
+        of_test=lambda test, val: test.macro_auc,
+        title="  macro AUC, one against all others",
+        since=2,
+    ),
+    Metric(
+        "global_test_classes",
+        {
+            "unit": "classes",
+            "meaning": "that have test images with finite logits; 0 in a round without a test",
+            **_GLOBAL,
+        },
+        lambda r: 0,
+        of_test=lambda test, val: classes_tested(test),
+        dtype="int64",
+        since=2,
+    ),
+    Metric(
+        "global_test_undefined",
+        {"meaning": "why a measure of the global test is NaN in this round; empty where all are numbers", **_GLOBAL},
+        lambda r: "no test in this round",
+        of_test=lambda test, val: why_undefined(test),
+        dtype="text",
+        since=2,
     ),
     Metric(
         "global_test_loss",

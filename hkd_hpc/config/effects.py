@@ -55,6 +55,8 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
     fed, train, model = config.fed, config.train, config.model
     if train.lr_schedule == "constant":
         yield "train.lr_halve_every", "train.lr_schedule=constant"
+    if not config.run.stop_patience:
+        yield "run.stop_on", "run.stop_patience=0"
     if not fed.straggler_rate:
         yield "fed.straggler_epochs", "fed.straggler_rate=0"
     if model.name not in WITH_STEM:
@@ -62,6 +64,8 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
     if model.name not in MODELS:
         yield "model.latent_norm", f"model.name={model.name}"
         yield "model.convolution", f"model.name={model.name}"
+    if not model.init:
+        yield "model.init_head", "no model.init"
     if has_no_batchnorm(config):
         yield "train.batchnorm", "model.norm=group, which leaves no BatchNorm"
         yield "scheme.public_batchnorm", "model.norm=group, which leaves no BatchNorm"

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from hkd_hpc.config.resuming import changes
 from hkd_hpc.config.sections import SECTIONS, Config
 from hkd_hpc.config.values import from_json
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime import revision
-from hkd_hpc.runtime.provenance import CONTENT, THREADS, text_of
+from hkd_hpc.runtime.provenance import CONTENT, START, THREADS, short, text_of
 from hkd_hpc.store.folder import RunFolder
 
 # settings that may change in the middle of a run, and its rounds are still those of the settings at its end
-CHANGE_NO_ROUND = ("fed.rounds", "run.checkpoint_every", "run.evaluate_every", "run.client_models", THREADS)
+CHANGE_NO_ROUND = (
+    "fed.rounds",
+    "run.checkpoint_every",
+    "run.evaluate_every",
+    "run.client_models",
+    "run.target_accuracy",
+    THREADS,
+)
 
 
 def code_of(*configs: Config) -> dict[str, str]:
@@ -25,9 +35,22 @@ def code_of(*configs: Config) -> dict[str, str]:
     return {f"code.{module}": sha256 for module, sha256 in found.items() if sha256}
 
 
+def start_of(config: Config) -> dict[str, str]:
+    """{"model.init": SHA-256 of that file}; nothing where none is read, or it is not there any more."""
+    path = Path(config.model.init)
+    return {START: hashlib.sha256(path.read_bytes()).hexdigest()} if config.model.init and path.is_file() else {}
+
+
 def to_json(config: Config, data_sha256: str) -> str:
     """For the record of a run, beside its settings and versions."""
-    return json.dumps({**code_of(config), CONTENT: data_sha256})
+    return json.dumps({**code_of(config), **start_of(config), CONTENT: data_sha256})
+
+
+def other_start(record: Mapping[str, str], config: Config) -> str:
+    """model.init: stored 1a2b3c4d, now 5e6f7a8b: the file is not what the run of this record began with; empty where
+    it is, or nothing is known of either."""
+    had, now = json.loads(record.get("identity_json", "{}")).get(START), start_of(config).get(START)
+    return f"{START}: stored {short(had)}, now {short(now)}" if had and now and had != now else ""
 
 
 def other_run(folder: RunFolder, config: Config) -> str:
@@ -38,7 +61,7 @@ def other_run(folder: RunFolder, config: Config) -> str:
     record = folder.record()
     try:
         text = record.get("config_json") or folder.read_config()
-        differences = different(from_json(text), config) if text else ""
+        differences = (different(from_json(text), config) or other_start(record, config)) if text else ""
     except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its settings cannot be read ({error})"
     return differences or on_the_way(record.get("changes_json", "[]"))

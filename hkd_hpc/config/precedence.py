@@ -13,7 +13,7 @@ from hkd_hpc.runtime.paths import expanded
 from hkd_hpc.settings import shown
 
 OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
-PATHS = ("data.dir", "data.path", "data.partition_file")
+PATHS = ("data.dir", "data.path", "data.partition_file", "model.init")
 
 
 def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:

@@ -9,7 +9,15 @@ from hkd_hpc.config.values import from_values
 from hkd_hpc.errors import UsageError
 
 PLACES = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
-FIXED = ("data.", "model.", "scheme.name", "fed.clients", "run.seed", "train.batchnorm")  # even with --allow-change
+FIXED = (
+    "data.",
+    "model.",
+    "scheme.name",
+    "fed.clients",
+    "run.seed",
+    "run.stop_",
+    "train.batchnorm",
+)  # even with --allow-change
 
 
 def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str | None:

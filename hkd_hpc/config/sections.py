@@ -119,6 +119,24 @@ class RunSettings:
     )
     checkpoint_every: int = setting(1, "rounds between two checkpoints; the last round always has one", low=1)
     evaluate_every: int = setting(1, "rounds between two tests of the global model; the last is always tested", low=1)
+    target_accuracy: float = setting(
+        0.0,
+        "also say how many rounds, bytes and seconds the local and the global test accuracy took to reach this; 0: not",
+        low=0,
+        high=1,
+    )
+    stop_patience: int = setting(
+        0,
+        "end early when so many tests in a row bring no better accuracy on validation images (data.val_fraction), two "
+        "rounds after the last of them; 0: not",
+        low=0,
+        high=1_000_000,
+    )
+    stop_on: str = setting(
+        "global",
+        "whose accuracy on validation images: global: the global model's; local: the clients' own models'",
+        choices=("global", "local"),
+    )
     client_models: bool = setting(True, "keep every client's model of the last round in the last checkpoint")
     loggers: str = setting(
         "",
@@ -167,10 +185,6 @@ class Config:
         train = self.train
         return train.lr * (0.5 ** ((round - 1) // train.lr_halve_every) if train.lr_schedule == "halve" else 1.0)
 
-    def due(self, round: int, every: int) -> bool:
-        """Whether something done every so many rounds is due; in the last round everything is."""
-        return round % every == 0 or round == self.fed.rounds
-
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
@@ -182,14 +196,16 @@ def as_values(config: Config) -> dict[str, Any]:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The same with the paths of the data absolute, so that a run can be resumed from another folder."""
-    data = config.data
+    """The same with the paths of data and model absolute, so that a run can be resumed from another folder."""
+    absolute = lambda path: os.path.abspath(path) if path else ""
+    data, model = config.data, config.model
     return dataclasses.replace(
         config,
         data=dataclasses.replace(
             data,
             dir=os.path.abspath(data.dir),
-            path=os.path.abspath(data.path) if data.path else "",
-            partition_file=os.path.abspath(data.partition_file) if data.partition_file else "",
+            path=absolute(data.path),
+            partition_file=absolute(data.partition_file),
         ),
+        model=dataclasses.replace(model, init=absolute(model.init)),
     )

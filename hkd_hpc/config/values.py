@@ -77,6 +77,10 @@ def check_together(config: Config) -> None:
         raise UsageError(
             f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, or module:Class"
         )
+    if config.run.stop_patience and not data.val_fraction:
+        raise UsageError(
+            f"run.stop_patience={config.run.stop_patience}: needs validation images; set data.val_fraction, which is 0"
+        )
     loggers.names_of(config.run.loggers)
     if config.comm.backend == "nccl" and config.run.device == "cpu":
         raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")

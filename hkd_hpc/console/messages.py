@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.metrics import FINAL, SUMMARISED, SUMMARY_WAYS, TestResult
+from hkd_hpc.analysis.milestones import TARGETS, patience_ends
 from hkd_hpc.console import output
 from hkd_hpc.console.output import Level
 from hkd_hpc.runtime import provenance
@@ -168,12 +169,37 @@ def changes_text(changes_json: str) -> str:
     )
 
 
+def patience_text(value_R: np.ndarray, whose: str, patience: int) -> str:
+    """no better global accuracy on validation images in 5 tests after round 3 (0.512); value_R: those accuracies."""
+    best = int(np.nanargmax(value_R[: patience_ends(value_R, patience)]))
+    return (
+        f"no better {whose} accuracy on validation images in {patience} test{'s' * (patience > 1)} "
+        f"after round {best + 1} ({number_text(value_R[best])})"
+    )
+
+
+def target_lines(summary: Mapping[str, Any]) -> list[str]:
+    """reached 0.60: local in round 4 (1.2 MB payload, 3.1 s), global not; nothing where no target was asked for."""
+    target = summary.get("target_accuracy")
+    return [f"reached {target:g}: {', '.join(reached_text(summary, kind) for kind in TARGETS)}"] if target else []
+
+
+def reached_text(summary: Mapping[str, Any], kind: str) -> str:
+    """local in round 4 (1.2 MB payload, 3.1 s), or: local not"""
+    round, payload_bytes, wall_s = (summary[f"target_{kind}_{name}"] for name in ("round", "payload_bytes", "wall_s"))
+    if math.isnan(round):
+        return f"{kind} not"
+    return f"{kind} in round {round:.0f} ({bytes_text(payload_bytes)} payload, {seconds_text(wall_s)})"
+
+
 def summary_table(
     history: History, summary: Mapping[str, Any], baselines: Mapping[str, float], folder: RunFolder
 ) -> str:
     """The small table at the end."""
     lines = ["", *summary_lines(history, summary), *final_lines(summary, baselines)]
     lines += ["  best = the best round, selected on the test set: not a result", ""]
+    lines += target_lines(summary)
+    lines += [summary["stopped_early"], ""] if summary.get("stopped_early") else []
     lines += [f"WARNING {summary['warnings']}", ""] if summary["warnings"] else []
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
     lines += [summary["reproducible"]] if summary["reproducible"] else []

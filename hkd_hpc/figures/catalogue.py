@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hkd_hpc.figures import accuracy, costs, federation, traffic
+from hkd_hpc.figures import accuracy, confusion, costs, federation, traffic
 from hkd_hpc.figures.figure import Figure, NotRecorded
 from hkd_hpc.figures.groups import Group, by_setting, groups_of
 from hkd_hpc.figures.run import Planned, Run
 
 MOST_LINES = 12  # in one figure: of more, no reader finds hers in the legend
-KINDS = (*accuracy.KINDS, *federation.KINDS, *costs.KINDS, *traffic.KINDS)
+KINDS = (*accuracy.KINDS, *confusion.KINDS, *federation.KINDS, *costs.KINDS, *traffic.KINDS)
 
 
 def of_run(run: Run) -> list[Figure | NotRecorded]:

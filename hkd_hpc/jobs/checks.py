@@ -17,6 +17,7 @@ from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.options import Options, check_options
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import data_sizes
+from hkd_hpc.models import initial
 from hkd_hpc.runtime import versions
 
 
@@ -43,13 +44,15 @@ def check(trials: list[Trial], executor: str, root: Path, options: Options) -> l
 
 
 def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callable[[], None]]:
-    """What runs with these settings need, once each: data, public images for those who train on them, packages. Each
-    raises UsageError."""
+    """What runs with these settings need, once each: data, initial weights, public images for those who train on them,
+    packages. Each raises UsageError."""
     data = dict.fromkeys(config.data for config in configs)
     models = dict.fromkeys((config.model.name, config.model.needs_torchvision) for config in configs)
+    starts = dict.fromkeys(config.model.init for config in configs)
     return [
         *(partial(check_present, each) for each in data),
         *(partial(check_fit, config) for config in configs),
+        *(partial(initial.check_present, path) for path in starts),
         *(partial(check_public_images, config) for config in configs if schemes.get(config.scheme.name).needs_public),
         *(partial(versions.check, *model) for model in models if installed_here),
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hkd_hpc.analysis.classification import NAN, accuracy_by_class, f1_by_class, mean_of_known
 from hkd_hpc.models.images import normalise
 
 BATCH = 250  # fixed, so that a result never depends on a setting of the training
@@ -17,19 +19,37 @@ class Tested:
     """A test of n images: correct predictions, the sum of cross-entropies in nat, and images whose logits are not all
     finite.
 
-    Those are never correct: the argmax of NaN is a class too. `correct_C`: the correct predictions of each class.
+    Those are never correct: the argmax of NaN is a class too. `confusion_CC` has the others by true and predicted
+    class; `macro_auc` is NaN where nobody asked for it. All measures are NaN without images, and where one of these has
+    no finite prediction.
     """
 
     n: int = 0
     correct: int = 0
     loss: float = 0.0
     nonfinite: int = 0
-    correct_C: tuple[int, ...] = ()
+    confusion_CC: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64), compare=False)
+    macro_auc: float = NAN
+
+    @property
+    def correct_C(self) -> tuple[int, ...]:
+        """The correct predictions of each class."""
+        return tuple(self.confusion_CC.diagonal().tolist())
 
     @property
     def accuracy(self) -> float:
-        """NaN without images, and where one of them has no finite prediction."""
-        return self.correct / self.n if self.n and not self.nonfinite else float("nan")
+        """The share that is predicted right."""
+        return self.correct / self.n if self.n and not self.nonfinite else NAN
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean accuracy of the classes."""
+        return NAN if self.nonfinite else mean_of_known(accuracy_by_class(self.confusion_CC))
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 of the classes."""
+        return NAN if self.nonfinite else mean_of_known(f1_by_class(self.confusion_CC))
 
 
 def predict(net: torch.nn.Module, x_uint8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,17 +63,48 @@ def predict(net: torch.nn.Module, x_uint8: torch.Tensor) -> tuple[torch.Tensor, 
 
 def test(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> Tested:
     """What the module makes of these images and labels."""
+    return measured(predict(net, x_uint8)[1], y_N) if len(x_uint8) else Tested()
+
+
+def test_with_auc(net: torch.nn.Module, x_uint8: torch.Tensor, y_N: torch.Tensor) -> Tested:
+    """The same with the AUC, for which the images are sorted once for each class."""
     if not len(x_uint8):
         return Tested()
     _, logits_NC = predict(net, x_uint8)
-    finite_N = logits_NC.isfinite().all(1)
-    correct_N = (logits_NC.argmax(1) == y_N) & finite_N
-    correct_C = torch.zeros(logits_NC.shape[1], dtype=torch.int64, device=y_N.device).index_add(
-        0, y_N, correct_N.long()
-    )
-    *correct, finite = torch.cat([correct_C, finite_N.sum()[None]]).tolist()  # one wait for the device
+    tested = measured(logits_NC, y_N)
+    return tested if tested.nonfinite else replace(tested, macro_auc=mean_of_known(auc_by_class(logits_NC, y_N)))
+
+
+def measured(logits_NC: torch.Tensor, y_N: torch.Tensor) -> Tested:
+    """What these logits are worth, N at least 1."""
+    confusion_CC = confusion(logits_NC, y_N).cpu().numpy()  # one wait for the device
     loss = float(F.cross_entropy(logits_NC, y_N, reduction="sum"))
-    return Tested(len(y_N), sum(correct), loss, len(y_N) - finite, tuple(correct))
+    nonfinite = len(y_N) - int(confusion_CC.sum())
+    return Tested(len(y_N), int(confusion_CC.trace()), loss, nonfinite, confusion_CC)
+
+
+def confusion(logits_NC: torch.Tensor, y_N: torch.Tensor) -> torch.Tensor:
+    """(C, C) images by true and predicted class, without those whose logits are not all finite."""
+    classes, is_finite_N = logits_NC.shape[1], logits_NC.isfinite().all(1)
+    cell_N = y_N * classes + logits_NC.argmax(1)
+    counts = torch.zeros(classes * classes, dtype=torch.int64, device=y_N.device)
+    return counts.index_add(0, cell_N, is_finite_N.long()).view(classes, classes)
+
+
+def auc_by_class(logits_NC: torch.Tensor, y_N: torch.Tensor) -> np.ndarray:
+    """(C,) of each class against all others by its probability, finite logits given; NaN of a class that has no images,
+    or all of them.
+    """
+    score_NC = F.log_softmax(logits_NC.double(), 1)  # a float32 rounds the surest predictions to ties
+    return np.array([auc(score_N, y_N == own) for own, score_N in enumerate(score_NC.T.contiguous())])
+
+
+def auc(score_N: torch.Tensor, is_own_N: torch.Tensor) -> float:
+    """The chance that an own one's score is above another's, a tie counting half; NaN without any of either."""
+    own, other = score_N[is_own_N].sort().values, score_N[~is_own_N]
+    twice_lost = torch.searchsorted(own, other) + torch.searchsorted(own, other, right=True)  # a tie: half of a pair
+    pairs = len(own) * len(other)
+    return 1 - int(twice_lost.sum()) / (2 * pairs) if pairs else NAN
 
 
 def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:

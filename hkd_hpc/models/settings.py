@@ -32,6 +32,18 @@ class ModelSettings:
         choices=("taps", "library"),
     )
 
+    init: str = setting(
+        "",
+        "file of initial weights: an export of a run, or a state dict (.pt, .pth, .safetensors) of the same model; "
+        "torchvision's own of its models too. Else the seed's",
+    )
+    init_head: str = setting(
+        "keep",
+        "with model.init: keep: all is the file's; new: the classifier has the seed's weights (and the layer of the "
+        "latent vector, where the file is torchvision's)",
+        choices=("keep", "new"),
+    )
+
     @property
     def needs_torchvision(self) -> bool:
         """Whether the model is made of torchvision's parts."""

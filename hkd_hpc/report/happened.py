@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hkd_hpc.analysis.milestones import TARGETS
 from hkd_hpc.analysis.tables import NOTHING, Table
 from hkd_hpc.errors import printable
 from hkd_hpc.report.trials import SCHEME, data_set
@@ -44,7 +45,10 @@ def runs_table(names: dict[Run, str]) -> Table:
     """One row a run; columns in which no run has anything are left out."""
     found = [{"run": name, **standing(run), **counts(run)} for run, name in names.items()]
     head = [name for name in found[0] if any(cells[name] != NOTHING for cells in found)]
-    caption = "All runs; accuracies of the last round that is recorded; counts over all rounds and clients"
+    caption = (
+        "All runs; measures of the last round that is recorded, balanced accuracy, F1 and AUC of the global model; "
+        "counts over all rounds and clients"
+    )
     return Table(head, [[cells[name] for name in head] for cells in found], caption)
 
 
@@ -56,10 +60,25 @@ def standing(run: Run) -> dict[str, str]:
         "scheme": str(settings.get(SCHEME, NOTHING)),
         "data": data_set(settings) or NOTHING,
         "seed": str(settings.get(SEED, NOTHING)),
-        "rounds": f"{len(run)} of {settings.get('fed.rounds', '?')}",
+        "rounds": f"{len(run)} of {settings.get('fed.rounds', '?')}"
+        + ", early" * bool(run.summary.get("stopped_early")),
         "local": last(run, "local_test_accuracy"),
         "global": last(run, "global_test_accuracy"),
+        "balanced": last(run, "global_test_balanced_accuracy"),
+        "macro F1": last(run, "global_test_macro_f1"),
+        "macro AUC": last(run, "global_test_macro_auc"),
+        **to_target(run),
     }
+
+
+def to_target(run: Run) -> dict[str, str]:
+    """run.target_accuracy, and the rounds that each accuracy took to reach it."""
+    target = run.settings.get("run.target_accuracy") or 0
+    rounds = {kind: each.round for kind, each in run.reached(target).items()} if target else dict.fromkeys(TARGETS, 0)
+    told = {
+        f"rounds to it, {kind}": f"{round:.0f}" if round == round else "not reached" for kind, round in rounds.items()
+    }
+    return {"target": f"{target:g}", **told} if target else dict.fromkeys(["target", *told], NOTHING)
 
 
 def counts(run: Run) -> dict[str, str]:
@@ -112,7 +131,14 @@ def remarks_of(run: Run) -> list[str]:
         + provenance.text_of({key: pair for key, pair in change.items() if key != "after_round"})
         for change in run.changes
     ]
-    told = [*unfinished, summary.get("warnings"), summary.get("remark"), summary.get("reproducible"), *changes]
+    told = [
+        *unfinished,
+        summary.get("stopped_early"),
+        summary.get("warnings"),
+        summary.get("remark"),
+        summary.get("reproducible"),
+        *changes,
+    ]
     return [str(line) for line in told if line]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from hkd_hpc.analysis import classification
 from hkd_hpc.results.parts import Columns
 
 if TYPE_CHECKING:
@@ -38,6 +39,29 @@ def clients_table(rounds: np.ndarray, columns: Columns, names: list[str]) -> Fra
     found = {"round": round_RM, "client": client_RM}
     found |= {"name": np.broadcast_to(np.array(names), shape)} if names else {}
     return table_of({name: column[sampled_RM] for name, column in (found | dict(flat_columns(columns, 2))).items()})
+
+
+def classes_table(confusion_CC: np.ndarray, names: Sequence[str]) -> Frame:
+    """One row a class.
+
+    Args:
+        confusion_CC: images by true and predicted class.
+        names: of the classes; empty where these are their numbers.
+
+    Returns:
+        Columns class, name, n, accuracy, f1 and undefined.
+    """
+    n_C = classification.images_by_class(confusion_CC)
+    return table_of(
+        {
+            "class": np.arange(len(n_C)),
+            "name": np.array(list(names) or [str(number) for number in range(len(n_C))], str)[: len(n_C)],
+            "n": n_C,
+            "accuracy": classification.accuracy_by_class(confusion_CC),
+            "f1": classification.f1_by_class(confusion_CC),
+            "undefined": np.where(n_C > 0, "", "no test images of this class"),
+        }
+    )
 
 
 def flat_columns(columns: Columns, axes: int) -> Iterator[tuple[str, np.ndarray]]:

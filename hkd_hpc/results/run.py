@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hkd_hpc.analysis.milestones import TARGETS, Reached, reached
 from hkd_hpc.analysis.tables import Table
 from hkd_hpc.config import Config, from_file
 from hkd_hpc.config.values import stored_values
 from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.results.frames import clients_table, rounds_table
+from hkd_hpc.results.frames import classes_table, clients_table, rounds_table
 from hkd_hpc.results.models import make_model
 from hkd_hpc.results.parts import ClientColumns, Columns, Parts, parts_in, read
 from hkd_hpc.results.plot import Plot, plot
@@ -172,6 +173,33 @@ class Run:
     def summary(self) -> Mapping[str, Any]:
         """Of a complete run; empty of every other."""
         return self.part("summary")
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """(classes, classes) images of the official test split by true and predicted class, of the global model after
+        the last round; (0, 0) of a run that is not complete, or of an older version.
+        """
+        return np.asarray(self.summary.get("global_test_confusion", np.zeros((0, 0), np.int64)))
+
+    @property
+    def classes(self) -> Frame:
+        """What `confusion` says of each class, as a table: class, name, n (test images), accuracy, f1, undefined (why
+        these are NaN).
+
+        Raises:
+            RunError: The run is broken.
+        """
+        self.require()
+        return classes_table(self.confusion, self.partition.get("class_name", ()))
+
+    def reached(self, target: float) -> Mapping[str, Reached]:
+        """When the "local" and the "global" test accuracy were first not below a target: round, payload_bytes and
+        wall_s up to its end, NaN where they never were.
+
+        Args:
+            target: An accuracy, such as 0.6.
+        """
+        return {kind: reached(self.round_columns, column, target) for kind, column in TARGETS.items()}
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A small group of the file, such as baselines, parameters or world; empty where there is none."""

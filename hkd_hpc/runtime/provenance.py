@@ -6,7 +6,7 @@ some settings, or put beside others. A run of an earlier version has no hashes: 
 Imports no torch.
 
 Provenance of a run: {"code.hkd_hpc": [values], ...}, of each key all values that the run had, the latest last. Keys:
-code.<module>, data.content (both SHA-256), version.<package>, run.threads.
+code.<module>, data.content, model.init (all SHA-256), version.<package>, run.threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from hkd_hpc.runtime.versions import REVISION
 
-CONTENT, THREADS = "data.content", "run.threads"
+CONTENT, START, THREADS = "data.content", "model.init", "run.threads"
 Provenance = dict[str, list[str]]
 
 
@@ -93,6 +93,7 @@ def mixed_code(runs: Mapping[str, Provenance]) -> dict[str, dict[str, list[str]]
 WHAT_TO_DO = {
     "code": "for one code remove the others' folders and run them again",
     "data": "they cannot be compared; put the data back, remove the folders of one kind and run them again",
+    "model": "they began with other weights; put the file back and run those of one kind again",
     "version": "for one version run the others again",
     "run": "the number of threads changes the bits",
 }

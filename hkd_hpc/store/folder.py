@@ -314,13 +314,16 @@ def joined(earlier: dict[str, Any], later: dict[str, Any], count: int) -> dict[s
         if isinstance(rows, dict):
             columns[name] = joined(earlier.get(name, {}), rows if later else {}, count)
         elif later and len(rows):
-            before = earlier.get(
-                name, np.full((count, *rows.shape[1:]), np.nan)
-            )  # a column that an earlier version had not
-            columns[name] = np.concatenate([before[:count], rows]) if count else rows
+            before = earlier[name][:count] if name in earlier else absent(rows, count)
+            columns[name] = np.concatenate([before, rows]) if count else rows
         else:
             columns[name] = earlier[name][:count]
     return columns
+
+
+def absent(like: np.ndarray, count: int) -> np.ndarray:
+    """So many rows of a column that an earlier version had not: NaN, or empty texts."""
+    return np.full((count, *like.shape[1:]), np.nan if np.issubdtype(like.dtype, np.number) else "")
 
 
 def _try_to_write(folder: Path) -> None:

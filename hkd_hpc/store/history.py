@@ -69,10 +69,8 @@ class History:
         return np.array(self.rounds.get(name, []), dtype=float)
 
     def nonfinite(self, accuracy: str) -> np.ndarray:
-        """(rounds,) bool: those in which this accuracy of the global model was tested, but its logits were not
-        finite.
-        """
-        name = accuracy.replace("accuracy", "nonfinite")
+        """(rounds,) bool: those in which a measure of the global model was tested, but its logits were not finite."""
+        name = "_".join([*accuracy.split("_")[:2], "nonfinite"])  # global_test_nonfinite
         return self.column(name) > 0 if name in self.rounds else np.zeros(len(self), bool)
 
     def tree(self, since: Mapping[str, int] = {}, until: Mapping[str, int] = {}) -> dict:
@@ -104,7 +102,9 @@ class History:
 
 
 def missing(like: Any) -> Any:
-    """What stands in a row of /rounds without this number, or these numbers by class."""
+    """What stands in a row of /rounds without this text or number, or these numbers by class."""
+    if isinstance(like, str):
+        return ""
     return [NAN] * len(like) if isinstance(like, list) else NAN
 
 

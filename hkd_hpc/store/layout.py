@@ -78,6 +78,15 @@ OTHERS = (
 )
 SUMMARY = (
     *(Entry(f"summary/{metric.name}", "", "float64", "1", metric.title.strip()) for metric in FINAL),
+    Entry(
+        "summary/global_test_confusion",
+        "classes, classes",
+        "int64",
+        "images",
+        "of the official test split by true and predicted class, the global model of the last round; images without "
+        "finite logits are in no cell",
+        2,
+    ),
     Entry("summary/<global or finetuned>_on_local_test", "clients, 4", "int64", "", _TEST_ROWS),
     Entry(
         f"summary/<accuracy>_<{' or '.join(SUMMARY_WAYS)}>",
@@ -86,9 +95,21 @@ SUMMARY = (
         "1",
         f"of {', '.join(metric.name for metric in SUMMARISED)}: last round, mean of the last five tested, best round",
     ),
+    Entry("summary/target_accuracy", "", "float64", "1", "run.target_accuracy; 0: none, and no more of these", 2),
+    Entry(
+        "summary/target_<local or global>_round",
+        "",
+        "float64",
+        "",
+        "the first round with a test accuracy not below the target; NaN where none was",
+        2,
+    ),
+    Entry("summary/target_<local or global>_payload_bytes", "", "float64", "B", "payload up to its end", 2),
+    Entry("summary/target_<local or global>_wall_s", "", "float64", "s", "sum of wall_s up to its end", 2),
     *(
         Entry(f"summary/{name}", "", "text", "", meaning)
         for name, meaning in {
+            "stopped_early": "why the last round is earlier than fed.rounds (run.stop_patience); empty where it is not",
             "warnings": "of all rounds, in a few words",
             "remark": "what must be known about the scheme's results",
             "batchnorm": "train.batchnorm",

@@ -44,9 +44,11 @@ class Record:
     partition: Mapping[str, Any]
     client_ranks: list[int]
     sessions: list[dict[str, Any]] = field(default_factory=list)
+    confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), int))
 
     def part(self, name: str) -> Mapping[str, Any]:
-        return {"parameters": {"model": 100, "held": 300}}.get(name, {})
+        summary = {"global_test_confusion": self.confusion} if self.confusion.size else {}
+        return {"parameters": {"model": 100, "held": 300}, "summary": summary}.get(name, {})
 
 
 @pytest.fixture
@@ -61,6 +63,7 @@ def newest(recorded):
             for name in columns.keys() & set(lacking):
                 del columns[name]
         run.partition["global_test_count"] = np.array([2, 4, 8])
+        run.confusion = np.array([[2, 0, 0], [0, 4, 0], [1, 1, 6]])
         return run
 
     return make
@@ -80,6 +83,7 @@ def saved(newest, tmp_path):
             *group, own = name.split("/")
             (tables[table].setdefault(group[0], {}) if group else tables[table])[own] = column
     parts = {"partition": dict(run.partition), "parameters": run.part("parameters")}
+    parts["summary"] = {"global_test_confusion": run.confusion}
     save_tree(tmp_path / "metrics.h5", {"config_json": json.dumps(sections), **tables, **parts})
     return load(tmp_path / "metrics.h5")
 

@@ -216,6 +216,21 @@ def test_accuracy_of_classes(newest):
     assert at_the_end["class_accuracy_last"].z_YX.tolist() == [[1.0, 1.0, 0.75]] * 2
 
 
+def test_what_is_taken_for_what(newest):
+    """Rows are shares of the images of a true class; one without images is not measured."""
+    run = newest()
+    figure = by_name(of_run(run))["confusion"]
+    assert figure.z_YX.tolist() == [[1, 0, 0], [0, 1, 0], [0.125, 0.125, 0.75]]
+    assert (figure.x_label, figure.y_label) == ("predicted class", "true class")
+    assert figure.caption.endswith(" 14 images.")
+    run.confusion = np.array([[2, 0, 0], [0, 0, 0], [1, 1, 6]])
+    np.testing.assert_array_equal(by_name(of_run(run))["confusion"].z_YX[1], [np.nan] * 3)
+    run.confusion = np.zeros((0, 0), int)
+    assert by_name(of_run(run))["confusion"].reason == "a run has it once it is complete"
+    run.part = lambda name: {"model": 100, "held": 300}  # a summary without it
+    assert by_name(of_run(run))["confusion"].reason == "not recorded (a run of an older version)"
+
+
 def test_a_scheme_without_knowledge_or_noise_says_so(newest):
     figures = by_name(of_run(newest("knowledge_classes", "noise_std", "signal_rms")))
     assert figures["knowledge"].reason == "the scheme shares no knowledge by class"

@@ -122,16 +122,63 @@ class Given(nn.Module):
 def test_a_prediction_that_is_not_finite_is_never_correct(bad):
     """Class 0 is what argmax makes of two NaN; an image of 300, so that its batch is not the first."""
     images, labels = grey([0] * 299 + [1]), torch.zeros(300, dtype=torch.int64)
-    tested = evaluate.test(Given([[1.0, 0.0], bad]), images, labels)
+    tested = evaluate.test_with_auc(Given([[1.0, 0.0], bad]), images, labels)
     assert (tested.n, tested.correct, tested.nonfinite) == (300, 299, 1)
     assert tested.correct_C == (299, 0)
-    assert math.isnan(tested.accuracy)
+    assert all(map(math.isnan, measures(tested)))
 
 
 def test_an_empty_test_set():
-    tested = evaluate.test(Bare(), grey([]), torch.zeros(0, dtype=torch.int64))
+    tested = evaluate.test_with_auc(Bare(), grey([]), torch.zeros(0, dtype=torch.int64))
     assert (tested.n, tested.correct, tested.loss, tested.nonfinite) == (0, 0, 0.0, 0)
-    assert math.isnan(tested.accuracy)
+    assert all(map(math.isnan, measures(tested)))
+
+
+def measures(tested):
+    return tested.accuracy, tested.balanced_accuracy, tested.macro_f1, tested.macro_auc
+
+
+# logits of four kinds of images: the last is torn between classes 0 and 1, and argmax takes the first
+KINDS = [[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.5, 0.0, 3.0], [1.0, 1.0, 0.0]]
+
+
+def test_measures_of_three_classes_by_hand():
+    """Class 0: kinds 0 and 3, class 1: kinds 1, 3 and 0, class 2: no image.
+
+    Probabilities of class 0: kind 0 .844, kind 3 .422, kind 1 .212; its images have .844 and .422, the others .212,
+    .422 and .844: of 6 pairs 2 + 1 half and 1 + 1 half are right. Of class 1 they are .114, .422 and .576 with own
+    .576, .422, .114 against .114, .422: 2, 1 + 1 half, 1 half.
+    """
+    tested = evaluate.test_with_auc(Given(KINDS), grey([0, 3, 1, 3, 0]), torch.tensor([0, 0, 1, 1, 1]))
+    assert tested.confusion_CC.tolist() == [[2, 0, 0], [2, 1, 0], [0, 0, 0]]
+    assert tested.correct_C == (2, 1, 0)
+    expected = 3 / 5, (1 + 1 / 3) / 2, (4 / 6 + 2 / 4) / 2, (4 / 6 + 4 / 6) / 2
+    assert measures(tested) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_auc_agrees_with_all_pairs():
+    """Every pair compared, on 300 images of 12 kinds, so that there are ties."""
+    random = np.random.default_rng(0)
+    logits_NC = random.normal(size=(12, 5)).astype(np.float32)[random.integers(0, 12, 300)]
+    y_N = random.integers(0, 4, 300)  # class 4 has no images
+    weight_NC = np.exp(logits_NC.astype(float))
+    p_NC = weight_NC / weight_NC.sum(1, keepdims=True)
+    pairs = [p_NC[y_N == own, own][:, None] - p_NC[y_N != own, own] for own in range(4)]
+    expected = [((more > 0) + (more == 0) / 2).mean() for more in pairs]
+    found = evaluate.auc_by_class(torch.from_numpy(logits_NC), torch.from_numpy(y_N))
+    np.testing.assert_allclose(found, [*expected, math.nan], rtol=1e-12)
+
+
+@pytest.mark.parametrize("score, auc", [([0.0, 1.0, 2.0], 0.5), ([2.0, 1.0, 1.0], 0.25), ([1.0, 1.0, 1.0], 0.5)])
+def test_the_auc_of_three_images_by_hand(score, auc):
+    """The second one against the first and the third."""
+    assert evaluate.auc(torch.tensor(score), torch.tensor([False, True, False])) == auc
+
+
+def test_one_class_alone_has_no_auc():
+    tested = evaluate.test_with_auc(Given(KINDS), grey([0, 1]), torch.tensor([0, 0]))
+    assert measures(tested)[:3] == (0.5, 0.5, 2 / 3)
+    assert math.isnan(tested.macro_auc)
 
 
 def test_training_goes_on_after_an_eval_pass(toy_net):

@@ -154,12 +154,15 @@ def test_every_accuracy_says_what_it_is(fedhkd):
         file.visit(lambda name: names.append(name) if "accuracy" in name and not name.startswith("summary") else None)
         assert sorted(names) == [
             "clients/local_test_accuracy",
+            "clients/local_test_balanced_accuracy",
             "clients/local_val_accuracy",
             "rounds/global_test_accuracy",
+            "rounds/global_test_balanced_accuracy",
             "rounds/global_val_accuracy",
             "rounds/local_test_accuracy",
             "rounds/local_test_accuracy_std",
             "rounds/local_test_accuracy_worst_tenth",
+            "rounds/local_test_balanced_accuracy",
             "rounds/local_val_accuracy",
         ]
         for name in names:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import toy
 
+from hkd_hpc.results import load
 from hkd_hpc.runtime.machine import cpu_kind
 from hkd_hpc.store import layout
 
@@ -109,6 +110,41 @@ def test_right_predictions_by_class(resumed):
     assert correct.dtype == np.int64
     assert ((correct >= 0) & (correct <= 6)).all()
     np.testing.assert_array_equal(correct.sum(1) / n, found["rounds/global_test_accuracy"])
+
+
+def test_the_confusion_matrix_goes_with_the_last_row(resumed):
+    """Accuracy of a class, and its F1, by their formulas."""
+    found = toy.metrics(resumed)
+    confusion_CC = found["summary/global_test_confusion"]
+    assert confusion_CC.sum(1).tolist() == [6, 6, 6]
+    correct_C = found["rounds/global_test_correct_by_class"][-1]
+    assert confusion_CC.diagonal().tolist() == correct_C.tolist()
+    assert found["rounds/global_test_balanced_accuracy"][-1] == pytest.approx((correct_C / 6).mean(), rel=1e-12)
+    f1_C = 2 * correct_C / (6 + confusion_CC.sum(0))
+    assert found["rounds/global_test_macro_f1"][-1] == pytest.approx(f1_C.mean(), rel=1e-12)
+    assert ((found["rounds/global_test_macro_auc"] >= 0) & (found["rounds/global_test_macro_auc"] <= 1)).all()
+    assert found["rounds/global_test_classes"].tolist() == [3] * 4
+    assert found["rounds/global_test_undefined"].astype(str).tolist() == [""] * 4
+
+
+def test_measures_of_each_client_and_their_mean(resumed):
+    """Each client tests two images of each class, so that its balanced accuracy is its accuracy."""
+    found = toy.metrics(resumed)
+    balanced_RM = found["clients/local_test_balanced_accuracy"]
+    np.testing.assert_allclose(balanced_RM, found["clients/local_test_accuracy"], rtol=1e-12)
+    for name in ("balanced_accuracy", "macro_f1"):
+        mean_R = found[f"clients/local_test_{name}"].mean(1)
+        np.testing.assert_allclose(found[f"rounds/local_test_{name}"], mean_R, rtol=1e-12)
+
+
+def test_a_complete_run_shows_its_classes(resumed, killed):
+    run = load(resumed)
+    assert run.confusion.sum() == 18
+    assert list(run.classes["n"]) == [6, 6, 6]
+    accuracy_C = run.round_columns["global_test_correct_by_class"][-1] / 6
+    np.testing.assert_array_equal(run.classes["accuracy"], accuracy_C)
+    assert load(killed).confusion.shape == (0, 0)
+    assert len(load(killed).classes) == 0
 
 
 def test_noise_on_what_was_shared(resumed):

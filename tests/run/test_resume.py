@@ -50,6 +50,10 @@ def resume(folder, size, *more):
     )
 
 
+def confusion_of(folder):
+    return toy.metrics(folder)["summary/global_test_confusion"].tolist()
+
+
 PLACES = {
     "training": ((3, "training"), 1, 3, 1),
     "weights": ((3, "weights"), 0, 2, 4),
@@ -72,6 +76,7 @@ def test_killed_anywhere_and_resumed_on_other_ranks(tmp_path, data, whole, name)
     resume(folder, after)
     assert toy.rows(folder) == toy.rows(whole)
     assert toy.metrics(folder)["rounds/wall_s"].tolist()[: len(walls)] == walls
+    assert confusion_of(folder) == confusion_of(whole)
     log = toy.trained(tmp_path / "log")
     assert all(log.count((round, client)) == 1 for round in range(1, saved + 1) for client in range(3)), log
 

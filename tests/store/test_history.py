@@ -123,6 +123,7 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     assert history.nonfinite("global_test_accuracy").tolist() == [False, False]
     history.set_last(global_test_nonfinite=3)
     new = {"global_test_nonfinite": 0, "global_val_nonfinite": 2, "global_test_correct_by_class": [5, 7]}
+    new["global_test_undefined"] = "no test images"
     shared = np.ones((3, 2), np.float16)
     history.append(row | new, client_row | {"train_n": np.ones(3), "knowledge_classes": shared})
     save_tree(tmp_path / "metrics.h5", history.tree())
@@ -132,6 +133,7 @@ def test_a_run_that_an_older_version_began_gets_new_columns(tmp_path):
     np.testing.assert_array_equal(again.clients["train_n"], [[NAN] * 3, [NAN] * 3, [1] * 3])
     np.testing.assert_array_equal(again.clients["knowledge_classes"], [shared * NAN, shared * NAN, shared])
     np.testing.assert_array_equal(again.column("global_test_correct_by_class"), [[NAN, NAN], [NAN, NAN], [5, 7]])
+    assert again.rounds["global_test_undefined"] == ["", "", "no test images"]
     assert again.nonfinite("global_test_accuracy").tolist() == [False, True, False]
     with pytest.raises(KeyError, match="global_val_nonfinite"):
         again.append(row, client_row)
@@ -216,10 +218,10 @@ def test_every_accuracy_says_model_data_moment_and_n(toy_net, toy_trainer, tmp_p
     save_tree(tmp_path / "metrics.h5", Round(toy_net, toy_trainer).record(1).tree())
     with h5py.File(tmp_path / "metrics.h5") as file:
         found = [(group, name) for group in ("rounds", "clients") for name in file[group] if "accuracy" in name]
-        assert len(found) == 8
+        assert len(found) == 11
         for group, name in found:
             assert {"unit", "model", "data", "moment", "clients"} <= set(file[group][name].attrs), (group, name)
-            n = f"{name.partition('_accuracy')[0]}_n"
+            n = f"{'_'.join(name.split('_')[:2])}_n"
             assert name.startswith("global_val") or n in file["clients" if "val" in name else group]
             model = "global" if name.startswith("global") else "personalised"
             assert file[group][name].attrs["model"].startswith(model)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.folder import RunFolder, joined
 from hkd_hpc.store.tree import load_tree, save_tree
 
 
@@ -182,6 +182,17 @@ STATE = {
     "partition": {"sha256": "ab"},
     "rounds": {"round": np.array([1, 2])},
 }
+
+
+def test_rows_of_an_earlier_version_lack_new_columns():
+    """Two of them, then one of this version: NaN and empty texts."""
+    earlier = {"round": np.array([1, 2, 3])}
+    later = {"round": np.array([3]), "n": np.array([7]), "why": np.array(["none"], object), "by": np.ones((1, 2))}
+    found = joined(earlier, later, 2)
+    assert found["round"].tolist() == [1, 2, 3]
+    assert found["why"].tolist() == ["", "", "none"]
+    np.testing.assert_array_equal(found["n"], [np.nan, np.nan, 7])
+    np.testing.assert_array_equal(found["by"], [[np.nan] * 2, [np.nan] * 2, [1, 1]])
 
 
 def final(round):

@@ -334,6 +334,11 @@ def test_what_cannot_be_run_again_is_wrong_input(words, part, capsys):
     assert part in capsys.readouterr().err
 
 
+def test_images_that_are_not_there_are_told(capfd):
+    assert main(["run", "smoke", "fedhkd", "0", "data.path=/nowhere.npz"]) == 2
+    assert "/nowhere.npz" in capfd.readouterr().err
+
+
 def test_kernels_are_those_of_the_recorded_run():
     env = rerun.environment({"model": "x", "MKL_CBWR": "COMPATIBLE"}, {"HOME": "/", "ATEN_CPU_CAPABILITY": "default"})
     assert env == {"HOME": "/", "MKL_CBWR": "COMPATIBLE"}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc.command import WRONG_INPUT
 from hkd_hpc.config import is_place, split_override
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.results import Run
@@ -49,19 +50,22 @@ def again(record: Record, places: Sequence[str], out: Path | None = None) -> Rec
         The finished run.
 
     Raises:
-        UsageError: a setting that is no place, which would make it another run.
+        UsageError: a setting that is no place, which would make it another run; or what the training rejects.
         RunError: the training failed; it has said why.
     """
-    for key in (split_override(text)[0] for text in places):
+    here = dict(map(split_override, places))
+    for key in here:
         if not is_place(key):
             raise UsageError(f"{key}: would make it another run; only places (data.path, data.dir) may be given")
     with tempfile.TemporaryDirectory(prefix="study-") as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(by_section(record.settings)))
+        config.write_text(json.dumps(by_section({**record.settings, **here})))
         found = out or Path(folder) / "run"
-        words = [sys.executable, "-m", "hkd_hpc.train", "--config", str(config), "--out", str(found), *places]
-        if subprocess.run(words, env=environment(record.made["cpu"], os.environ)).returncode:
-            raise RunError(f"{record.row}, seed {record.seed}: the training failed; it says above why")
+        words = [sys.executable, "-m", "hkd_hpc.train", "--config", str(config), "--out", str(found)]
+        code = subprocess.run(words, env=environment(record.made["cpu"], os.environ)).returncode
+        if code:
+            problem = UsageError if code == WRONG_INPUT else RunError
+            raise problem(f"{record.row}, seed {record.seed}: was not trained; it says above why")
         return record_of(Run(found), record.row)
 
 

@@ -30,7 +30,7 @@ class MyScheme(Scheme):
 
     def loss(self, client, batch):  # one scalar for each name in `terms`, by default cross_entropy alone
         _, logits_BC = client.net(batch.x_BCHW)
-        return {"cross_entropy": F.cross_entropy(logits_BC + client.cache["shift_C"], batch.y_B)}
+        return {"cross_entropy": self.cross_entropy(logits_BC + client.cache["shift_C"], batch.y_B)}
 
     def report(self, client):  # once a round, after training
         return {"count_C": client.cache["own_C"]}

@@ -26,12 +26,14 @@ from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import initial, networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
+from hkd_hpc.models.optimizer import state_vectors
 from hkd_hpc.plan import Plan
 from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import RunInfo, Scheme
 from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
+from hkd_hpc.server_optimizer import ServerOptimizer
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker, counter_size, pack_counters
@@ -104,6 +106,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     trainer = trainer_for(flat, scheme, config, lambda: make_model(config, federation.dataset, comm.device), comm)
     if comm.rank == 0:
         warn_of_precision(config, comm.device)
+        warn_of_server_optimizer(config, scheme)
         for line in (*contract.outdated(scheme, flat.net), *contract.nothing_personal(scheme, flat.net)):
             messages.warn(line)
     require_trainable(partition, trainer)
@@ -112,15 +115,18 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     weights_V, counters = flat.values_V.detach().clone(), [counter.clone() for counter in flat.counters]
-    return RankRun(
-        config, comm, trainer, worker, server, federation.rank_of, weights_V, counters, message, config.fed.rounds
-    )
+    optimizer = None
+    if config.fed.server_optimizer != "none":
+        optimizer = ServerOptimizer(config.fed, len(flat.parameters_P), comm.device)
+    rank_of, last = federation.rank_of, config.fed.rounds
+    return RankRun(config, comm, trainer, worker, server, rank_of, weights_V, counters, message, last, optimizer)
 
 
 def federation_of(config: Config, comm: Comm) -> Federation:
     """Read the data and partition them."""
     dataset = node_copy(config, comm)
     require_same_data(comm, config, dataset)  # before anything is made that one rank alone could fail at
+    require_augmentable(config, dataset)
     if comm.rank == 0 and dataset.remarks:
         messages.say(f"data: {'; '.join(dataset.remarks)}")
     scheme_class = schemes.get(config.scheme.name)
@@ -155,6 +161,8 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
         len(flat.parameters_P),
         len(flat.values_V),
         len(federation.partition.public),
+        label_smoothing=config.train.label_smoothing,
+        augments=config.train.augments,
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, OWN)
@@ -249,6 +257,27 @@ def warn_of_precision(config: Config, device: torch.device) -> None:
     """Say what was asked for and cannot be had on this device."""
     if config.train.precision == "tf32" and device.type == "cpu":
         messages.warn("train.precision=tf32 is fp32 here: there is no GPU")
+
+
+def warn_of_server_optimizer(config: Config, scheme: Scheme) -> None:
+    """Say where no client gets what it makes."""
+    if config.fed.server_optimizer != "none" and not scheme.shares_weights:
+        messages.warn(
+            f"fed.server_optimizer={config.fed.server_optimizer} reaches no client: with scheme.name="
+            f"{config.scheme.name} each goes on from its own model; only the global model that is tested changes"
+        )
+
+
+def require_augmentable(config: Config, dataset: sources.DataSet) -> None:
+    """UsageError unless train.augment is none, or fits the images."""
+    train, shape = config.train, dataset.x_train.shape[1:]
+    if train.augment != "none" and len(shape) != 3:
+        raise UsageError(f"train.augment={train.augment}: needs images; data.name={config.data.name} has shape {shape}")
+    if train.augment.startswith("crop") and train.augment_padding >= min(shape[1:]):
+        raise UsageError(
+            f"train.augment_padding={train.augment_padding}: must be less than the sides of the images, "
+            f"{' x '.join(map(str, shape[1:]))} pixels"
+        )
 
 
 def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
@@ -404,7 +433,9 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     flat, total = run.trainer.flat, run.worker.sum
     busiest = max(map(run.rank_of.count, run.rank_of))
     flushed_bytes = 8 * total.length if busiest > 1 else 0  # a sum of one client is made piece by piece
-    moments = sum(stop - start for start, stop in flat.active_spans)
+    kept = state_vectors(config.train.optimizer, config.train.momentum)
+    kept_floats = kept * sum(stop - start for start, stop in flat.active_spans)
+    kept_floats += config.fed.server_vectors * len(flat.parameters_P)
     return Plan(
         config,
         run.comm,
@@ -413,7 +444,7 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
         server.static["partition"],
         flat.parameter_count,
         weights_bytes=run.trainer.payload_floats * FLOAT_BYTES,
-        memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + 2 * moments) + flushed_bytes,
+        memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + kept_floats) + flushed_bytes,
         all_reduce_bytes=(total.length + 1) * 8,
         report_bytes=run.worker.report_type.itemsize,
         message_bytes=run.message.nbytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class RoundState:
         counters: its integer buffers.
         message: the server's message to all clients, one record.
         client_states: what each client keeps, by its number; only where a checkpoint is due.
+        server_optimizer: what fed.server_optimizer keeps, by name; only where a checkpoint is due.
     """
 
     round: int
@@ -30,6 +31,7 @@ class RoundState:
     counters: list[torch.Tensor]
     message: np.ndarray
     client_states: States
+    server_optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def pack(state: RoundState, arrays: dict[str, np.ndarray], server_state: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -41,18 +43,19 @@ def pack(state: RoundState, arrays: dict[str, np.ndarray], server_state: dict[st
         server_state: what the scheme's server keeps.
 
     Returns:
-        The tree: "round", "global", "message", "server" and "client_states".
+        The tree: "round", "global", "message", "server", "client_states", and "server_optimizer" where there is one.
     """
     message = state.message[0]
     tensors = {name: tensor.numpy() for name, tensor in payload.tensors_of(message).items()}
+    as_arrays = lambda kept: {name: tensor.cpu().numpy() for name, tensor in kept.items()}
     return {
         "round": state.round,
         "global": arrays,
         "global_names": np.array(list(arrays)),
         "message": {"counters": message["counters"], **tensors},
-        "server": {name: tensor.cpu().numpy() for name, tensor in server_state.items()},
+        "server": as_arrays(server_state),
         "client_states": {str(client): kept for client, kept in sorted(state.client_states.items())},
-    }
+    } | ({"server_optimizer": as_arrays(state.server_optimizer)} if state.server_optimizer else {})
 
 
 def unpack(tree: dict[str, Any], flat: FlatModel, message_type: np.dtype) -> tuple[RoundState, dict[str, torch.Tensor]]:
@@ -73,5 +76,8 @@ def unpack(tree: dict[str, Any], flat: FlatModel, message_type: np.dtype) -> tup
     weights_V = torch.zeros_like(flat.values_V)
     counters = flat.load_arrays(tree["global"], weights_V)
     states = {int(client): kept for client, kept in tree.get("client_states", {}).items()}
-    server_state = {name: torch.as_tensor(np.array(array)) for name, array in tree.get("server", {}).items()}
-    return RoundState(int(tree["round"]), weights_V, counters, message, states), server_state
+    server_state, optimizer = (
+        {name: torch.as_tensor(np.array(array)) for name, array in tree.get(part, {}).items()}
+        for part in ("server", "server_optimizer")
+    )
+    return RoundState(int(tree["round"]), weights_V, counters, message, states, optimizer), server_state

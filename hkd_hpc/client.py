@@ -20,7 +20,8 @@ class Batch:
     """One batch of local training.
 
     Attributes:
-        x_BCHW: images, floats, in [-1, 1] if the data are uint8; or rows (B, F), or sequences (B, T) of int64.
+        x_BCHW: images, floats, in [-1, 1] if the data are uint8, augmented if train.augment says so; or rows (B, F), or
+            sequences (B, T) of int64.
         y_B: labels, int64.
         index_B: where the images are in the client's training set.
     """
@@ -48,6 +49,7 @@ class Client:
         cache: of the current round: whatever `Scheme.begin` computes once.
         name: of a natural client whose id in the data is another than `id`.
         phase: the name of the present part of its local training (`Scheme.phases`).
+        drawn_N3: of the current epoch: what is drawn for the augmentation of each training image; None without.
         net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
         flat: while it trains: the same model as one vector, and its gradient.
         received_V: while it trains: the weights that it started from: the global ones, as a rule.
@@ -69,6 +71,7 @@ class Client:
     cache: dict = field(default_factory=dict)
     name: str = ""
     phase: str = ""
+    drawn_N3: torch.Tensor | None = None
     net: torch.nn.Module = field(init=False, repr=False, compare=False)
     flat: FlatModel = field(init=False, repr=False, compare=False)
     received_V: torch.Tensor = field(init=False, repr=False, compare=False)
@@ -77,7 +80,7 @@ class Client:
         """Give the local trainer's model back, so that a local trainer that is closed frees its memory."""
         for lent in ("net", "flat", "received_V"):
             vars(self).pop(lent, None)
-        self.cache = {}
+        self.cache, self.drawn_N3 = {}, None
 
     def random(self, purpose: str) -> np.random.Generator:
         """This client's stream of a purpose in the current round, at its beginning."""
@@ -99,6 +102,23 @@ class Client:
         """
         return evaluate.predict(self.net, x_uint8)
 
+    def predict_with(self, values_V: torch.Tensor, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Another model's outputs for a batch: this network's with other weights, in eval mode, without gradients.
+
+        Args:
+            values_V: its weights, V floats, for example `received_V`.
+            x_BCHW: `Batch.x_BCHW`, augmented if the batch is.
+
+        Returns:
+            (feature_BD, logits_BC).
+        """
+        self.net.eval()
+        with torch.no_grad():
+            outputs = torch.func.functional_call(self.net, self.flat.tensors(values_V), (x_BCHW,), tie_weights=False)
+        self.net.train()
+        return outputs
+
     def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(feature_ND, logits_NC) of the present model over all training images, eval mode, fixed order."""
+        """(feature_ND, logits_NC) of the present model over all training images, eval mode, fixed order, as they are:
+        without augmentation."""
         return self.predict(self.x_train)

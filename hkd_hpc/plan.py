@@ -139,7 +139,7 @@ def class_lines(partition: Mapping[str, Any]) -> list[str]:
 
 
 def memory_lines(plan: Plan) -> list[str]:
-    """What a client rank holds: global weights, model, gradient, two moments, the exact sum; and its images."""
+    """What a client rank holds: global weights, model, gradient, optimizer, the exact sum; and its images."""
     busiest = max(plan.rank_of.count(rank) for rank in plan.rank_of)
     return [
         f"memory of a client rank: {bytes_text(plan.memory_bytes)} for model, gradient, optimiser and sum, beside "

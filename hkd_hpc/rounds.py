@@ -23,6 +23,7 @@ from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.server import RoundResult, Server, is_due
+from hkd_hpc.server_optimizer import ServerOptimizer
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.training import LocalTrainer
@@ -44,6 +45,7 @@ class RankRun:
         counters: the global model's integer buffers.
         message: the server's last message, one record.
         last: the last round, as far as is known; patience may make it an earlier one (run.stop_patience).
+        server_optimizer: what makes the new global weights of the mean, alike on every rank; None: they are the mean.
         done: completed rounds.
         stop: whether a signal asked for the end.
         stopping: that signal, once all ranks know that the run ends after this round.
@@ -60,6 +62,7 @@ class RankRun:
     counters: list[torch.Tensor]
     message: np.ndarray
     last: int
+    server_optimizer: ServerOptimizer | None = None
     done: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     stopping: int = 0
@@ -134,7 +137,11 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def average(run: RankRun, round: int) -> None:
     """The one all-reduce; afterwards every rank holds the new global weights."""
     run.comm.at(round, "weights")
+    weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
+    received_P = weights_P.clone() if run.server_optimizer else weights_P
     mean_into(run.comm, run.weights_V, run.worker.sum, "weights")
+    if run.server_optimizer:
+        run.server_optimizer.step(received_P, weights_P)
     if run.config.train.batchnorm == "reestimate":
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
@@ -187,7 +194,9 @@ def is_saved(run: RankRun, round: int) -> bool:
 def result_of(run: RankRun, gathered: np.ndarray, states: client_state.States, wall_s: float) -> RoundResult:
     """For the server's record: a copy of what the next round will overwrite."""
     counters = [counter.clone() for counter in run.counters]
-    state = RoundState(run.done, run.weights_V.detach().clone(), counters, run.message.copy(), states)
+    stepped = run.server_optimizer.state if run.server_optimizer and is_saved(run, run.done) else {}
+    kept = {name: vector.clone() for name, vector in stepped.items()}
+    state = RoundState(run.done, run.weights_V.detach().clone(), counters, run.message.copy(), states, kept)
     return RoundResult(state, gathered, dict(run.comm.wire_bytes), dict(run.seconds), wall_s)
 
 

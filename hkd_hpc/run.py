@@ -88,16 +88,19 @@ def start(run: RankRun, options: ResumeOptions) -> None:
         run.weights_V.copy_(state.weights_V)
         run.message, run.done, states = state.message, state.round, state.client_states
         run.last = run.server.last_round()
+        if run.server_optimizer:
+            run.server_optimizer.load(state.server_optimizer)
     spread(run, states)
 
 
 def spread(run: RankRun, states: client_state.States) -> None:
-    """Weights, message, rounds and client states from rank 0 to where they are needed."""
+    """Weights, the server optimizer's state, message, rounds and client states from rank 0 to where they are needed."""
     comm = run.comm
     comm.at(None, "start")
-    weights = run.weights_V.cpu().numpy()
-    comm.broadcast(weights, "start")
-    run.weights_V.copy_(torch.from_numpy(weights))
+    for vector in (run.weights_V, *(run.server_optimizer.state.values() if run.server_optimizer else ())):
+        values = vector.cpu().numpy()
+        comm.broadcast(values, "start")
+        vector.copy_(torch.from_numpy(values))
     rounds_done_and_last = np.array([run.done, run.last], np.int64)
     comm.broadcast(rounds_done_and_last, "start")
     run.done, run.last = rounds_done_and_last.tolist()

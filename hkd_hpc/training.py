@@ -15,15 +15,28 @@ from hkd_hpc import rng
 from hkd_hpc.client import OWN, OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS, Batch, Client
 from hkd_hpc.config import Config
 from hkd_hpc.models import evaluate
+from hkd_hpc.models.augmentation import augmentation
 from hkd_hpc.models.flat import FlatModel, Spans
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import has_batch_norm
-from hkd_hpc.models.optimizer import Adam, clip_gradients
+from hkd_hpc.models.optimizer import Optimizer, clip_gradients, make_optimizer
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Phase, Scheme
 
 Bounds = list[tuple[int, int]]  # (start, stop) of each batch in the order of an epoch
 Weights = tuple[torch.Tensor, Sequence[torch.Tensor]]  # V floats, and the integer buffers
+
+
+class Draws(NamedTuple):
+    """A client's streams of a round, from which its epochs draw one after the other."""
+
+    batches: np.random.Generator
+    augment: np.random.Generator
+
+    @classmethod
+    def of(cls, client: Client) -> Draws:
+        """Both at their beginning."""
+        return cls(client.random("batches"), client.random("augment"))
 
 
 class ClientRound(NamedTuple):
@@ -65,7 +78,7 @@ class LocalTrainer:
 
     One step, from the weights w that the client holds, with a batch B of its images:
 
-        w <- Adam(w, gradient of sum_k loss_k(w; B))        loss_k: the terms of the scheme
+        w <- step(w, gradient of sum_k loss_k(w; B))        loss_k: the terms of the scheme; step: train.optimizer
 
     The optimizer starts anew in every phase of a round. gpu/ has trainers of the same interface that train several at
     once.
@@ -81,6 +94,7 @@ class LocalTrainer:
     def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):
         self.flat, self.scheme, self.config = flat, scheme, config
         self.min_images = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
+        self.augmentation = augmentation(config.train.augment, config.train.augment_padding)
         self._steps = 0
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weights, gradient) that the phase leaves alone
         self._loaded = ""  # which model is in `flat`: the shared one, or one of the client's own
@@ -92,9 +106,10 @@ class LocalTrainer:
         return self._steps
 
     @cached_property
-    def adam(self) -> Adam:
+    def optimizer(self) -> Optimizer:
         """Made for the first client: the server of several ranks trains none."""
-        return Adam(self.flat)
+        train = self.config.train
+        return make_optimizer(self.flat, train.optimizer, train.weight_decay, train.momentum, train.nesterov)
 
     def can_train(self, client: Client) -> bool:
         """Whether the client is eligible: it has `min_images` or more."""
@@ -141,12 +156,12 @@ class LocalTrainer:
 
     def epochs(self, given: ClientRound) -> Iterator[torch.Tensor]:
         """Each epoch of a client's round, phase by phase; (terms,): the mean of each loss term, still on the device."""
-        client, shuffle = given.client, given.client.random("batches")
+        client, draws = given.client, Draws.of(given.client)
         epochs = self.config.train.epochs if given.epochs is None else given.epochs
         for phase in contract.phases(self.scheme, self.scheme.phases(client, epochs), len(self.flat.values_V)):
             self._begin_phase(given, phase)
             for _ in range(phase.epochs):
-                yield self.epoch(client, shuffle)
+                yield self.epoch(client, draws)
 
     def _begin_phase(self, given: ClientRound, phase: Phase) -> None:
         """With the model that it trains, and a new optimizer."""
@@ -155,7 +170,7 @@ class LocalTrainer:
         self._load(phase.own_model, (client.state.get(phase.own_model, client.received_V), given.counters))
         spans = flat.spans_of(phase.frozen)
         self._frozen = [(flat.parameters_P[start:stop], flat.grad_P[start:stop]) for start, stop in spans]
-        self.adam.reset()
+        self.optimizer.reset()
 
     def _load(self, name: str, new: Weights) -> None:
         """This of the client's models into `flat`, the present one aside; one that is not aside yet is `new`."""
@@ -165,10 +180,11 @@ class LocalTrainer:
             flat.load(*self._aside.pop(name, new))
             self._loaded = name
 
-    def epoch(self, client: Client, shuffle: np.random.Generator) -> torch.Tensor:
+    def epoch(self, client: Client, draws: Draws) -> torch.Tensor:
         """One epoch in a new order; (terms,): the mean of each loss term over its images, still on the device."""
-        train, count = self.config.train, len(client.y_train)
-        order_N = torch.from_numpy(shuffle.permutation(count)).to(client.y_train.device)
+        train, count, device = self.config.train, len(client.y_train), client.y_train.device
+        order_N = torch.from_numpy(draws.batches.permutation(count)).to(device)
+        client.drawn_N3 = self.augmentation.draw(draws.augment, count).to(device) if self.augmentation else None
         bounds = batch_bounds(count, train.batch_size, train.drop_last)
         return self.take_steps(client, order_N, bounds, self.learning_rate(client.round)) / bounds[-1][1]
 
@@ -183,21 +199,28 @@ class LocalTrainer:
 
     def _step(self, client: Client, index_B: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """One optimizer step; returns the loss terms, still on the device."""
-        batch = Batch(normalise(client.x_train[index_B]), client.y_train[index_B], index_B)
-        self.adam.zero_gradients()
+        batch = Batch(normalise(self._images(client, index_B)), client.y_train[index_B], index_B)
+        self.optimizer.zero_gradients()
         values = contract.loss_terms(self.scheme, self.scheme.loss(client, batch))
         self.flat.backward(sum(values[1:], values[0]))
         self.scheme.adjust_gradient(client)
         for _, gradient in self._frozen:
             gradient.zero_()
         if self.config.train.clip_norm:
-            clip_gradients(self.adam.gradients, self.config.train.clip_norm)
+            clip_gradients(self.optimizer.gradients, self.config.train.clip_norm)
         kept = [weights.clone() for weights, _ in self._frozen]
-        self.adam.step(lr)
+        self.optimizer.step(lr)
         for (weights, _), before in zip(self._frozen, kept):  # momentum and weight decay move them too
             weights.copy_(before)
         self._steps += 1
         return torch.stack([value.detach() for value in values])
+
+    def _images(self, client: Client, index_B: torch.Tensor) -> torch.Tensor:
+        """The training images of a batch, augmented if that is asked for; uint8 as they lie in memory."""
+        x_BCHW = client.x_train[index_B]
+        if self.augmentation is None or client.drawn_N3 is None:
+            return x_BCHW
+        return self.augmentation(x_BCHW, client.drawn_N3[index_B])
 
     def end(self, client: Client, loss_by_term: list[float], train_s: float) -> Trained:
         """Test the trained client, and let the scheme report."""

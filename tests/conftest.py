@@ -102,7 +102,8 @@ def toy_trainer():
         )
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
-        info = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0)
+        told = {"label_smoothing": settings.train.label_smoothing, "augments": settings.train.augments}
+        info = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0, **told)
         return LocalTrainer(flat, schemes.get(scheme)(settings.scheme, info), settings)
 
     return make

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hkd_hpc import rng
+from hkd_hpc.models.augmentation import augmentation
 from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import ClientRound, batch_bounds
@@ -120,6 +121,84 @@ def test_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client, round, l
     net.eval()
     correct = (net(normalise(client.x_test))[1].argmax(1) == client.y_test).sum().item()
     assert result.test.correct == correct
+
+
+PAPERS = ["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true", "train.weight_decay=0.1", "train.lr=0.05"]
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_sgd_smoothed_labels_and_warm_up_equal_a_plain_loop(toy_trainer, toy_net, toy_client):
+    """Round 1 of a warm-up of four rounds: a fifth of the rate; a tenth of a label goes to the three classes."""
+    client, net = toy_client([i % 3 for i in range(16)], id=4, seed=6), toy_net()
+    smooth = ("train.label_smoothing=0.1", "train.lr_warmup=4")
+    trainer = toy_trainer(toy_net(), "fedavg", "train.epochs=3", *PAPERS, *smooth)
+    result = run(trainer, client)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1)
+    stream = rng.stream(6, "batches", 1, 4)
+    for _ in range(3):
+        order, losses = stream.permutation(16), []
+        for index in (order[:8], order[8:]):
+            log_BC = net(normalise(client.x_train[index]))[1].log_softmax(1)
+            of_label_B = log_BC[torch.arange(8), client.y_train[index]]
+            loss = -(0.9 * of_label_B + 0.1 * log_BC.mean(1)).mean()
+            losses.append(loss.item())
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    own = trainer.flat.net.state_dict()
+    for name, tensor in net.state_dict().items():
+        np.testing.assert_allclose(own[name].numpy(), tensor.numpy(), rtol=0, atol=1e-12, err_msg=name)
+    assert result.loss_by_term == pytest.approx([np.mean(losses)], rel=1e-12)
+    net.eval()
+    plain = nn.functional.cross_entropy(net(normalise(client.x_test))[1], client.y_test, reduction="sum")
+    assert result.test.loss == pytest.approx(plain.item(), rel=1e-10)  # a test smooths nothing
+
+
+class Album(Scheme):
+    """Keeps what it is shown: for each batch its images, and where they are in the client's training set."""
+
+    def begin(self, client):
+        self.seen = []
+
+    def loss(self, client, batch):
+        self.seen.append((batch.x_BCHW.clone(), batch.index_B))
+        return super().loss(client, batch)
+
+    def report(self, client):
+        self.known = client.predict_train()[1]
+        return {}
+
+
+def shown(toy_trainer, net, client, *overrides, round: int = 1) -> tuple[Album, list[torch.Tensor]]:
+    """The scheme, and each epoch's images in the order of the training set."""
+    trainer = toy_trainer(net, "fedavg", "train.lr=1e-9", *overrides)
+    trainer.scheme = Album(trainer.scheme.settings, trainer.scheme.info)
+    run(trainer, client, round=round)
+    seen, batches = trainer.scheme.seen, -(-len(client.y_train) // 8)
+    epochs = [seen[start : start + batches] for start in range(0, len(seen), batches)]
+    return trainer.scheme, [torch.cat([x for x, _ in e])[torch.cat([i for _, i in e]).argsort()] for e in epochs]
+
+
+def test_images_are_augmented_from_the_clients_own_stream(toy_trainer, toy_net, toy_client):
+    """Each epoch draws anew; what is reported is of the images as they are."""
+    client = toy_client([0, 1, 2] * 8, id=3, seed=5)
+    rule, stream = augmentation("crop_flip", 1), rng.stream(5, "augment", 2, 3)
+    asked, net = ("train.augment=crop_flip", "train.augment_padding=1"), toy_net(batch_norm=False)
+    album, epochs = shown(toy_trainer, net, client, *asked, round=2)
+    for seen_NCHW in epochs:
+        assert torch.equal(seen_NCHW, normalise(rule(client.x_train, rule.draw(stream, 24))))
+    assert not torch.equal(*epochs)
+    plain, _ = shown(toy_trainer, toy_net(batch_norm=False), client, round=2)
+    torch.testing.assert_close(album.known, plain.known, rtol=0, atol=1e-5)
+
+
+def test_augmentation_moves_no_other_stream(toy_trainer, toy_net, toy_client):
+    orders = []
+    for name in ("none", "crop_flip_reflect"):
+        more = ("train.augment_padding=1",) if name != "none" else ()
+        album, _ = shown(toy_trainer, toy_net(), toy_client([0, 1, 2] * 8), f"train.augment={name}", *more)
+        orders.append([index_B.tolist() for _, index_B in album.seen])
+    assert orders[0] == orders[1]
 
 
 def test_same_bits_whatever_happened_before(toy_trainer, toy_net, toy_client):

@@ -11,6 +11,19 @@ from hkd_hpc.data.registry import OFFICIAL, find_source
 from hkd_hpc.models.registry import MODELS, WITH_STEM
 from hkd_hpc.schemes.base import SchemeSettings
 
+OF_SCHEDULES = {
+    "lr_halve_every": ("halve",),
+    "lr_every": ("step",),
+    "lr_factor": ("step", "exponential"),
+    "lr_floor": ("cosine",),
+}
+OF_SERVER_OPTIMIZERS = {
+    "server_lr": ("avgm", "adam", "yogi"),
+    "server_momentum": ("avgm", "adam", "yogi"),
+    "server_beta2": ("adam", "yogi"),
+    "server_epsilon": ("adam", "yogi"),
+}
+
 
 def without_effect(config: Config, given: Iterable[str]) -> list[str]:
     """One line for each of the keys in `given` that changes nothing: "data.beta=0.1 has no effect with ..."."""
@@ -53,22 +66,31 @@ def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
 
 def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
     fed, train, model = config.fed, config.train, config.model
-    if train.lr_schedule == "constant":
-        yield "train.lr_halve_every", "train.lr_schedule=constant"
+    for name, schedules in OF_SCHEDULES.items():
+        if train.lr_schedule not in schedules:
+            yield f"train.{name}", f"train.lr_schedule={train.lr_schedule}"
+    for name, optimizers in OF_SERVER_OPTIMIZERS.items():
+        if fed.server_optimizer not in optimizers:
+            yield f"fed.{name}", f"fed.server_optimizer={fed.server_optimizer}"
+    if train.augment in ("none", "flip"):
+        yield "train.augment_padding", f"train.augment={train.augment}"
     if not config.run.stop_patience:
         yield "run.stop_on", "run.stop_patience=0"
     if not fed.straggler_rate:
         yield "fed.straggler_epochs", "fed.straggler_rate=0"
     if model.name not in WITH_STEM:
         yield "model.stem", f"model.name={model.name}"
+    if model.name in MODELS and not MODELS[model.name].has_norm:
+        yield "model.norm", f"model.name={model.name}"
     if model.name not in MODELS:
         yield "model.latent_norm", f"model.name={model.name}"
         yield "model.convolution", f"model.name={model.name}"
     if not model.init:
         yield "model.init_head", "no model.init"
     if has_no_batchnorm(config):
-        yield "train.batchnorm", "model.norm=group, which leaves no BatchNorm"
-        yield "scheme.public_batchnorm", "model.norm=group, which leaves no BatchNorm"
+        why = "model.norm=group, which leaves" if model.norm == "group" else f"model.name={model.name}, which has"
+        yield "train.batchnorm", f"{why} no BatchNorm"
+        yield "scheme.public_batchnorm", f"{why} no BatchNorm"
     if getattr(schemes.get(config.scheme.name), "pools_data", False):
         for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs"):
             yield key, f"scheme.name={config.scheme.name}, which has one client"
@@ -76,4 +98,7 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
 
 def has_no_batchnorm(config: Config) -> bool:
     """Whether the network is known, and known to have none."""
-    return config.model.name in MODELS and config.model.norm == "group" and config.model.latent_norm == "none"
+    model = config.model
+    if model.name not in MODELS or model.latent_norm != "none":
+        return False
+    return model.norm == "group" or not MODELS[model.name].has_norm

@@ -64,7 +64,7 @@ def other_run(folder: RunFolder, config: Config) -> str:
         differences = (different(from_json(text), config) or other_start(record, config)) if text else ""
     except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its settings cannot be read ({error})"
-    return differences or on_the_way(record.get("changes_json", "[]"))
+    return differences or on_the_way(record.get("changes_json", "[]"), config)
 
 
 def different(stored: Config, config: Config) -> str:
@@ -76,11 +76,15 @@ def different(stored: Config, config: Config) -> str:
     )
 
 
-def on_the_way(changes_json: str) -> str:
+def on_the_way(changes_json: str, config: Config) -> str:
     """What --allow-change changed, of the settings and the data that the rounds before had."""
-    counted = [{key: pair for key, pair in change.items() if _counts(key)} for change in json.loads(changes_json)]
+    counted = [
+        {key: pair for key, pair in change.items() if _counts(key, config)} for change in json.loads(changes_json)
+    ]
     return ", ".join(f"changed on the way: {text_of(change)}" for change in counted if change)
 
 
-def _counts(key: str) -> bool:
+def _counts(key: str, config: Config) -> bool:
+    if key == "fed.rounds" and config.train.lr_schedule == "cosine":
+        return True  # each round's learning rate is of all rounds
     return key == CONTENT or (key.partition(".")[0] in ("scheme", *SECTIONS) and key not in CHANGE_NO_ROUND)

@@ -16,6 +16,11 @@ code-S, code-H: that, their partition, and their FedHKD: S at the submission, be
 wrong sign; H in October 2023 and since. lam reaches FedMD and FedProto as well. What they do and these do not: a client
 trains on knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch;
 S is in float64 and passes each batch twice, so that BatchNorm's momentum acts twice.
+
+moon-paper: MOON on CIFAR-10 as in its own paper (section 4.1) and code: optimizer, augmentation, network, rounds.
+
+fedavg-paper: FedAvg on CIFAR-10 as in its own paper (section 3): clients, batches, decay by round. What of both differs
+stands in docs/training.md.
 """
 
 from __future__ import annotations
@@ -63,6 +68,47 @@ PRESETS: dict[str, dict] = {
         "scheme.alpha": 1.0,
         "scheme.beta": 0.0,
         "scheme.decay": 1.0,
+    },
+    "moon-paper": {
+        "data.name": "cifar10",
+        "data.fraction": 1.0,
+        "data.partition": "dirichlet",
+        "data.beta": 0.5,
+        "data.mean": "0.49137255,0.48235294,0.44666667",  # 125.3, 123.0, 113.9 of 255
+        "data.std": "0.24705882,0.24352941,0.26156863",  # 63.0, 62.1, 66.7
+        "fed.clients": 10,
+        "fed.rounds": 100,
+        "fed.participation": 1.0,
+        "train.epochs": 10,
+        "train.batch_size": 64,
+        "train.drop_last": True,
+        "train.optimizer": "sgd",
+        "train.lr": 0.01,
+        "train.lr_schedule": "constant",
+        "train.momentum": 0.9,
+        "train.weight_decay": 1e-5,
+        "train.augment": "crop_flip_reflect",
+        "model.name": "moon_cnn",
+        "model.latent": 256,
+        "scheme.name": "moon",
+        "scheme.mu": 5.0,
+        "scheme.tau": 0.5,
+    },
+    "fedavg-paper": {
+        "data.name": "cifar10",
+        "data.fraction": 1.0,
+        "data.partition": "iid",
+        "fed.clients": 100,
+        "fed.rounds": 2000,
+        "fed.participation": 0.1,
+        "train.epochs": 5,
+        "train.batch_size": 50,
+        "train.optimizer": "sgd",
+        "train.lr": 0.1,
+        "train.lr_schedule": "exponential",
+        "train.lr_factor": 0.99,
+        "train.augment": "crop_flip",
+        "scheme.name": "fedavg",
     },
     "code-training": _CODE_TRAINING,
     "code-S": {**_CODE, "scheme.lam": 0.1, "scheme.gamma": 0.1, "scheme.soft_loss": "kl_wrong_sign"},

@@ -1,6 +1,6 @@
 """The settings of a run: one frozen dataclass a section, and all of them together.
 
-Sections `data` and `model` are declared in their packages, section `scheme` in the file of each scheme.
+Section `train` is declared in training.py, `data` and `model` in their packages, `scheme` in the file of each scheme.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hkd_hpc.comm.devices import BACKENDS
+from hkd_hpc.config.training import TrainSettings
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.settings import setting
@@ -47,6 +48,20 @@ class FedSettings:
     drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
     straggler_rate: float = setting(0.0, "chance that a sampled client is a straggler in a round", low=0, high=1)
     straggler_epochs: int = setting(0, "local epochs that a straggler ends; 0: it is left out", low=0, high=100_000)
+    server_optimizer: str = setting(
+        "none",
+        "what the server makes of the averaged update; none: the average; avgm: FedAvgM; adam: FedAdam; yogi: FedYogi "
+        "(server_optimizer.py)",
+        choices=("none", "avgm", "adam", "yogi"),
+    )
+    server_lr: float | None = setting(
+        None, "its learning rate; none: 1 of avgm, .01 of adam and yogi", above=0, high=1000
+    )
+    server_momentum: float = setting(0.9, "its momentum (beta, beta 1)", low=0, below=1)
+    server_beta2: float = setting(0.99, "of adam and yogi: decay of the mean square of the updates", low=0, below=1)
+    server_epsilon: float = setting(
+        1e-3, "tau of adam and yogi: added to the root of that mean; smaller adapts more", above=0, high=10
+    )
     finetune_epochs: int = setting(
         0,
         "at the end, also train the global model so many epochs on each client, with plain "
@@ -55,33 +70,10 @@ class FedSettings:
         high=100_000,
     )
 
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Local training, the same rule for every scheme (training.py)."""
-
-    epochs: int = setting(5, "local epochs a round", low=1, high=100_000)
-    batch_size: int = setting(64, "images a step", low=2, high=1_000_000)
-    lr: float = setting(1e-3, "learning rate of Adam in round 1", above=0, high=100)
-    lr_schedule: str = setting(
-        "halve", "halve: by .5 every lr_halve_every rounds; constant", choices=("halve", "constant")
-    )
-    lr_halve_every: int = setting(10, "rounds between two halvings", low=1)
-    clip_norm: float = setting(0.0, "largest L2 norm of a step's gradient; 0: no clipping", low=0, high=1e9)
-    drop_last: bool = setting(False, "leave out an epoch's short last batch, unless it is the only one")
-    precision: str = setting(
-        "fp32",
-        "of products and convolutions; tf32: on GPUs, all of them; bf16: in training's "
-        "passes, all else stays fp32; speed and accuracy of both are unmeasured",
-        choices=("fp32", "tf32", "bf16"),
-    )
-    batchnorm: str = setting(
-        "average",
-        "running statistics: average: like weights; local: each client keeps its own, their "
-        "average serves the global test only; reestimate: each round measured anew by the "
-        "clients with the new global weights",
-        choices=("average", "local", "reestimate"),
-    )
+    @property
+    def server_vectors(self) -> int:
+        """Vectors of the model's size that the server optimizer keeps from round to round."""
+        return {"none": 0, "avgm": 1}.get(self.server_optimizer, 2)
 
 
 @dataclass(frozen=True)
@@ -181,9 +173,8 @@ class Config:
         return self.run.seed if self.data.partition_seed is None else self.data.partition_seed
 
     def lr(self, round: int) -> float:
-        """Learning rate of a round (1, 2, ...): lr * .5 ** ((round - 1) // lr_halve_every), or constant."""
-        train = self.train
-        return train.lr * (0.5 ** ((round - 1) // train.lr_halve_every) if train.lr_schedule == "halve" else 1.0)
+        """Learning rate of a round (1, 2, ...)."""
+        return self.train.lr_of(round, self.fed.rounds)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)

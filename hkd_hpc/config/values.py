@@ -7,7 +7,7 @@ from typing import Any
 
 from hkd_hpc import loggers, schemes
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
-from hkd_hpc.config.sections import SECTIONS, Config, as_values
+from hkd_hpc.config.sections import SECTIONS, Config, TrainSettings, as_values
 from hkd_hpc.data.normalise import check_given
 from hkd_hpc.data.partition_file import clients_of
 from hkd_hpc.data.registry import OWN, SOURCES
@@ -48,6 +48,7 @@ def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True)
 
 def check_together(config: Config) -> None:
     """What one setting asks of another."""
+    check_training(config.train)
     data, model = config.data, config.model
     source = source_of(data.name)
     if source.needs and not data.path:
@@ -84,6 +85,20 @@ def check_together(config: Config) -> None:
     loggers.names_of(config.run.loggers)
     if config.comm.backend == "nccl" and config.run.device == "cpu":
         raise UsageError("comm.backend=nccl: needs GPUs, but run.device=cpu; allowed here: auto, gloo, mpi")
+
+
+def check_training(train: TrainSettings) -> None:
+    """What the optimizer and the schedule of local training ask."""
+    for name in ("momentum", "nesterov"):
+        if getattr(train, name) and train.optimizer != "sgd":
+            raise UsageError(
+                f"train.{name}={getattr(train, name)}: only train.optimizer=sgd has it; train.optimizer is "
+                f"{train.optimizer}"
+            )
+    if train.nesterov and not train.momentum:
+        raise UsageError("train.nesterov=True: needs train.momentum above 0")
+    if train.lr_schedule == "cosine" and train.lr_floor > train.lr:
+        raise UsageError(f"train.lr_floor={train.lr_floor:g}: must not be above train.lr={train.lr:g}")
 
 
 def with_clients_of_data(config: Config, asked) -> Config:

@@ -80,11 +80,12 @@ class Stage:
             cache=copies(client.cache),
             x_train=client.x_train.clone(),
             y_train=client.y_train.clone(),
+            drawn_N3=None if client.drawn_N3 is None else client.drawn_N3.clone(),
         )
         self.client.net, self.client.flat, self.client.received_V = client.net, client.flat, received_V
         device = client.y_train.device
         self.order_N = torch.zeros(len(client.y_train), dtype=torch.int64, device=device)
-        # as torch's fused Adam reads it: on a GPU only in float32
+        # as torch's fused optimizers read it: on a GPU only in float32
         self.lr = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
     def put(self, client: Client, order_N: torch.Tensor, lr: float) -> None:
@@ -98,6 +99,8 @@ class Stage:
 def tensors_of(client: Client) -> dict[str, torch.Tensor]:
     """What an epoch reads of a client and differs from one to the next, by name."""
     named = {"x_train": client.x_train, "y_train": client.y_train, "received_V": client.received_V}
+    if client.drawn_N3 is not None:
+        named["drawn_N3"] = client.drawn_N3
     for part, values in (("message", client.message), ("cache", client.cache)):
         named |= {f"{part} {name}": value for name, value in values.items() if isinstance(value, torch.Tensor)}
     return named

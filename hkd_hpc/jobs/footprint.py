@@ -36,7 +36,8 @@ def disk_bytes(work: Work, sizes: SchemeSizes, keep_state: bool) -> Disk:
     metrics = FILE_BYTES + rows + partition
     growing = metrics + HEAD_BYTES * rounds / 2
     states = clients * sizes["state_bytes"]
-    usual = FILE_BYTES + partition + sizes["weights_bytes"] + 4 * sizes["message_bytes"] + states
+    vectors = (1 + work.config.fed.server_vectors) * sizes["weights_bytes"]
+    usual = FILE_BYTES + partition + vectors + 4 * sizes["message_bytes"] + states
     last = usual + rows + clients * sizes["flat_bytes"] * work.config.run.client_models
     kept = usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES
     return Disk(HDF5 * usual, HDF5 * last, HDF5 * (2 * growing + metrics + 2 * usual + last), HDF5 * (metrics + kept))
@@ -50,7 +51,8 @@ def memory_bytes(work: Work, sizes: SchemeSizes, ranks: int, nodes: int, gpus: i
     states = work.clients * state_bytes(work, sizes)
     held = 0 if gpus else clients * (work.images + work.tests) * image_bytes + states * clients / work.clients
     data = (work.sizes.train + 2 * work.sizes.test) * image_bytes
-    return here * rss_bytes + data + held + 2 * states + 3 * sizes["flat_bytes"]
+    kept = here * work.config.fed.server_vectors * sizes["flat_bytes"]
+    return here * rss_bytes + data + held + kept + 2 * states + 3 * sizes["flat_bytes"]
 
 
 def state_bytes(work: Work, sizes: SchemeSizes) -> int:

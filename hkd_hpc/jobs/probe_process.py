@@ -106,7 +106,14 @@ def test_s(flat: FlatModel, client: Client) -> float:
 
 def run_info(flat: FlatModel, config: Config, kind: Kind, clients: int, public_images: int) -> RunInfo:
     return RunInfo(
-        kind["classes"], config.model.latent, clients, len(flat.parameters_P), len(flat.values_V), public_images
+        kind["classes"],
+        config.model.latent,
+        clients,
+        len(flat.parameters_P),
+        len(flat.values_V),
+        public_images,
+        label_smoothing=config.train.label_smoothing,
+        augments=config.train.augments,
     )
 
 

@@ -188,9 +188,10 @@ class FlatModel:
         tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.layout}
         return {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The float tensors of the state dict by name, views of `values_V`."""
-        return {span.name: self._view(self.values_V, span) for span in self.layout if span.offset >= 0}
+    def tensors(self, values_V: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """The float tensors of the state dict by name, views of `values_V`, by default the model's own."""
+        vector_V = self.values_V if values_V is None else values_V
+        return {span.name: self._view(vector_V, span) for span in self.layout if span.offset >= 0}
 
     def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""

@@ -97,7 +97,13 @@ def build_known(settings: ModelSettings, classes: int, inputs: Inputs) -> Net:
     """A built-in model."""
     require_images(settings.name, inputs.kind)
     model = MODELS[settings.name]
-    extractor = load_object(model.extractor, f"model.name={settings.name}")(settings, inputs.shape[0])
+    channels, *sides = inputs.shape
+    if min(sides) < model.least_side:
+        raise UsageError(
+            f"model.name={settings.name}: needs images of {model.least_side} x {model.least_side} pixels or more; "
+            f"these have {' x '.join(map(str, sides))}"
+        )
+    extractor = load_object(model.extractor, f"model.name={settings.name}")(settings, channels)
     return Net(extractor, settings.latent, classes, settings.latent_norm, model.last_stage)
 
 
@@ -129,6 +135,26 @@ def small(settings: ModelSettings, channels: int) -> nn.Module:
             pool=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
             fc=nn.Linear(128, settings.latent),
+        )
+    )
+
+
+def moon_cnn(settings: ModelSettings, channels: int) -> nn.Module:
+    """MOON's network for CIFAR-10 (section 4.1; layer sizes as in its code): two convolutions, two layers of 120 and 84
+    units, and the projection head, whose output is the latent vector; the paper's has 256 numbers.
+    """
+
+    def stage(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2))
+
+    return nn.Sequential(
+        OrderedDict(
+            stage1=stage(channels, 6),
+            stage2=stage(6, 16),
+            pool=nn.AdaptiveAvgPool2d(5),  # does nothing to images of 32 x 32
+            flatten=nn.Flatten(),
+            base=nn.Sequential(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
+            head=nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, settings.latent)),
         )
     )
 

@@ -21,12 +21,15 @@ class Model:
     last_stage: str  # the extractor's module that makes the last maps
     has_stem: bool = False  # reads model.stem
     from_torchvision: bool = False
+    has_norm: bool = True  # reads model.norm
+    least_side: int = 1  # pixels of an image
 
 
 MODELS = {
     "small": Model("hkd_hpc.models.networks:small", "stage3"),
     "resnet18": Model("hkd_hpc.models.networks:resnet18", "layer4", has_stem=True, from_torchvision=True),
     "shufflenet_v2": Model("hkd_hpc.models.networks:shufflenet_v2", "conv5", has_stem=True, from_torchvision=True),
+    "moon_cnn": Model("hkd_hpc.models.networks:moon_cnn", "stage2", has_norm=False, least_side=16),
 }
 DEFAULT = "small"
 WITH_STEM = tuple(name for name, model in MODELS.items() if model.has_stem)

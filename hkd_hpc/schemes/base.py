@@ -44,6 +44,9 @@ class RunInfo:
         parameters: P, trainable floats of the model with the gaps of the flat buffer.
         values: V, the same and the float buffers.
         public: A, public images; 0 where there are none.
+        label_smoothing: of every cross-entropy with the labels (train.label_smoothing).
+        augments: whether batches are augmented, anew each time (train.augment): what a scheme computes of training
+            images in `begin` is then not of the images of the batch.
     """
 
     classes: int
@@ -52,6 +55,8 @@ class RunInfo:
     parameters: int
     values: int
     public: int
+    label_smoothing: float = 0.0
+    augments: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,19 @@ class Scheme:
             One scalar per name in `terms`, weights included; their sum is minimised.
         """
         _, logits_BC = client.net(batch.x_BCHW)
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        return {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}
+
+    def cross_entropy(self, logits_BC: torch.Tensor, y_B: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy of a batch of training, the same rule for every scheme: use it in `loss`.
+
+        Args:
+            logits_BC: of a batch.
+            y_B: its labels, of which train.label_smoothing goes evenly to all classes.
+
+        Returns:
+            A scalar.
+        """
+        return F.cross_entropy(logits_BC, y_B, label_smoothing=self.info.label_smoothing)
 
     def adjust_gradient(self, client: Client) -> None:
         """After the backward pass of a batch, before clipping and the optimizer's step.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.lazy import torch
 from hkd_hpc.schemes.base import About, Phase, Scheme, SchemeSettings
 from hkd_hpc.schemes.proximal import pull
 from hkd_hpc.settings import setting
@@ -50,6 +50,6 @@ class Ditto(Scheme):
         _, logits_BC = client.net(batch.x_BCHW)
         is_personal = client.phase == "personal"
         return {
-            "cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
+            "cross_entropy": self.cross_entropy(logits_BC, batch.y_B),
             "proximal": pull(client, self.settings.lam) if is_personal else torch.zeros((), device=logits_BC.device),
         }

@@ -51,7 +51,7 @@ class FedAlign(Scheme):
     def loss(self, client, batch):
         with captured(client.net.last_stage) as maps:
             _, logits_BC = client.net(batch.x_BCHW)
-        entropy = F.cross_entropy(logits_BC, batch.y_B)
+        entropy = self.cross_entropy(logits_BC, batch.y_B)
         nothing = torch.zeros((), device=logits_BC.device)
         return {
             "cross_entropy": entropy,

@@ -114,7 +114,7 @@ class FedGen(Scheme):
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
         nothing = torch.zeros((), device=logits_BC.device)
-        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "generated": nothing, "divergence": nothing}
+        terms = {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B), "generated": nothing, "divergence": nothing}
         if client.cache["labels"] and self.settings.alpha:
             terms["generated"] = self._generated_term(client, len(batch.y_B))
         if client.cache["labels"] and self.settings.beta:

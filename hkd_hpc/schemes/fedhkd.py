@@ -118,7 +118,7 @@ class FedHKD(Scheme):
         nothing = torch.zeros((), device=logits_BC.device)
         known = client.cache["any_known"]
         return {
-            "cross_entropy": F.cross_entropy(logits_BC, batch.y_B),
+            "cross_entropy": self.cross_entropy(logits_BC, batch.y_B),
             "soft": self._soft_term(client) if known and self.settings.lam else nothing,
             "feature": self._feature_term(client, feature_BD, batch.y_B) if known and self.gamma else nothing,
         }

@@ -66,7 +66,7 @@ class FedMD(Scheme):
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
-        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms = {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}
         terms["distillation"] = (
             self._distil(client, len(batch.y_B)) if client.cache["teach"] else torch.zeros((), device=logits_BC.device)
         )

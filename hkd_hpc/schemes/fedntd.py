@@ -4,7 +4,8 @@
 L = cross-entropy + beta * mean_B sum_{c != y} q_g(c) log( q_g(c) / q_l(c) )
 
 q_g, q_l: softmax over the classes other than the true one, of the received and of the own logits / tau. The received
-model is frozen and in eval mode, so its logits are computed once a round.
+model is frozen and in eval mode, so its logits are computed once a round; with augmentation (train.augment) anew for
+each batch, of the images that the model gets too.
 """
 
 from __future__ import annotations
@@ -34,18 +35,24 @@ class FedNTD(Scheme):
     cuda_graph_safe = True
 
     def begin(self, client):
-        if self.settings.beta:
+        if self.settings.beta and not self.info.augments:
             _, client.cache["received_NC"] = client.predict_train()
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
-        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms = {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}
         terms["not_true"] = (
-            self._distillation(logits_BC, client.cache["received_NC"][batch.index_B], batch.y_B)
+            self._distillation(logits_BC, self._received(client, batch), batch.y_B)
             if self.settings.beta
             else torch.zeros((), device=logits_BC.device)
         )
         return terms
+
+    def _received(self, client, batch):
+        """The batch's logits by the received model."""
+        if self.info.augments:
+            return client.predict_with(client.received_V, batch.x_BCHW)[1]
+        return client.cache["received_NC"][batch.index_B]
 
     def _distillation(self, logits_BC, received_BC, y_B):
         own, received = (F.log_softmax(not_true(z, y_B) / self.settings.tau, 1) for z in (logits_BC, received_BC))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.lazy import torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
@@ -63,7 +63,7 @@ class FedProto(Scheme):
 
     def loss(self, client, batch):
         feature_BD, logits_BC = client.net(batch.x_BCHW)
-        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms = {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}
         use = client.cache["any_known"] and self.settings.lam
         terms["prototype"] = (
             self._distance(client, feature_BD, batch.y_B) if use else torch.zeros((), device=logits_BC.device)

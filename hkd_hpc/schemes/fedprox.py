@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.schemes.proximal import pull
 from hkd_hpc.settings import setting
@@ -34,4 +33,4 @@ class FedProx(Scheme):
 
     def loss(self, client, batch):
         _, logits_BC = client.net(batch.x_BCHW)
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B), "proximal": pull(client, self.settings.mu)}
+        return {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B), "proximal": pull(client, self.settings.mu)}

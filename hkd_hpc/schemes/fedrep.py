@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.lazy import torch
 from hkd_hpc.schemes.base import About, Phase, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
 
@@ -51,4 +51,4 @@ class FedRep(Scheme):
             feature_BD, logits_BC = client.net(batch.x_BCHW)
         if client.phase == "head":  # no need to go back through the body
             logits_BC = client.net.classifier(feature_BD)
-        return {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        return {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}

@@ -4,8 +4,9 @@ head.
 L = cross-entropy + mu * mean_B -log( e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_prev) / tau}) )
 
 z is the latent vector; z_glob comes from the received model, z_prev from the client's own model after its previous
-local training, both frozen and in eval mode. There is no augmentation, so both are computed once a round. A client that
-has no previous model yet (round 1, or its first) trains with cross-entropy alone.
+local training, both frozen and in eval mode. Without augmentation (train.augment) both are computed once a round; with
+it anew for each batch, of the images that the model gets too. A client that has no previous model yet (round 1, or its
+first) trains with cross-entropy alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Moon(Scheme):
     def begin(self, client):
         previous_V = client.state.get("previous")
         client.cache["contrast"] = previous_V is not None and self.settings.mu > 0
-        if client.cache["contrast"]:
+        if client.cache["contrast"] and self.info.augments:
+            client.cache["previous_V"] = previous_V
+        elif client.cache["contrast"]:
             client.cache["global_ND"], _ = client.predict_train()
             client.flat.values_V.copy_(previous_V)
             client.cache["previous_ND"], _ = client.predict_train()
@@ -49,7 +52,7 @@ class Moon(Scheme):
 
     def loss(self, client, batch):
         feature_BD, logits_BC = client.net(batch.x_BCHW)
-        terms = {"cross_entropy": F.cross_entropy(logits_BC, batch.y_B)}
+        terms = {"cross_entropy": self.cross_entropy(logits_BC, batch.y_B)}
         terms["contrastive"] = (
             self._contrast(client, batch, feature_BD)
             if client.cache["contrast"]
@@ -58,9 +61,16 @@ class Moon(Scheme):
         return terms
 
     def _contrast(self, client, batch, feature_BD):
-        pull_B = F.cosine_similarity(feature_BD, client.cache["global_ND"][batch.index_B], dim=1)
-        push_B = F.cosine_similarity(feature_BD, client.cache["previous_ND"][batch.index_B], dim=1)
+        global_BD, previous_BD = self._frozen(client, batch)
+        pull_B = F.cosine_similarity(feature_BD, global_BD, dim=1)
+        push_B = F.cosine_similarity(feature_BD, previous_BD, dim=1)
         return self.settings.mu * F.softplus((push_B - pull_B) / self.settings.tau).mean()
+
+    def _frozen(self, client, batch):
+        """The batch's latent vectors by the received and by the previous model."""
+        if not self.info.augments:
+            return client.cache["global_ND"][batch.index_B], client.cache["previous_ND"][batch.index_B]
+        return [client.predict_with(v_V, batch.x_BCHW)[0] for v_V in (client.received_V, client.cache["previous_V"])]
 
     def report(self, client):
         """Keep the model, unless its training diverged: NaN would spoil every later round of this client."""

@@ -131,6 +131,26 @@ def test_other_learning_rates():
     assert [settings.lr(round) for round in (1, 2, 3, 4)] == [0.8, 0.4, 0.2, 0.1]
 
 
+@pytest.mark.parametrize(
+    "overrides, lrs",
+    [
+        (["lr_schedule=step", "lr_every=2"], [8, 8, 0.8, 0.8, 0.08]),
+        (["lr_schedule=step", "lr_every=1", "lr_factor=0.5"], [8, 4, 2, 1, 0.5]),
+        (["lr_schedule=exponential"], [8, 7.92, 7.8408, 7.762392, 7.68476808]),
+        (["lr_schedule=exponential", "lr_factor=0.5", "lr_warmup=2"], [8 / 3, 16 / 3, 8, 4, 2]),
+        (["lr_schedule=constant", "lr_warmup=3"], [2, 4, 6, 8, 8]),
+        (["lr_schedule=halve", "lr_halve_every=2", "lr_warmup=1"], [4, 8, 8, 4, 4]),
+        # 1 + cos of 0, 45, 90 and 135 degrees, halved
+        (["lr_schedule=cosine", "lr_warmup=1"], [4, 8, 6.8284271247, 4, 1.1715728753]),
+        (["lr_schedule=cosine", "lr_warmup=1", "lr_floor=4"], [4, 8, 7.4142135624, 6, 4.5857864376]),
+        (["lr_schedule=cosine", "lr_warmup=9"], [0.8, 1.6, 2.4, 3.2, 4]),
+    ],
+)
+def test_schedules_by_hand(overrides, lrs):
+    given = ["fed.rounds=5", "train.lr=8", *(f"train.{text}" for text in overrides)]
+    assert [config.resolve(overrides=given).lr(round) for round in range(1, 6)] == pytest.approx(lrs, rel=1e-10)
+
+
 # --- what is rejected
 
 
@@ -171,8 +191,9 @@ def test_unknown_keys_suggest_the_nearest(key, near):
         ("train.seed", "did you mean run.seed?"),
         ("size", "did you mean data.image_size or train.batch_size?"),
         ("batch", "did you mean train.batch_size?"),
-        ("train.optimizer", "python -m hkd_hpc.train --help lists them"),
-        ("train.momentum", "python -m hkd_hpc.train --help lists them"),
+        ("train.optimiser", "did you mean train.optimizer?"),
+        ("train.dropout", "python -m hkd_hpc.train --help lists them"),
+        ("train.zoom", "python -m hkd_hpc.train --help lists them"),
     ],
 )
 def test_unknown_keys_are_matched_by_their_last_part_and_by_nothing_far_fetched(key, told):
@@ -183,7 +204,7 @@ def test_unknown_keys_are_matched_by_their_last_part_and_by_nothing_far_fetched(
     "key, told",
     [
         ("mu", "scheme.mu (of fedprox, moon, fedalign)"),
-        ("train.tau", "scheme.tau (of moon)"),
+        ("train.tau", "scheme.tau (of moon, fedntd)"),
         ("hiden", "scheme.hidden (of fedgen)"),
     ],
 )
@@ -192,8 +213,8 @@ def test_a_key_that_is_near_settings_of_other_schemes_names_both(key, told):
 
 
 def test_every_name_that_is_wrong_is_told_in_one_line():
-    assert rejection("lr=.1", "train.optimizer=adam", "scheme.mu=1", "fed.rounds=3") == (
-        "lr: no such setting; did you mean train.lr?; train.optimizer: no such setting; python -m hkd_hpc.train --help "
+    assert rejection("lr=.1", "train.dropout=adam", "scheme.mu=1", "fed.rounds=3") == (
+        "lr: no such setting; did you mean train.lr?; train.dropout: no such setting; python -m hkd_hpc.train --help "
         "lists "
         "them; scheme.mu: no such setting of fedhkd; fedprox, moon, fedalign have it"
     )
@@ -422,8 +443,12 @@ def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, con
         (["data.name=folder"], "data.path=DIR"),
         (["data.image_size=32"], "only data.name=folder or hf resizes"),
         (["data.val_fraction=1"], "data.val_fraction must be a number >= 0 and < 1"),
-        (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, or module:Class"),
+        (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, moon_cnn, or module:Class"),
         (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl"),
+        (["train.momentum=0.9"], "train.momentum=0.9: only train.optimizer=sgd has it; train.optimizer is adam"),
+        (["train.nesterov=true", "train.optimizer=adamw"], "train.nesterov=True: only train.optimizer=sgd has it"),
+        (["train.nesterov=true", "train.optimizer=sgd"], "train.nesterov=True: needs train.momentum above 0"),
+        (["train.lr_schedule=cosine", "train.lr_floor=0.1"], "train.lr_floor=0.1: must not be above train.lr=0.001"),
     ],
 )
 def test_settings_that_do_not_go_together(overrides, part):
@@ -488,7 +513,10 @@ def test_another_scheme_is_told_as_such():
 def test_help_names_every_setting_with_its_range():
     text = config.help_text()
     assert all(f"{key}={field.default}" in text and field.metadata["help"] in text for key, field in FIELDS.items())
-    assert "train.lr=0.001\n      learning rate of Adam in round 1 (a number > 0 and <= 100)" in text
+    assert (
+        "train.lr=0.001\n      learning rate of round 1, or after train.lr_warmup rounds (a number > 0 and <= 100)"
+        in text
+    )
     assert list(FIELDS) == config.all_keys("fedhkd")
 
 

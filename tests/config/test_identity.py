@@ -55,6 +55,13 @@ def test_an_own_scheme_and_an_own_model_are_code_of_their_own(tmp_path, monkeypa
     assert [key for key in found if found[key] != changed[key]] == ["code.scheme_of_mine"]
 
 
+def test_more_rounds_on_the_way_change_no_round_but_those_of_a_cosine():
+    changed = json.dumps([{"after_round": 2, "fed.rounds": [3, 5], "run.evaluate_every": [1, 2]}])
+    halve, cosine = (config.resolve(overrides=[f"train.lr_schedule={name}"]) for name in ("halve", "cosine"))
+    assert identity.on_the_way(changed, halve) == ""
+    assert identity.on_the_way(changed, cosine) == "changed on the way: fed.rounds 3 -> 5"
+
+
 # ---- the content of the data
 
 

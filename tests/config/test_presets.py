@@ -72,3 +72,28 @@ def test_a_preset_that_names_its_scheme_speaks_of_that_one_alone():
     assert (
         config.resolve(["code-H"], overrides=["scheme.name=fedmd"]).scheme.lam == 0.05
     )  # names none: for all that have it
+
+
+def test_moon_as_in_its_own_paper():
+    """Section 4.1, and mu = 5 of its table of CIFAR-10."""
+    settings = config.resolve(["moon-paper"])
+    train, scheme = settings.train, settings.scheme
+    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 0.01, 0.9, 1e-5)
+    assert (train.batch_size, train.epochs, settings.fed.rounds, settings.fed.clients) == (64, 10, 100, 10)
+    assert (scheme.name, scheme.mu, scheme.tau, settings.data.beta) == ("moon", 5, 0.5, 0.5)
+    assert {settings.lr(round) for round in (1, 50, 100)} == {0.01}
+
+
+def test_fedavg_as_in_its_own_paper():
+    """Section 3: C = .1, E = 5, B = 50, and a decay of .99 a round."""
+    settings = config.resolve(["fedavg-paper"])
+    assert (settings.fed.clients, settings.fed.participation, settings.data.partition) == (100, 0.1, "iid")
+    assert (settings.train.optimizer, settings.train.epochs, settings.train.batch_size) == ("sgd", 5, 50)
+    assert settings.lr(3) == pytest.approx(0.1 * 0.9801, rel=1e-12)
+
+
+@pytest.mark.parametrize("preset", ["moon-paper", "fedavg-paper"])
+def test_a_papers_training_serves_every_scheme(preset):
+    own, other = config.resolve([preset]), config.resolve([preset], overrides=["scheme.name=fedhkd"])
+    assert other.train == own.train
+    assert other.scheme == config.resolve().scheme

@@ -88,6 +88,8 @@ def test_models_of_the_paper_have_exactly_its_parameters(name, latent, classes, 
     [
         # 3*32*9 + 64 + 32*64*9 + 128 + 64*128*9 + 256 + 128*64 + 64 + 64*10 + 10
         ("small", 864 + 64 + 18_432 + 128 + 73_728 + 256 + 8_256 + 650),
+        # 3*6*25 + 6, 6*16*25 + 16, 400*120 + 120, 120*84 + 84, 84*84 + 84, 84*64 + 64, 64*10 + 10; it has no stem
+        ("moon_cnn", 456 + 2_416 + 48_120 + 10_164 + 7_140 + 5_440 + 650),
         ("resnet18", 11_209_994 - 3 * 64 * 7 * 7 + 3 * 64 * 3 * 3),
         ("shufflenet_v2", 1_286_734 + 32 * (1024 + 1) + 32 * 10),  # latent 64 instead of 32; the stem has 3 x 3 anyway
     ],
@@ -95,10 +97,35 @@ def test_models_of_the_paper_have_exactly_its_parameters(name, latent, classes, 
 def test_cifar_stem(name, parameters):
     net = build(name=name, stem="cifar")
     assert FlatModel(net).parameter_count == parameters
-    assert not layers(net, nn.MaxPool2d)
+    assert not layers(net, nn.MaxPool2d) or name == "moon_cnn"
 
 
-@pytest.mark.parametrize("name", ["small", "resnet18", "shufflenet_v2"])
+def test_moons_network_by_its_parts():
+    """Convolution, ReLU, pooling twice; 120, 84, then 84 and 256 of the projection head."""
+    net, x_BCHW = build(name="moon_cnn", latent=256), torch.rand(2, *IMAGE)
+    feature_BD, _ = net(x_BCHW)
+    for convolution in layers(net, nn.Conv2d):
+        x_BCHW = nn.functional.max_pool2d(convolution(x_BCHW).relu(), 2)
+    x_BD = x_BCHW.flatten(1)
+    *first, last, _ = layers(net, nn.Linear)
+    for linear in first:
+        x_BD = linear(x_BD).relu()
+    assert [layer.out_features for layer in layers(net, nn.Linear)] == [120, 84, 84, 256, 10]
+    torch.testing.assert_close(last(x_BD), feature_BD)
+
+
+def test_images_that_are_too_small_for_a_network():
+    with pytest.raises(
+        UsageError, match="model.name=moon_cnn: needs images of 16 x 16 pixels or more; these have 8 x 32"
+    ):
+        networks.build(ModelSettings(name="moon_cnn"), 10, (1, 8, 32), 0)
+    assert networks.build(ModelSettings(name="moon_cnn"), 10, (1, 16, 16), 0)(torch.rand(2, 1, 16, 16))[1].shape == (
+        2,
+        10,
+    )
+
+
+@pytest.mark.parametrize("name", ["small", "resnet18", "shufflenet_v2", "moon_cnn"])
 @pytest.mark.parametrize("stem", ["imagenet", "cifar"])
 def test_one_pass_gives_feature_and_logits(name, stem):
     net = build(name=name, latent=16, stem=stem).eval()

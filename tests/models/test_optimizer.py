@@ -1,4 +1,4 @@
-"""Adam and clipping on the flat buffer against torch's own."""
+"""Optimizers and clipping on the flat buffer against torch's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hkd_hpc.models.flat import FlatModel
-from hkd_hpc.models.optimizer import Adam, clip_gradients
+from hkd_hpc.models.optimizer import SGD, Adam, clip_gradients, make_optimizer, state_vectors
 
 pytestmark = pytest.mark.kernels
 
@@ -29,11 +29,25 @@ def largest_difference(flat: FlatModel, plain: nn.Module) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(flat.net.state_dict().values(), plain.state_dict().values()))
 
 
+RULES = [  # name, weight decay, momentum, Nesterov; the optimiser of torch
+    ("adam", 0.0, 0.0, False, torch.optim.Adam),
+    ("adam", 0.1, 0.0, False, torch.optim.Adam),
+    ("adamw", 0.1, 0.0, False, torch.optim.AdamW),
+    ("sgd", 0.0, 0.0, False, torch.optim.SGD),
+    ("sgd", 0.1, 0.0, False, torch.optim.SGD),
+    ("sgd", 0.1, 0.9, False, torch.optim.SGD),
+    ("sgd", 0.1, 0.9, True, torch.optim.SGD),
+]
+
+
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_twenty_steps_equal_torch(clip):
+@pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
+def test_twenty_steps_equal_torch(clip, name, decay, momentum, nesterov, rule):
     flat, plain = two_equal_nets()
-    adam, reference = Adam(flat), torch.optim.Adam(plain.parameters(), lr=1e-2)
+    optimizer = make_optimizer(flat, name, decay, momentum, nesterov)
+    own = {"momentum": momentum, "nesterov": nesterov} if name == "sgd" else {}
+    reference = rule(plain.parameters(), lr=1e-2, weight_decay=decay, **own)
     for step in range(20):
         flat.grad_P.zero_()
         reference.zero_grad()
@@ -42,7 +56,7 @@ def test_twenty_steps_equal_torch(clip):
         if clip:
             clip_gradients([flat.grad_P[:10], flat.grad_P[10:]], clip)
             nn.utils.clip_grad_norm_(plain.parameters(), clip)
-        adam.step(1e-2)
+        optimizer.step(1e-2)
         reference.step()
         assert largest_difference(flat, plain) < 1e-12
     assert float((flat.parameters_P).abs().sum()) > 0
@@ -58,12 +72,43 @@ def test_first_step_by_hand():
     assert moved == pytest.approx([-0.1, 0.1], rel=1e-4)
 
 
-def test_gaps_of_the_buffer_never_move():
+def test_three_steps_of_momentum_by_hand():
+    """From 1, gradient 1, decay .5: g = 1.5, 1.425, 1.31625; v = 1.5, 2.175, 2.40375."""
+    flat = FlatModel(nn.Linear(1, 1, bias=False))
+    flat.net.weight.data.fill_(1.0)
+    sgd, seen = SGD(flat, weight_decay=0.5, momentum=0.5), []
+    for _ in range(3):
+        flat.grad_P[0] = 1.0
+        sgd.step(0.1)
+        seen.append(flat.net.weight.item())
+    assert seen == pytest.approx([0.85, 0.6325, 0.392125], rel=1e-6)
+
+
+def test_a_rate_in_a_tensor_is_the_same_step():
+    """As an epoch on a stage has it."""
+    results = []
+    for rate in (0.25, torch.tensor(0.25, dtype=torch.float64)):
+        flat, _ = two_equal_nets()
+        backward(flat.net, 0)
+        SGD(flat, momentum=0.9).step(rate)
+        results.append(flat.values_V)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
+def test_what_is_kept_is_what_is_counted(name, decay, momentum, nesterov, rule):
     flat, _ = two_equal_nets()
-    adam = Adam(flat)
+    kept = make_optimizer(flat, name, decay, momentum, nesterov).state
+    assert sum(part.numel() for part in kept) // len(flat.parameters_P) == state_vectors(name, momentum)
+
+
+@pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
+def test_gaps_of_the_buffer_never_move(name, decay, momentum, nesterov, rule):
+    flat, _ = two_equal_nets()
+    optimizer = make_optimizer(flat, name, decay, momentum, nesterov)
     for step in range(3):
         backward(flat.net, step)
-        adam.step(0.1)
+        optimizer.step(0.1)
     used = torch.zeros_like(flat.parameters_P, dtype=torch.bool)
     for span in flat.layout:
         used[span.offset : span.offset + span.size] = True
@@ -71,17 +116,18 @@ def test_gaps_of_the_buffer_never_move():
     assert not flat.parameters_P[~used].any()
 
 
-def test_reset_forgets_everything():
+@pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
+def test_reset_forgets_everything(name, decay, momentum, nesterov, rule):
     flat, _ = two_equal_nets()
-    start_V, adam = flat.values_V.clone(), Adam(flat)
+    start_V, optimizer = flat.values_V.clone(), make_optimizer(flat, name, decay, momentum, nesterov)
     results = []
     for _ in range(2):
         flat.load(start_V, [])
-        adam.reset()
+        optimizer.reset()
         for step in range(3):
             flat.grad_P.zero_()
             backward(flat.net, step)
-            adam.step(1e-2)
+            optimizer.step(1e-2)
         results.append(flat.values_V.clone())
     assert torch.equal(*results)
 

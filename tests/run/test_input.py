@@ -326,6 +326,24 @@ def test_on_three_ranks(tmp_path, name):
             ["train.lr_halve_every=3", "train.lr_schedule=constant"],
             ["train.lr_halve_every=3 has no effect with train.lr_schedule=constant"],
         ),
+        (["train.lr_every=3"], ["train.lr_every=3 has no effect with train.lr_schedule=halve"]),
+        (["train.lr_factor=.5", "train.lr_schedule=step"], []),
+        (
+            ["train.augment_padding=2", "train.augment=flip"],
+            ["train.augment_padding=2 has no effect with train.augment=flip"],
+        ),
+        (["fed.server_lr=2"], ["fed.server_lr=2.0 has no effect with fed.server_optimizer=none"]),
+        (
+            ["fed.server_momentum=.5", "fed.server_epsilon=.1", "fed.server_optimizer=avgm"],
+            ["fed.server_epsilon=0.1 has no effect with fed.server_optimizer=avgm"],
+        ),
+        (
+            ["train.batchnorm=local", "model.norm=group", "model.name=moon_cnn"],
+            [
+                "model.norm=group has no effect with model.name=moon_cnn",
+                "train.batchnorm=local has no effect with model.norm=group, which leaves no BatchNorm",
+            ],
+        ),
         (["fed.straggler_epochs=1"], ["fed.straggler_epochs=1 has no effect with fed.straggler_rate=0"]),
         (["scheme.sigma=3", "scheme.noise=off"], ["scheme.sigma=3.0 has no effect with scheme.noise=off"]),
         (

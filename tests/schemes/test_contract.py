@@ -10,9 +10,12 @@ import torch
 import toy
 from federation import OFF, Federation, same_model, save_images, settings
 
-from hkd_hpc import config, schemes
+from hkd_hpc import config, rng, schemes
 from hkd_hpc.models import evaluate
+from hkd_hpc.models.augmentation import augmentation
+from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import RunInfo
+from hkd_hpc.training import batch_bounds
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +101,40 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
         assert np.isfinite(played.reports["loss"]).all()
         assert (played.reports["loss"][:, 0] > 0).all()
         assert run.scheme.terms[0] == "cross_entropy"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_labels_are_smoothed_alike(data, scheme):
+    """In round 1, one batch at the initial weights: .7 of its label and .3 of the mean of all, whatever the scheme."""
+    run = Federation(data, scheme, "train.label_smoothing=0.3", "train.batch_size=1000", "train.lr=1e-12")
+    x_BCHW, y_B = normalise(run.clients[0].x_train), run.clients[0].y_train
+    run.net.train()
+    with torch.no_grad():
+        log_BC = run.net(x_BCHW)[1].log_softmax(1)
+    expected = -(0.7 * log_BC[torch.arange(len(y_B)), y_B] + 0.3 * log_BC.mean(1)).mean()
+    assert run.play(1)[0].reports["loss"][0, 0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_all_schemes_get_the_same_augmented_images(data, scheme, monkeypatch):
+    seen = []
+    own, original = schemes.get(scheme), schemes.get(scheme).loss
+
+    def loss(self, client, batch):
+        seen.append((client.id, float(batch.x_BCHW.double().sum())))
+        return original(self, client, batch)
+
+    monkeypatch.setattr(own, "loss", loss)
+    run = Federation(data, scheme, "train.augment=crop_flip", "train.epochs=2")
+    run.play(1)
+    rule = augmentation("crop_flip", 4)
+    for client in run.clients:
+        random, images = rng.stream(0, "augment", 1, client.id), len(client.y_train)
+        steps, values = len(batch_bounds(images, 16)), [total for id, total in seen if id == client.id]
+        epochs = [sum(values[start : start + steps]) for start in range(0, len(values), steps)]
+        expected = [float(normalise(rule(client.x_train, rule.draw(random, images))).double().sum()) for _ in epochs]
+        assert len(epochs) >= 2
+        assert epochs == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -32,6 +32,8 @@ VARIANTS = [
     ("fedhkd", ("fed.straggler_rate=0.5", "fed.straggler_epochs=1", "data.val_fraction=0.3")),
     ("moon", ("fed.participation=0.7", "train.batchnorm=local")),
     ("fedproto", ("scheme.weights=none",)),
+    ("fedavg", ("train.optimizer=sgd", "train.momentum=0.9", "train.weight_decay=0.01", "train.lr=0.01")),
+    ("moon", ("train.augment=crop_flip_reflect", "train.label_smoothing=0.1", "train.optimizer=sgd")),
 ]
 BOTH = [*((name, ()) for name in ALL), *VARIANTS]
 LONGER = ("train.epochs=3", "train.lr_halve_every=1")

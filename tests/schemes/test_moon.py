@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hkd_hpc.client import Batch
+from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.moon import MoonSettings
 from hkd_hpc.training import ClientRound
@@ -179,3 +180,27 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
     trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], {}, 2))
     plain.assert_same_model(trainer.flat.net, reference)
     assert torch.equal(client.state["previous"], trainer.flat.values_V)
+
+
+def test_augmented_images_are_contrasted_as_the_model_sees_them(toy_trainer, toy_net, toy_client):
+    """z of the received and of the previous model, in eval mode, of the batch itself."""
+    received, previous = toy_net(seed=1), toy_net(seed=2)
+    trainer, client = toy_trainer(toy_net(seed=1), "moon", "train.augment=flip", "train.epochs=1"), toy_client(LABELS)
+    client.state["previous"] = FlatModel(previous).values_V.clone()
+    seen, original = [], trainer.scheme._contrast
+
+    def contrast(client, batch, feature_BD):
+        term = original(client, batch, feature_BD)
+        with torch.no_grad():
+            pull_B, push_B = (
+                F.cosine_similarity(feature_BD, net.eval()(batch.x_BCHW)[0]) for net in (received, previous)
+            )
+        seen.append((term.item(), F.softplus((push_B - pull_B) / 0.5).mean().item()))
+        return term
+
+    trainer.scheme._contrast = contrast
+    counters = [counter.clone() for counter in trainer.flat.counters]
+    trainer.run(ClientRound(client, trainer.flat.values_V.clone(), counters, {}, 2))
+    assert len(seen) == 2
+    assert [own for own, _ in seen] == pytest.approx([expected for _, expected in seen], rel=1e-5)
+    assert trainer.flat.net.training

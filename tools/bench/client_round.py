@@ -57,7 +57,16 @@ class Round:
     """One scheme's round on a given model."""
 
     def __init__(self, flat: FlatModel, config: config_module.Config, images: int):
-        info = RunInfo(CLASSES, config.model.latent, CLIENTS, len(flat.parameters_P), len(flat.values_V), images)
+        info = RunInfo(
+            CLASSES,
+            config.model.latent,
+            CLIENTS,
+            len(flat.parameters_P),
+            len(flat.values_V),
+            images,
+            label_smoothing=config.train.label_smoothing,
+            augments=config.train.augments,
+        )
         self.scheme = schemes.get(config.scheme.name)(config.scheme, info)
         self.flat, self.trainer, self.images = flat, LocalTrainer(flat, self.scheme, config), images
         self.weights_V, self.counters = flat.values_V.clone(), [counter.clone() for counter in flat.counters]

@@ -35,6 +35,7 @@ from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.arguments import add_options, given_options
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.launcher import options_at, root_at
+from hkd_hpc.jobs.logs import OURS
 from hkd_hpc.jobs.watch import TrialState, counts
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
@@ -123,7 +124,7 @@ def unfinished(states: list[TrialState], failures: list[str], root: Path) -> int
 def failures_in(states: list[TrialState], root: Path) -> list[str]:
     """A line for each trial that is not complete."""
     return [
-        f"{state.name}: {state.error or state.state}, see {RunFolder(root / state.name).log_path}"
+        f"{state.name}: {state.error.removeprefix(OURS) or state.state}, see {RunFolder(root / state.name).log_path}"
         for state in states
         if state.state != "complete"
     ]

@@ -250,22 +250,45 @@ def test_table_shows_what_was_measured_only():
     )
 
 
-def test_a_comparison_goes_on_where_an_earlier_version_began_and_repeats_nothing(spec, tmp_path, capfd):
-    """One scheme on two seeds: the first seed's run was made by `hkd_hpc.train`, as comparisons did it before."""
-    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+BROKEN = """
+from hkd_hpc.schemes.fedavg import FedAvg
+
+class Broken(FedAvg):
+    def begin(self, client):
+        raise ValueError("out of ideas")
+"""
+
+
+def test_a_comparison_goes_on_where_an_earlier_version_began_repeats_nothing_and_names_what_failed(
+    spec, tmp_path, capfd, monkeypatch
+):
+    """Two seeds: the first seed's FedAvg was made by `hkd_hpc.train`, as comparisons did it before."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{toy.PROJECT}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toy.write_module(tmp_path, "broken", BROKEN)
+    path, root = spec(schemes='["fedavg", "broken:Broken"]', controls="false"), tmp_path / "root"
     first, second = runs.paper_runs(read_spec(path))["fedavg"]
     toy.train_ok(1, *(f"{key}={value}" for key, value in first.settings), "--out", root / first.name)
     made = (root / first.name / "metrics.h5").stat().st_mtime_ns
-    assert main([path, "--root", str(root), "--jobs", "2"]) == 0
-    assert f"1/1 {second.name} done, " in capfd.readouterr().out
-    files = {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    assert main([path, "--root", str(root), "--jobs", "2"]) == 1
+    said = capfd.readouterr()
+    assert f"/3 {second.name} done, " in said.out
+    assert "/3 broken.Broken-paper-s0 FAILED, " in said.out
+    failed = [line for line in said.err.splitlines() if line.startswith("hkd_hpc: broken.Broken-paper-s")]
+    names = [f"broken.Broken-paper-s{seed}" for seed in (0, 1)]
+    assert [line.split(": ")[1] for line in failed] == names
+    assert [line.rpartition("out of ideas")[2] for line in failed] == [f", see {root}/{name}/log.txt" for name in names]
+    files = {file: file.stat().st_mtime_ns for file in root.glob("fedavg*/metrics.h5")}
     assert (len(files), files[root / first.name / "metrics.h5"]) == (2, made)
-    assert "| fedavg | 0." in (root / "table.md").read_text()
+    lines = (root / "table.md").read_text().splitlines()
+    assert any(line.startswith("| fedavg | 0.") for line in lines)
+    assert any(line.startswith("| broken:Broken | – |") for line in lines)
     assert main([path, "--root", str(root), "fed.rounds=2"]) == 2
     err = capfd.readouterr().err
     assert "fedavg-paper-s0 was begun with other settings; fed.rounds: stored 1, asked 2" in err
-    assert main([path, "--root", str(root), "--format", "json"]) == 0
-    assert files == {file: file.stat().st_mtime_ns for file in root.glob("*/metrics.h5")}
+    alone = spec(schemes='["fedavg"]', controls="false")
+    assert main([alone, "--root", str(root), "--format", "json"]) == 0
+    assert files == {file: file.stat().st_mtime_ns for file in root.glob("fedavg*/metrics.h5")}
     [row] = json.loads((root / "table.json").read_text())["tables"][0]["rows"]
     assert row["local"] == pytest.approx(local_mean([first, second], root), abs=1e-5)
 

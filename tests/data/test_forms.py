@@ -135,6 +135,11 @@ def test_rows_and_sequences(tmp_path):
     assert (kind_of(rows), kind_of(sequences), kind_of(DataSettings())) == ("rows", "sequences", None)
 
 
+def test_of_a_damaged_file_nothing_is_known(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK and no more of it")
+    assert (kind_of(of_file(tmp_path / "a.npz")), sizes_of(of_file(tmp_path / "a.npz"))) == (None, None)
+
+
 def nan_at(x: np.ndarray, index) -> np.ndarray:
     x[index] = np.nan
     return x

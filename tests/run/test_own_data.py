@@ -162,6 +162,14 @@ def test_a_built_in_network_takes_no_rows(tmp_path):
     assert "model.name=small: takes images, and the data are rows" in line
 
 
+def test_a_loader_is_called_once_on_a_node_and_gets_data_path(tmp_path, monkeypatch):
+    text = "from examples.my_data import load as same\ndef load(path):\n    with open(path, 'a') as file:\n"
+    toy.write_module(tmp_path, "counting_loader", text + "        file.write('read ')\n    return same()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toy.train_ok(3, *MINE, "data.name=counting_loader:load", f"data.path={tmp_path / 'calls'}", "--dry-run")
+    assert (tmp_path / "calls").read_text() == "read "
+
+
 def test_a_loader_that_raises_ends_the_job_with_one_line(tmp_path, monkeypatch):
     toy.write_module(tmp_path, "raising_loader", "def load():\n    raise OSError('no network')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

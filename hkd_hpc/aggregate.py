@@ -145,28 +145,58 @@ class FixedPointSum:
             self._piece = torch.empty(size, dtype=torch.float64, device=self.device)
         return self._piece[:size]
 
-    def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor]) -> None:
+    def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor]) -> float:
         """Write the weighted mean into out_V; without pieces (rank 0 of many) nothing happens.
 
         Args:
             out_V: float32; outside of the spans it stays as it is.
             summed: the `pieces`, summed over the ranks.
 
+        Returns:
+            M; 0 without pieces.
+
         Raises:
             RunError: no client delivered anything.
         """
-        start, factor = 0, None
+        start, factor, weight = 0, None, 0.0
         for piece in summed:
             if factor is None:
-                factor, piece = self._factor(float(piece[0])), piece[1:]
+                weight, piece = float(piece[0]), piece[1:]
+                factor = self._factor(weight)
             piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
             for offset, view in self._views(out_V, start, start + len(piece)):
                 view.copy_(piece[offset : offset + len(view)])  # in place: no temporary tensor
             start += len(piece)
+        return weight
 
     def _factor(self, total_weight: float) -> float:
         require_weight(total_weight)
         return 1.0 / (total_weight * 2.0**self.bits)
+
+
+class GlobalStep:
+    """Makes the new global weights of the mean, alike on every rank, so that nothing more travels.
+
+    Attributes:
+        state: what it keeps from round to round, by name: vectors of P floats; in checkpoints.
+    """
+
+    state: dict[str, torch.Tensor]
+
+    def step(self, received_P: torch.Tensor, weights_P: torch.Tensor, share: float) -> None:
+        """From the mean of the clients' weights to the new global weights.
+
+        Args:
+            received_P: the global weights that the clients received.
+            weights_P: the mean of what they trained; becomes the new global weights.
+            share: of those that delivered in the weight of all clients of the federation.
+        """
+        raise NotImplementedError
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from a stored state; what it lacks stays as it is at first."""
+        for name in self.state.keys() & state.keys():
+            self.state[name].copy_(state[name])
 
 
 def require_weight(total_weight: float) -> None:

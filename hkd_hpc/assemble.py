@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import schemes, sessions
+from hkd_hpc.aggregate import GlobalStep
 from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
@@ -115,11 +116,20 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
     message[0]["counters"] = pack_counters(flat.counters)
     weights_V, counters = flat.values_V.detach().clone(), [counter.clone() for counter in flat.counters]
-    optimizer = None
-    if config.fed.server_optimizer != "none":
-        optimizer = ServerOptimizer(config.fed, len(flat.parameters_P), comm.device)
+    step = global_step(config, scheme, torch.zeros_like(flat.parameters_P))
     rank_of, last = federation.rank_of, config.fed.rounds
-    return RankRun(config, comm, trainer, worker, server, rank_of, weights_V, counters, message, last, optimizer)
+    return RankRun(config, comm, trainer, worker, server, rank_of, weights_V, counters, message, last, step)
+
+
+def global_step(config: Config, scheme: Scheme, zeros_P: torch.Tensor) -> GlobalStep | None:
+    """The scheme's, or that of fed.server_optimizer. UsageError for both."""
+    of_scheme, optimizer = scheme.global_step(zeros_P), config.fed.server_optimizer
+    if of_scheme and optimizer != "none":
+        raise UsageError(
+            f"fed.server_optimizer={optimizer}: scheme.name={config.scheme.name} steps the global weights itself; "
+            "leave it at none"
+        )
+    return of_scheme or (ServerOptimizer(config.fed, len(zeros_P), zeros_P.device) if optimizer != "none" else None)
 
 
 def federation_of(config: Config, comm: Comm) -> Federation:

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 
 from hkd_hpc import client_state, payload
-from hkd_hpc.aggregate import FixedPointSum, require_weight
+from hkd_hpc.aggregate import FixedPointSum, GlobalStep, require_weight
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
 from hkd_hpc.server import RoundResult, Server, is_due
-from hkd_hpc.server_optimizer import ServerOptimizer
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.training import LocalTrainer
@@ -62,7 +61,7 @@ class RankRun:
     counters: list[torch.Tensor]
     message: np.ndarray
     last: int
-    server_optimizer: ServerOptimizer | None = None
+    server_optimizer: GlobalStep | None = None
     done: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     stopping: int = 0
@@ -89,7 +88,7 @@ def one_round(run: RankRun, round: int) -> None:
     with timed(run, "knowledge"):
         gathered = gather_reports(run, round, reports)
     with timed(run, "weights"):
-        average(run, round)
+        average(run, round, gathered)
     with run.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         with timed(run, "knowledge"):
             send_message(run, round, gathered)
@@ -134,22 +133,25 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return records[np.argsort(records["client"], kind="stable")]
 
 
-def average(run: RankRun, round: int) -> None:
+def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> None:
     """The one all-reduce; afterwards every rank holds the new global weights."""
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
-    mean_into(run.comm, run.weights_V, run.worker.sum, "weights")
+    weight = mean_into(run.comm, run.weights_V, run.worker.sum, "weights")
     if run.server_optimizer:
-        run.server_optimizer.step(received_P, weights_P)
+        weight = weight if gathered is None else run.worker.weight_of_all(gathered["weight"])
+        run.server_optimizer.step(received_P, weights_P, weight / run.worker.weight_of_all(run.worker.images_M))
     if run.config.train.batchnorm == "reestimate":
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
-def mean_into(comm: Comm, out: torch.Tensor, total: FixedPointSum, kind: str) -> None:
-    """The weighted mean of what the workers of all ranks added to `total`, in every rank."""
-    total.mean_into(out, comm.summed(total.pieces(comm.piece), total.length + 1, kind))
+def mean_into(comm: Comm, out: torch.Tensor, total: FixedPointSum, kind: str) -> float:
+    """The weighted mean of what the workers of all ranks added to `total`, in every rank; the sum of the weights, but
+    on rank 0 of several 0."""
+    weight = total.mean_into(out, comm.summed(total.pieces(comm.piece), total.length + 1, kind))
     comm.relay(total.parts(out), kind)
+    return weight
 
 
 def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Tensor:

@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import torch
 
-from hkd_hpc.aggregate import CHUNK
+from hkd_hpc.aggregate import CHUNK, GlobalStep
 from hkd_hpc.config import FedSettings
 
 DEFAULT_LR = {"avgm": 1.0, "adam": 0.01, "yogi": 0.01}
 
 
-class ServerOptimizer:
+class ServerOptimizer(GlobalStep):
     """Steps the global weights along the averaged update.
 
     Args:
@@ -47,23 +47,13 @@ class ServerOptimizer:
         if fed.server_optimizer != "avgm":
             self.state["square"] = torch.full((parameters,), self.tau**2, device=device)
 
-    def step(self, received_P: torch.Tensor, weights_P: torch.Tensor) -> None:
-        """From the mean of the clients' weights to the new global weights.
-
-        Args:
-            received_P: the global weights that the clients received.
-            weights_P: the mean of what they trained; becomes the new global weights.
-        """
+    def step(self, received_P: torch.Tensor, weights_P: torch.Tensor, share: float = 1.0) -> None:
+        """As every global step; its papers do not ask for the share."""
         size = CHUNK if weights_P.device.type == "cpu" else max(len(weights_P), 1)
         vectors = (received_P, weights_P, *self.state.values())
         for received, weights, *state in zip(*(vector.split(size) for vector in vectors)):
             step = self.rule(weights.sub_(received), *state)
             torch.add(received, step, out=weights)
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a stored state; what it lacks stays as it is at first."""
-        for name in self.state.keys() & state.keys():
-            self.state[name].copy_(state[name])
 
     # --- the step of an update D, on one piece of each vector
 

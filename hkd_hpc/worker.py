@@ -59,6 +59,7 @@ class Worker:
 
     def __init__(self, comm: Comm, trainer: LocalTrainer, clients: list[Client], slots: int, images_M: list[int]):
         self.comm, self.trainer, self.clients, self.slots = comm, trainer, clients, slots
+        self.images_M = images_M
         self.eligible = [client for client, images in enumerate(images_M) if images >= trainer.min_images]
         self.delivered: list[int] = []  # those here whose weights are in the sum
         total_images = max(sum(images_M), 1)
@@ -178,6 +179,11 @@ class Worker:
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
         return len(client.y_train) if self.trainer.config.fed.average == "images" else 1
+
+    def weight_of_all(self, images_M: Sequence[int] | np.ndarray) -> int:
+        """Of clients with so many images, as in every average; those without any have none."""
+        images = np.asarray(images_M)
+        return int(images.sum() if self.trainer.config.fed.average == "images" else np.count_nonzero(images))
 
     def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""

@@ -27,6 +27,7 @@ REGISTRY = {
     "fedrep": "hkd_hpc.schemes.fedrep:FedRep",
     "ditto": "hkd_hpc.schemes.ditto:Ditto",
     "scaffold": "hkd_hpc.schemes.scaffold:Scaffold",
+    "feddyn": "hkd_hpc.schemes.feddyn:FedDyn",
 }
 
 # not schemes but controls: what nobody exchanges, and what nobody keeps apart

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from hkd_hpc.aggregate import GlobalStep
     from hkd_hpc.client import Batch, Client
 
     Tensors = dict[str, torch.Tensor]
@@ -291,6 +292,17 @@ class Scheme:
             The tensors of `message_shapes`.
         """
         return {}
+
+    def global_step(self, zeros_P: torch.Tensor) -> GlobalStep | None:
+        """What makes the new global weights of the clients' mean, on every rank.
+
+        Args:
+            zeros_P: P zeros, on the device of the weights.
+
+        Returns:
+            A GlobalStep (hkd_hpc.aggregate), without a step taken; None, the default: they are the mean.
+        """
+        return None
 
     def warning(self, message: Tensors) -> str:
         """What people must know about the message of a round.

@@ -84,6 +84,7 @@ HELD = {
     "fedrep": 11_209_994,
     "ditto": 33_629_982,
     "scaffold": 44_839_976,
+    "feddyn": 33_629_982,
 }
 
 
@@ -192,7 +193,7 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit(data, fedavg, scheme, off):
 def test_with_its_terms_it_is_not(data, fedavg, scheme):
     """Ditto's global model is FedAvg's."""
     own = Federation(data, scheme).play(2)
-    first = scheme in ("fedprox", "fedalign", "fedntd", "fedrep")  # these need nothing from a round before
+    first = scheme in ("fedprox", "fedalign", "fedntd", "fedrep", "feddyn")  # these need nothing from a round before
     assert same_model(own[0], fedavg[0]) is not first
     assert not same_model(own[1], fedavg[1])
 
@@ -336,7 +337,7 @@ def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
     for name, value in straight.items():
-        if name.split("/")[0] in ("global", "message", "server", "client_states"):
+        if name.split("/")[0] in ("global", "message", "server", "server_optimizer", "client_states"):
             np.testing.assert_array_equal(again[name], value, err_msg=name)
 
 
@@ -355,8 +356,10 @@ def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
     assert "resuming after round" in outputs[0]
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
-    kept = [name for name in straight if name.split("/")[0] in ("server", "client_states")]
-    assert {name for name in again if name.split("/")[0] in ("server", "client_states")} == set(kept)
+    kept = [name for name in straight if name.split("/")[0] in ("server", "server_optimizer", "client_states")]
+    assert {name for name in again if name.split("/")[0] in ("server", "server_optimizer", "client_states")} == set(
+        kept
+    )
     for name in kept:
         np.testing.assert_array_equal(again[name], straight[name], err_msg=name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import plain
@@ -58,3 +59,17 @@ def test_what_an_image_shows_feels_nothing(toy_trainer, toy_net, toy_client):
 
 def test_of_two_classes_one_is_left_and_there_is_nothing_to_learn():
     assert not_true(torch.randn(3, 2), torch.tensor([0, 1, 1])).shape == (3, 1)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_with_augmentation_the_teacher_sees_the_images_of_the_batch(toy_trainer, toy_net, toy_client):
+    """Where the own model is still the received one, in eval mode, there is nothing to learn of any images."""
+    trainer, client = toy_trainer(toy_net(batch_norm=False), "fedntd"), toy_client(LABELS)
+    trainer.scheme.info = dataclasses.replace(trainer.scheme.info, augments=True)
+    plain.prepare(trainer, client)
+    trainer.scheme.begin(client)
+    assert client.cache == {}
+    batch = Batch(torch.randn(12, 3, 2, 2, generator=torch.Generator().manual_seed(0)), client.y_train, client.y_train)
+    assert trainer.scheme.loss(client, batch)["not_true"].item() == pytest.approx(0, abs=1e-12)
+    trainer.flat.values_V.mul_(1.5)
+    assert trainer.scheme.loss(client, batch)["not_true"].item() > 1e-6

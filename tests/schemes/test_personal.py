@@ -10,12 +10,13 @@ from federation import Federation, same_model, save_images
 
 from hkd_hpc import assemble
 from hkd_hpc.client import OWN_MODEL, OWN_WEIGHTS
-from hkd_hpc.errors import RunError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.models import evaluate
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Phase, Scheme
 from hkd_hpc.schemes.ditto import DittoSettings
 from hkd_hpc.schemes.fedrep import FedRepSettings
+from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
 
@@ -216,6 +217,39 @@ def test_the_model_that_is_kept_for_the_user_is_the_one_that_was_tested(data):
         assert torch.equal(client.state[OWN_MODEL], client.state["personal"])
 
 
+# ---- a step of the scheme's own
+
+
+@pytest.mark.parametrize("average", ["images", "uniform"])
+def test_feddyns_server_goes_on_by_the_share_of_those_that_delivered(data, average):
+    """Of 4 clients of unequal sizes 2 take part in a round."""
+    run = Federation(data, "feddyn", *SAMPLED, f"fed.average={average}")
+    part, sizes = run.part, [len(client.y_train) for client in run.clients]
+    weight = (lambda client: sizes[client]) if average == "images" else (lambda client: 1)
+    drift_P, ended, original = torch.zeros(run.scheme.info.parameters), {}, part.trainer.run
+
+    def watch(given):
+        trained = original(given)
+        ended[given.client.id] = run.flat.parameters_P.clone()
+        return trained
+
+    part.trainer.run = watch
+    for _ in range(3):
+        ended.clear()
+        received_P = part.weights_V[: len(drift_P)].clone()
+        [played] = run.play(1)
+        assert sorted(ended) == played.cohort
+        delivered, all_clients = sum(map(weight, ended)), sum(map(weight, range(4)))
+        mean_P = sum(weight(client) * own_P for client, own_P in ended.items()) / delivered
+        drift_P = drift_P + delivered / all_clients * (mean_P - received_P)
+        torch.testing.assert_close(played.weights_V[: len(drift_P)], mean_P + drift_P, rtol=0, atol=1e-6)
+
+
+def test_a_scheme_that_steps_and_a_server_optimizer_are_one_too_many(data):
+    with pytest.raises(UsageError, match="fed.server_optimizer=avgm: scheme.name=feddyn steps the global weights"):
+        Federation(data, "feddyn", "fed.server_optimizer=avgm")
+
+
 # ---- control variates
 
 
@@ -243,6 +277,21 @@ def test_control_variates_are_mean_gradients_and_the_servers_their_mean(data):
         torch.testing.assert_close(run.message["control_P"], torch.stack([*own_P.values()]).mean(0))
     assert all(torch.allclose(client.state["control_P"], own_P[client.id]) for client in run.clients)
     assert assemble.FLOAT_BYTES * run.scheme.info.parameters == run.part.message.dtype["tensors"].itemsize
+
+
+def test_under_plain_sgd_it_is_option_two_of_its_paper(toy_trainer, toy_net, toy_client):
+    """c_i - c + (w_received - y_i) / (K lr), with 12 images in 2 epochs of 2 batches."""
+    trainer, client = (
+        toy_trainer(toy_net(), "scaffold", "train.optimizer=sgd", "train.lr=0.1"),
+        toy_client([0, 1, 2] * 4),
+    )
+    size, random = trainer.scheme.info.parameters, torch.Generator().manual_seed(0)
+    own_P, server_P = (0.1 * torch.randn(size, generator=random) for _ in range(2))
+    client.state, start_V = {"control_P": own_P}, trainer.flat.values_V.clone()
+    trainer.run(ClientRound(client, start_V, [torch.tensor(0)], {"control_P": server_P}, 1))
+    expected_P = own_P - server_P + (start_V[:size] - trainer.flat.parameters_P) / (4 * 0.1)
+    for start, stop in trainer.flat.active_spans:
+        torch.testing.assert_close(client.state["control_P"][start:stop], expected_P[start:stop], rtol=0, atol=1e-5)
 
 
 def test_the_gradient_is_corrected_by_both(toy_trainer, toy_net, toy_client):

@@ -44,6 +44,7 @@ OFF = {  # None: no setting of it is FedAvg
     "fedrep": None,
     "ditto": None,
     "scaffold": None,
+    "feddyn": None,
 }
 
 

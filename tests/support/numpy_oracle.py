@@ -253,6 +253,10 @@ class FedAvg:
         """{name: array} for the next round."""
         return {}
 
+    def stepped(self, mean_P, received_P):
+        """The new global weights."""
+        return mean_P
+
     def terms(self, w, client, index_B):
         feature_BD, logits_BC, self.batch_statistics = self.net.forward(w, client.x[index_B])
         return {
@@ -296,10 +300,12 @@ class FedAvg:
         """What `count` rounds left, from this (w, statistics) on."""
         left, message = [], {}
         for round in range(1, count + 1):
+            received = model[0]
             trained = [self.train(client, model, message, round) for client in clients]
             models, losses, reports = map(list, zip(*trained))
             images = [len(client.y) for client in clients]
             model = tuple(sum(n * part for n, part in zip(images, parts)) / sum(images) for parts in zip(*models))
+            model = self.stepped(model[0], received), model[1]
             message = self.combine(reports, round)
             correct = [int((self.predict(c.model, c.x_test)[1].argmax(1) == c.y_test).sum()) for c in clients]
             left.append(Round(*model, message, losses, reports, correct))
@@ -662,6 +668,34 @@ class Scaffold(FedAvg):
         return {"control_P": self.server_control}
 
 
+class FedDyn(FedAvg):
+    """L - <g, w> + (alpha / 2) ||w - w_received||^2, g <- g - alpha (w_k - w_received); w <- mean - h / alpha, h <- h -
+    alpha sum_k p_k (w_k - w_received)."""
+
+    alpha, h = 0.01, 0.0
+
+    def begin(self, client, model, message, round):
+        self.received_P = model[0]
+
+    def extra(self, w, client, index_B, feature_BD, logits_BC):
+        linear = (client.control * w).sum(-1) if np.ndim(client.control) else 0.0
+        away = ((w - self.received_P) ** 2).sum(-1)
+        return {"dynamic": self.alpha / 2 * away - linear + self.constant_of(client)}
+
+    def constant_of(self, client):
+        """So that the value is that of the completed square."""
+        moved_P = client.control / self.alpha
+        return (client.control * self.received_P).sum() + self.alpha / 2 * np.sum(moved_P**2)
+
+    def report(self, client, model):
+        client.control = client.control - self.alpha * (model[0] - self.received_P)
+        return {}
+
+    def stepped(self, mean_P, received_P):
+        self.h = self.h - self.alpha * (mean_P - received_P)
+        return mean_P - self.h / self.alpha
+
+
 SCHEMES = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -677,4 +711,5 @@ SCHEMES = {
     "fedrep": FedRep,
     "ditto": Ditto,
     "scaffold": Scaffold,
+    "feddyn": FedDyn,
 }

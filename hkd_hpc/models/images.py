@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
     def zeros(self, count: int) -> torch.Tensor:
         """So many inputs, as `normalise` gives them."""
-        return torch.zeros(count, *self.shape, dtype=torch.int64 if self.dtype == "int64" else torch.float32)
+        return torch.zeros(count, *self.shape, dtype=torch.int64 if self.dtype == "int64" else None)
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:

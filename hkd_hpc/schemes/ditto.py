@@ -34,7 +34,6 @@ class Ditto(Scheme):
     # its paper's grids
     about = About(
         tunes={"lam": (0.05, 0.1, 0.2, 1.0, 2.0)},
-        slowdown=(2.1, None),
         models_held=3,
         remark="local is the clients' personal models; global is FedAvg's model",
     )

@@ -16,7 +16,6 @@ class FedBN(Scheme):
     """FedAvg but for BatchNorm; in a network without it, it is FedAvg."""
 
     about = About(
-        slowdown=(1.05, None),
         remark="BatchNorm stays with each client; global has the mean of all clients' BatchNorm, which no client gets",
     )
     cuda_graph_safe = True

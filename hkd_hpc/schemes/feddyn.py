@@ -51,7 +51,6 @@ class FedDyn(Scheme):
     # .1, .01 and .001 in its paper
     about = About(
         tunes={"alpha": (0.001, 0.003, 0.01, 0.03, 0.1)},
-        slowdown=(1.1, None),
         models_held=3,
         remark="global is the model that clients receive, its paper's server model; its code reports the mean",
     )

@@ -31,7 +31,7 @@ class FedNTD(Scheme):
 
     Settings = FedNTDSettings
     terms = ("cross_entropy", "not_true")
-    about = About(tunes={"beta": (0.1, 0.3, 1.0, 3.0, 10.0)}, slowdown=(1.15, None), models_held=2)
+    about = About(tunes={"beta": (0.1, 0.3, 1.0, 3.0, 10.0)}, models_held=2)
     cuda_graph_safe = True
 
     def begin(self, client):

@@ -32,7 +32,6 @@ class FedRep(Scheme):
     Settings = FedRepSettings
     about = About(
         tunes={"head_epochs": (1, 2, 5, 10, 15)},
-        slowdown=(2.0, None),
         remark="the head stays with each client; global has the mean of all heads, as in its authors' code, which no "
         "client gets",
     )

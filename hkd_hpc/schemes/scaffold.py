@@ -22,7 +22,6 @@ class Scaffold(Scheme):
     """Control variates of the size of the model, on the server and on each client."""
 
     about = About(
-        slowdown=(1.1, None),
         models_held=4,
         remark="its paper corrects the steps of plain SGD (train.optimizer=sgd); with another optimizer the corrected "
         "gradient is what that one gets",

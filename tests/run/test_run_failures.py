@@ -17,7 +17,7 @@ import pytest
 import toy
 
 from hkd_hpc.data import share
-from hkd_hpc.schemes import REGISTRY
+from hkd_hpc.schemes import PAPER
 from tools.forked_ranks import end_when_last
 
 pytestmark = pytest.mark.slow
@@ -388,7 +388,7 @@ def few(tmp_path_factory):
     return data, seed
 
 
-@pytest.mark.parametrize("ranks, scheme", [(4, "fedhkd"), *((1, name) for name in REGISTRY)])
+@pytest.mark.parametrize("ranks, scheme", [(4, "fedhkd"), *((1, name) for name in PAPER)])
 def test_small_clients_with_batch_norm(tmp_path, few, ranks, scheme):
     outputs = toy.train_ok(ranks, *small(*few, f"scheme.name={scheme}"), "--out", tmp_path / "run")
     found = toy.metrics(tmp_path / "run")

@@ -329,8 +329,13 @@ def whole(data, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.kernels), 11])
-@pytest.mark.parametrize("scheme", SCHEMES)
+ON_RANKS = [
+    *((scheme, ranks) for scheme in SCHEMES for ranks in ((2, 11) if scheme in schemes.PAPER else (11,))),
+    *(pytest.param(scheme, 4, marks=pytest.mark.kernels) for scheme in schemes.PAPER),
+]
+
+
+@pytest.mark.parametrize("scheme, ranks", ON_RANKS)
 def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
     """Four clients: on eleven ranks most have none."""
     toy.train_ok(ranks, *settings(data, scheme, *SAMPLED, SAVED_ONCE), "--out", tmp_path / "run")

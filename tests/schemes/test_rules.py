@@ -257,7 +257,8 @@ def test_labels_of_the_official_test_split_change_no_weight_and_no_choice(tmp_pa
         toy.train_ok(1, *toy.settings(file, "data.fraction=0.6", "data.val_fraction=0.2"), "--out", tmp_path / name)
     honest, blind = (toy.rows(tmp_path / name) for name in ("honest", "blind"))
     tested = {name for name in honest if honest[name] != blind[name]}
-    assert {"rounds/global_test_loss"} <= tested <= {"rounds/global_test_accuracy", "rounds/global_test_loss"}
+    measures = ("accuracy", "balanced_accuracy", "loss", "macro_auc", "macro_f1")
+    assert {"rounds/global_test_loss"} <= tested <= {f"rounds/global_test_{name}" for name in measures}
     assert None not in honest["rounds/global_val_accuracy"] + honest["rounds/local_val_accuracy"]
 
 

@@ -145,31 +145,36 @@ class FixedPointSum:
             self._piece = torch.empty(size, dtype=torch.float64, device=self.device)
         return self._piece[:size]
 
-    def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor]) -> float:
+    def mean_into(self, out_V: torch.Tensor, summed: Iterable[torch.Tensor], may_be_empty: bool = False) -> float:
         """Write the weighted mean into out_V; without pieces (rank 0 of many) nothing happens.
 
         Args:
             out_V: float32; outside of the spans it stays as it is.
             summed: the `pieces`, summed over the ranks.
+            may_be_empty: where no client delivered anything, out_V stays as it is.
 
         Returns:
             M; 0 without pieces.
 
         Raises:
-            RunError: no client delivered anything.
+            RunError: no client delivered anything, and it may not be empty.
         """
         start, factor, weight = 0, None, 0.0
         for piece in summed:
             if factor is None:
                 weight, piece = float(piece[0]), piece[1:]
-                factor = self._factor(weight)
+                factor = self._factor(weight, may_be_empty)
+            if not factor:
+                continue  # the exchange of the other pieces goes on: all ranks are in it
             piece.mul_(factor).add_(0.0)  # -0 becomes 0, as it does where a rank that has nothing to add took part
             for offset, view in self._views(out_V, start, start + len(piece)):
                 view.copy_(piece[offset : offset + len(view)])  # in place: no temporary tensor
             start += len(piece)
         return weight
 
-    def _factor(self, total_weight: float) -> float:
+    def _factor(self, total_weight: float, may_be_empty: bool) -> float:
+        if may_be_empty and not total_weight:
+            return 0.0
         require_weight(total_weight)
         return 1.0 / (total_weight * 2.0**self.bits)
 

@@ -25,6 +25,7 @@ from hkd_hpc.data.skew import FeatureSkew, skew_of
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import initial, networks
+from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.optimizer import state_vectors
@@ -108,7 +109,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     if comm.rank == 0:
         warn_of_precision(config, comm.device)
         warn_of_server_optimizer(config, scheme)
-        for line in (*contract.outdated(scheme, flat.net), *contract.nothing_personal(scheme, flat.net)):
+        told = [line for net in members(flat.net) for line in contract.told_of(scheme, net)]
+        for line in dict.fromkeys(told):
             messages.warn(line)
     require_trainable(partition, trainer)
     worker = make_worker(federation, comm, trainer)
@@ -176,7 +178,10 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, OWN)
-    contract.check_personal(scheme, flat.net)
+    for net in members(flat.net):
+        contract.check_personal(scheme, net)
+    if config.model.names:
+        contract.check_unequal(scheme)
     return scheme
 
 
@@ -221,8 +226,10 @@ def make_net(config: Config, dataset: sources.DataSet, device: torch.device) -> 
     inputs = inputs_of(dataset)
     net = networks.build(config.model, dataset.classes, inputs.shape, config.run.seed, device, inputs.dtype)
     if config.train.precision == "bf16":
-        networks.train_in_bf16(net)
-    standardise(net, inputs, device)
+        for one in members(net):
+            networks.train_in_bf16(one)
+    for one in members(net):
+        standardise(one, inputs, device)
     return net
 
 
@@ -389,6 +396,7 @@ def make_client(federation: Federation, client: int, device: torch.device, x_pub
         images("train", val),
         labels(dataset.y_train, val),
         name=names[client] if names else "",
+        member=federation.config.model.member_of(client),
     )
 
 
@@ -406,7 +414,7 @@ def make_server(federation: Federation, comm: Comm, folder: RunFolder | None, tr
 def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> dict[str, Any]:
     """What metrics.h5 and every checkpoint carry beside the rows."""
     asked, dataset, names = federation.asked, federation.dataset, federation.names
-    parameters = trainer.flat.parameter_count
+    parameters = max(trainer.flat.parameter_counts(asked.model.members).values())
     return {
         "config_json": asked.to_json(),
         "changes_json": "[]",
@@ -440,9 +448,10 @@ def baselines(dataset: sources.DataSet, partition: Partition) -> dict[str, float
 
 def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     """What rank 0 tells of the run before its first round; `config`: as it was given."""
-    flat, total = run.trainer.flat, run.worker.sum
+    flat, sums = run.trainer.flat, run.worker.sums.values()
     busiest = max(map(run.rank_of.count, run.rank_of))
-    flushed_bytes = 8 * total.length if busiest > 1 else 0  # a sum of one client is made piece by piece
+    summed = sum(total.length for total in sums)
+    flushed_bytes = 8 * summed if busiest > 1 else 0  # a sum of one client is made piece by piece
     kept = state_vectors(config.train.optimizer, config.train.momentum)
     kept_floats = kept * sum(stop - start for start, stop in flat.active_spans)
     kept_floats += config.fed.server_vectors * len(flat.parameters_P)
@@ -452,10 +461,10 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
         run.rank_of,
         server.client_names.tolist(),
         server.static["partition"],
-        flat.parameter_count,
-        weights_bytes=run.trainer.payload_floats * FLOAT_BYTES,
+        list(flat.parameter_counts(config.model.members).values()),
+        weights_bytes=max(map(run.trainer.payload_floats_of, config.model.members)) * FLOAT_BYTES,
         memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + kept_floats) + flushed_bytes,
-        all_reduce_bytes=(total.length + 1) * 8,
+        all_reduce_bytes=(summed + len(sums)) * 8,
         report_bytes=run.worker.report_type.itemsize,
         message_bytes=run.message.nbytes,
     )

@@ -48,6 +48,7 @@ class Client:
         round: from 1 on.
         cache: of the current round: whatever `Scheme.begin` computes once.
         name: of a natural client whose id in the data is another than `id`.
+        member: of unequal models (models/family.py), which one it has.
         phase: the name of the present part of its local training (`Scheme.phases`).
         drawn_N3: of the current epoch: what is drawn for the augmentation of each training image; None without.
         net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
@@ -70,6 +71,7 @@ class Client:
     round: int = 0
     cache: dict = field(default_factory=dict)
     name: str = ""
+    member: str = ""
     phase: str = ""
     drawn_N3: torch.Tensor | None = None
     net: torch.nn.Module = field(init=False, repr=False, compare=False)
@@ -114,7 +116,8 @@ class Client:
         """
         self.net.eval()
         with torch.no_grad():
-            outputs = torch.func.functional_call(self.net, self.flat.tensors(values_V), (x_BCHW,), tie_weights=False)
+            tensors = self.flat.tensors_of(self.member, values_V)
+            outputs = torch.func.functional_call(self.net, tensors, (x_BCHW,), tie_weights=False)
         self.net.train()
         return outputs
 

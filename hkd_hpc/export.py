@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=path_argument, help="the run's folder")
     parser.add_argument("--out", type=path_argument, metavar="FILE.pt|FILE.safetensors", help="the model")
     parser.add_argument("--client", type=int, metavar="I", help="with --out: client I's own model, not the global one")
+    parser.add_argument("--architecture", default="", metavar="NAME", help="with --out: of unequal models, which one")
     parser.add_argument("--force", action="store_true", help="write over what is there")
     parser.add_argument("--csv", type=path_argument, metavar="DIR", help="write rounds.csv and clients.csv there")
     parser.add_argument(
@@ -75,7 +76,7 @@ def exported(options: Namespace) -> Iterator[str]:
             )
     for name, target in targets.items():
         if name == "out":
-            yield export_model(run, target, options.client)
+            yield export_model(run, target, options.client, options.architecture)
         else:
             yield export_rounds(run, name, target, there[name])
 
@@ -88,9 +89,9 @@ def files_there(name: str, target: Path) -> list[Path]:
     return [path for path in paths if path.exists()]
 
 
-def export_model(run: Path, out: Path, client: int | None) -> str:
+def export_model(run: Path, out: Path, client: int | None, architecture: str) -> str:
     """Write one model; what was written, for people."""
-    arrays = read_model(run, client)
+    arrays = read_model(run, client, architecture)
     write_model(out, arrays)
     told = f"{out}: {len(arrays)} tensors, {sum(a.size for a in arrays.values()):,} numbers"
     return f"{told}{normalised_text(run)}"

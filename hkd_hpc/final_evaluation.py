@@ -12,6 +12,8 @@ import torch
 
 from hkd_hpc.analysis.metrics import SUMMARISED, summarise
 from hkd_hpc.analysis.milestones import TARGETS, reached
+from hkd_hpc.by_architecture import Table, by_architecture
+from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
@@ -43,7 +45,8 @@ def final_evaluation(run: RankRun) -> None:
     if run.config.fed.finetune_epochs and not run.trainer.scheme.pools_data:  # else there are no clients to tune it on
         found |= rows_of(run, "finetuned", worker.finetune(run.weights_V, run.counters, run.done + 1))
     if run.server:
-        finish(run.server, found, reestimated_V)
+        state = RoundState(run.done, run.weights_V, run.counters, run.message, {})
+        finish(run.server, found, reestimated_V, by_architecture(run.server, state))
 
 
 def rows_of(run: RankRun, name: str, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -57,7 +60,7 @@ def rows_of(run: RankRun, name: str, rows: np.ndarray) -> Iterator[tuple[str, np
         yield name, found[np.argsort(found[:, 0])]
 
 
-def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
+def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectures: Table) -> None:
     """Rank 0: the summary, in metrics.h5 and on the screen."""
     flat = server.trainer.flat
     counters = unpack_counters(np.zeros(counter_size(flat.counters), np.int64), flat.counters)
@@ -66,6 +69,7 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor) -> None:
         found["finetuned"] = accepted(server, found["finetuned"])
     nonfinite = where_nonfinite(server, tested, found["global"])
     summary = summary_of(server, found, tested, nonfinite)
+    summary |= {"architectures": architectures} if architectures else {}
     has_result = not nonfinite or server.config.fed.max_bad_fraction >= 1
     if has_result:
         server.write_complete_metrics(summary)

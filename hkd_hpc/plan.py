@@ -27,8 +27,9 @@ class Plan:
         rank_of: the rank of each client.
         client_names: of natural clients; empty where they have none.
         partition: which images each client has, as metrics.h5 stores it.
-        parameters: trainable numbers of the model.
-        weights_bytes: weights that one client sends, and gets, in a round, as the paper counts.
+        parameters: trainable numbers of the model; of unequal models by architecture.
+        weights_bytes: weights that one client sends, and gets, in a round, as the paper counts; of unequal models the
+            largest one's.
         memory_bytes: what the busiest client rank holds beside torch and images.
         all_reduce_bytes: of one rank in a round.
         report_bytes: of one client in a round.
@@ -40,7 +41,7 @@ class Plan:
     rank_of: Sequence[int]
     client_names: Sequence[str]
     partition: Mapping[str, Any]
-    parameters: int
+    parameters: Sequence[int]
     weights_bytes: int
     memory_bytes: int
     all_reduce_bytes: int
@@ -54,9 +55,14 @@ def headline(plan: Plan) -> str:
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
     return (
         f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {partition_text(config.data)}, "
-        f"{fed.rounds} rounds x {train.epochs} epochs, {config.model.name} with {plan.parameters:,} parameters, "
+        f"{fed.rounds} rounds x {train.epochs} epochs, {model_text(plan)}, "
         f"seed {config.run.seed}\n{plan.comm.plan_line}\n{plan.comm.cores_line}"
     )
+
+
+def model_text(plan: Plan) -> str:
+    """'small with 102,378 parameters', 'small + resnet18 with 102,378 + 11,209,994 parameters'."""
+    return f"{plan.config.model.title} with {' + '.join(f'{count:,}' for count in plan.parameters)} parameters"
 
 
 def partition_text(data: DataSettings) -> str:

@@ -9,7 +9,7 @@ Every rank makes the same collective calls in the same order in every round, wha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -134,11 +134,12 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> None:
-    """The one all-reduce; afterwards every rank holds the new global weights."""
+    """The one all-reduce, of unequal models one for each architecture; afterwards every rank holds the new global
+    weights."""
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
-    weight = mean_into(run.comm, run.weights_V, run.worker.sum, "weights")
+    weight = mean_into(run.comm, run.weights_V, run.worker.sums, "weights")
     if run.server_optimizer:
         weight = weight if gathered is None else run.worker.weight_of_all(gathered["weight"])
         run.server_optimizer.step(received_P, weights_P, weight / run.worker.weight_of_all(run.worker.images_M))
@@ -146,11 +147,14 @@ def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> Non
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
-def mean_into(comm: Comm, out: torch.Tensor, total: FixedPointSum, kind: str) -> float:
-    """The weighted mean of what the workers of all ranks added to `total`, in every rank; the sum of the weights, but
-    on rank 0 of several 0."""
-    weight = total.mean_into(out, comm.summed(total.pieces(comm.piece), total.length + 1, kind))
-    comm.relay(total.parts(out), kind)
+def mean_into(comm: Comm, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> float:
+    """The weighted means of what the workers of all ranks added to these sums, in every rank; the sum of the weights,
+    but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
+    weight = 0.0
+    for total in sums.values():
+        summed = comm.summed(total.pieces(comm.piece), total.length + 1, kind)
+        weight += total.mean_into(out, summed, may_be_empty=len(sums) > 1)
+        comm.relay(total.parts(out), kind)
     return weight
 
 
@@ -160,7 +164,7 @@ def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Ten
     """
     run.worker.measure_statistics(clients, run.weights_V, run.counters)
     values_V, parameters = run.weights_V.clone(), len(run.trainer.flat.parameters_P)
-    mean_into(run.comm, values_V[parameters:], run.worker.statistics_sum, kind)
+    mean_into(run.comm, values_V[parameters:], run.worker.statistics_sums, kind)
     return values_V
 
 

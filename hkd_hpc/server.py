@@ -197,14 +197,15 @@ class Server:
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
-        scheme, weights, delivered = self.trainer.scheme, self.trainer.payload_floats, reports["status"] == OK
+        scheme, delivered = self.trainer.scheme, reports["status"] == OK
+        weights = np.array([self.trainer.payload_floats_of(self.member_of(client)) for client in reports["client"]])
         up = [
             scheme.traffic(payload.tensors_of(report), "up") if good else 0 for report, good in zip(reports, delivered)
         ]
         floats = {
             "weights_up": delivered * weights,
             "knowledge_up": np.array(up, np.int64),
-            "weights_down": np.full(len(reports), weights),
+            "weights_down": weights,
             "knowledge_down": np.full(len(reports), scheme.traffic(payload.tensors_of(message[0]), "down")),
         }
         return {kind: count * FLOAT_BYTES for kind, count in floats.items()}
@@ -362,10 +363,22 @@ class Server:
             images: N of them.
 
         Returns:
-            How many were tested, and how many it has right.
+            How many were tested, and how many it has right; of unequal models those of all architectures together.
         """
-        self.trainer.flat.load(weights_V, counters)
-        return evaluate.test_with_auc(self.trainer.flat.net, images.x_NCHW, images.y_N)
+        return evaluate.pooled(list(self.test_members(weights_V, counters, images).values()))
+
+    def test_members(self, weights_V: torch.Tensor, counters, images: Images) -> dict[str, Tested]:
+        """The same by member of the network (models/family.py); arguments as `test`."""
+        flat = self.trainer.flat
+        flat.load(weights_V, counters)
+        return {
+            name: evaluate.test_with_auc(flat.net_of(name), images.x_NCHW, images.y_N)
+            for name in self.config.model.members
+        }
+
+    def member_of(self, client: int) -> str:
+        """Of unequal models, which one a client has."""
+        return self.config.model.member_of(int(client))
 
     def restore(self, history: History, tree: dict[str, Any], evaluation: dict[str, Any] | None) -> RoundState:
         """Resume from a checkpoint.

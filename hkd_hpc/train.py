@@ -146,7 +146,7 @@ def check_machine(config: Config, begins: bool) -> None:
 
     begins: whether the weights are the initial ones, and no checkpoint has them.
     """
-    versions.check(config.model.name, config.model.needs_torchvision)
+    versions.check(config.model.title, config.model.needs_torchvision)
     check_present(config.data)
     config_module.check_fit(config)
     if begins:

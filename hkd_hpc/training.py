@@ -16,6 +16,7 @@ from hkd_hpc.client import OWN, OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS, Batch, C
 from hkd_hpc.config import Config
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.augmentation import augmentation
+from hkd_hpc.models.family import prefix_of
 from hkd_hpc.models.flat import FlatModel, Spans
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import has_batch_norm
@@ -97,6 +98,8 @@ class LocalTrainer:
         self.augmentation = augmentation(config.train.augment, config.train.augment_padding)
         self._steps = 0
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weights, gradient) that the phase leaves alone
+        self._member = ""  # of unequal models, the one that is lent
+        self._optimizers: dict[str, Optimizer] = {}  # by member
         self._loaded = ""  # which model is in `flat`: the shared one, or one of the client's own
         self._aside: dict[str, Weights] = {}  # those of this round that are not
 
@@ -105,11 +108,15 @@ class LocalTrainer:
         """Optimizer steps taken so far, of all clients and rounds."""
         return self._steps
 
-    @cached_property
+    @property
     def optimizer(self) -> Optimizer:
-        """Made for the first client: the server of several ranks trains none."""
-        train = self.config.train
-        return make_optimizer(self.flat, train.optimizer, train.weight_decay, train.momentum, train.nesterov)
+        """Of the weights that are active, made for the first client: the server of several ranks trains none."""
+        if self._member not in self._optimizers:
+            train = self.config.train
+            self._optimizers[self._member] = make_optimizer(
+                self.flat, train.optimizer, train.weight_decay, train.momentum, train.nesterov
+            )
+        return self._optimizers[self._member]
 
     def can_train(self, client: Client) -> bool:
         """Whether the client is eligible: it has `min_images` or more."""
@@ -148,7 +155,8 @@ class LocalTrainer:
         weights_V = self.start_of(client, given.weights_V)
         self.flat.load(weights_V, given.counters)
         self._loaded, self._aside = "", {}
-        client.net, client.flat, client.received_V = self.flat.net, self.flat, weights_V
+        self._member = client.member
+        client.net, client.flat, client.received_V = self.flat.lend(client.member), self.flat, weights_V
         client.message, client.round, client.cache = given.message, given.round, {}
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", client.round, client.id))
         self.flat.net.train()
@@ -168,7 +176,8 @@ class LocalTrainer:
         client, flat = given.client, self.flat
         client.phase = phase.name
         self._load(phase.own_model, (client.state.get(phase.own_model, client.received_V), given.counters))
-        spans = flat.spans_of(phase.frozen)
+        prefix = prefix_of(flat.net, client.member)
+        spans = flat.spans_of({prefix + name for name in phase.frozen})
         self._frozen = [(flat.parameters_P[start:stop], flat.grad_P[start:stop]) for start, stop in spans]
         self.optimizer.reset()
 
@@ -225,10 +234,10 @@ class LocalTrainer:
     def end(self, client: Client, loss_by_term: list[float], train_s: float) -> Trained:
         """Test the trained client, and let the scheme report."""
         start_s = time.perf_counter()
-        test = evaluate.test(self.flat.net, client.x_test, client.y_test)
+        test = evaluate.test(client.net, client.x_test, client.y_test)
         val = evaluate.Tested()
         if client.x_val is not None and client.y_val is not None:
-            val = evaluate.test(self.flat.net, client.x_val, client.y_val)
+            val = evaluate.test(client.net, client.x_val, client.y_val)
         tested = self._loaded
         self._keep_own_models(client)
         report = self.scheme.report(client)
@@ -260,18 +269,23 @@ class LocalTrainer:
         if not self.scheme.shares_weights:
             return {OWN_MODEL: [(0, values)]}
         spans = {OWN_STATISTICS: [(parameters, values)]} if self.config.train.batchnorm == "local" else {}
-        personal = self.flat.spans_of(self.scheme.personal(self.flat.net))
+        personal = self.flat.spans_of(
+            {
+                prefix_of(self.flat.net, member) + name
+                for member in self.config.model.members
+                for name in self.scheme.personal(self.flat.net_of(member))
+            }
+        )
         return spans | ({OWN_WEIGHTS: personal} if personal else {})
 
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """What a client keeps beside the scheme's own state."""
         return {name: (sum(stop - start for start, stop in spans),) for name, spans in self.own_spans.items()}
 
-    @property
-    def payload_floats(self) -> int:
-        """Floats of weights that a client sends, and gets, in a round, as the paper counts: without what stays."""
-        kept = [span for spans in self.own_spans.values() for span in spans]
-        return self.flat.payload_floats - self.flat.floats_in(kept)
+    def payload_floats_of(self, member: str) -> int:
+        """Floats of weights that a client with this member sends, and gets, in a round, as the paper counts: without
+        what stays."""
+        return self.flat.floats_of(member, but=[span for spans in self.own_spans.values() for span in spans])
 
     def _keep_own(self, client: Client) -> None:
         for name, spans in self.own_spans.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,10 +65,16 @@ class Worker:
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
         self.report_type = report_type(trainer.scheme, counter_size(trainer.flat.counters))
-        self.sum = FixedPointSum(
-            len(trainer.flat.values_V), total_images, trainer.flat.values_V.device, trainer.flat.averaged_spans
-        )
-        self.statistics_sum = FixedPointSum(len(trainer.flat.statistics_S), total_images, trainer.flat.values_V.device)
+        flat, members = trainer.flat, trainer.config.model.members
+        device = flat.values_V.device
+        self.sums = {
+            name: FixedPointSum(len(flat.values_V), total_images, device, flat.averaged_spans_of(name))
+            for name in members
+        }
+        self.statistics_sums = {
+            name: FixedPointSum(len(flat.statistics_S), total_images, device, flat.statistics_spans_of(name))
+            for name in members
+        }
 
     def train(
         self,
@@ -87,7 +93,7 @@ class Worker:
             weights_V, counters, message: what they receive.
             keep: each client keeps its trained model in its state.
         """
-        self.sum.clear()
+        clear(self.sums)
         self.delivered.clear()
         reports = np.zeros(self.slots, self.report_type)
         reports["client"] = -1
@@ -124,7 +130,7 @@ class Worker:
         """Train the first of the waiting clients, collect what they give; how many they were."""
         group = [given for _, given in waiting[: self.trainer.at_once]]
         self.comm.at(group[0].round, "training", group[0].client.id if self.trainer.at_once == 1 else None)
-        self.sum.flush()  # the models' memory is about to be used for the next clients
+        flush(self.sums)  # the models' memory is about to be used for the next clients
         states = [dict(given.client.state) for given in group]
         trained = self.trainer.train(group)
         for (report, given), state, each in zip(waiting, states, trained):
@@ -174,7 +180,8 @@ class Worker:
         )
         if found:
             return quarantine.invalid_weights(flat) or found
-        return quarantine.invalid_weights(flat) if self.sum.add(flat.values_V, self.weight_of(client)) else None
+        total = self.sums[client.member]
+        return quarantine.invalid_weights(flat) if total.add(flat.values_V, self.weight_of(client)) else None
 
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
@@ -187,13 +194,15 @@ class Worker:
 
     def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
-        self.statistics_sum.clear()
+        clear(self.statistics_sums)
         for client in self.clients:
             if client.id in clients and self.trainer.can_train(client):
-                self.statistics_sum.flush()
+                flush(self.statistics_sums)
                 self.trainer.flat.load(weights_V, counters)
-                evaluate.reestimate_batch_norm(self.trainer.flat.net, client.x_train)
-                rejected = self.statistics_sum.add(self.trainer.flat.statistics_S, self.weight_of(client))
+                evaluate.reestimate_batch_norm(self.trainer.flat.net_of(client.member), client.x_train)
+                rejected = self.statistics_sums[client.member].add(
+                    self.trainer.flat.statistics_S, self.weight_of(client)
+                )
                 if rejected:
                     log.warn(
                         f"{log.client_text(client.id, client.name)}: BatchNorm's statistics measured with the global "
@@ -207,7 +216,9 @@ class Worker:
         rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.trainer.flat.load(weights_V, counters)
-            row[:] = result_row(client, evaluate.test(self.trainer.flat.net, client.x_test, client.y_test))
+            row[:] = result_row(
+                client, evaluate.test(self.trainer.flat.net_of(client.member), client.x_test, client.y_test)
+            )
         return rows
 
     def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
@@ -226,6 +237,18 @@ class Worker:
                     client, trainer.run(ClientRound(plain, weights_V, counters, {}, round, epochs)).test
                 )
         return rows
+
+
+def clear(sums: Mapping[str, FixedPointSum]) -> None:
+    """Forget what was added to any of them."""
+    for total in sums.values():
+        total.clear()
+
+
+def flush(sums: Mapping[str, FixedPointSum]) -> None:
+    """The memory of the last vector, whichever took it, is about to be used."""
+    for total in sums.values():
+        total.flush()
 
 
 def result_row(client: Client, tested: evaluate.Tested) -> tuple[int, int, int, int]:

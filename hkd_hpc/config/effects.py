@@ -8,7 +8,7 @@ from hkd_hpc import schemes
 from hkd_hpc.config.sections import Config, as_values
 from hkd_hpc.data.readers import PLAIN
 from hkd_hpc.data.registry import OFFICIAL, find_source
-from hkd_hpc.models.registry import MODELS, WITH_STEM
+from hkd_hpc.models.registry import MODELS
 from hkd_hpc.schemes.base import SchemeSettings
 
 OF_SCHEDULES = {
@@ -78,13 +78,17 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         yield "run.stop_on", "run.stop_patience=0"
     if not fed.straggler_rate:
         yield "fed.straggler_epochs", "fed.straggler_rate=0"
-    if model.name not in WITH_STEM:
-        yield "model.stem", f"model.name={model.name}"
-    if model.name in MODELS and not MODELS[model.name].has_norm:
-        yield "model.norm", f"model.name={model.name}"
-    if model.name not in MODELS:
-        yield "model.latent_norm", f"model.name={model.name}"
-        yield "model.convolution", f"model.name={model.name}"
+    asked = f"model.names={model.names}" if model.names else f"model.name={model.name}"
+    known = [MODELS[name] for name in model.architectures if name in MODELS]
+    if model.names:
+        yield "model.name", asked
+    if not any(each.has_stem for each in known):
+        yield "model.stem", asked
+    if len(known) == len(model.architectures) and not any(each.has_norm for each in known):
+        yield "model.norm", asked
+    if not known:
+        yield "model.latent_norm", asked
+        yield "model.convolution", asked
     if not model.init:
         yield "model.init_head", "no model.init"
     if has_no_batchnorm(config):
@@ -97,8 +101,8 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def has_no_batchnorm(config: Config) -> bool:
-    """Whether the network is known, and known to have none."""
+    """Whether the networks are known, and known to have none."""
     model = config.model
-    if model.name not in MODELS or model.latent_norm != "none":
+    if not set(model.architectures) <= set(MODELS) or model.latent_norm != "none":
         return False
-    return model.norm == "group" or not MODELS[model.name].has_norm
+    return model.norm == "group" or not any(MODELS[name].has_norm for name in model.architectures)

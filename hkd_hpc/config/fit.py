@@ -11,4 +11,5 @@ def check_fit(config: Config) -> None:
     """UsageError if a built-in network is to take rows or sequences. Quick: what only reading would tell passes."""
     kind = kind_of(config.data)
     if kind:
-        require_images(config.model.name, kind)
+        for name in config.model.architectures:
+            require_images(name, kind)

@@ -29,7 +29,7 @@ CHANGE_NO_ROUND = (
 def code_of(*configs: Config) -> dict[str, str]:
     """{"code.hkd_hpc": SHA-256 of the package's sources, "code.<module>": that of the file of an own scheme, model or
     loader}."""
-    names = [name for config in configs for name in (config.scheme.name, config.model.name, config.data.name)]
+    names = [name for config in configs for name in (config.scheme.name, *config.model.architectures, config.data.name)]
     own = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)
     found = {"hkd_hpc": revision.package_sha256(), **{module: revision.module_sha256(module) for module in own}}
     return {f"code.{module}": sha256 for module, sha256 in found.items() if sha256}

@@ -49,7 +49,7 @@ def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True)
 def check_together(config: Config) -> None:
     """What one setting asks of another."""
     check_training(config.train)
-    data, model = config.data, config.model
+    data = config.data
     source = source_of(data.name)
     if source.needs and not data.path:
         raise UsageError(f"data.path=: data.name={data.name} needs {source.needs}")
@@ -74,10 +74,7 @@ def check_together(config: Config) -> None:
             f"data.public_fraction={data.public_fraction}: with data.fraction={data.fraction} at most "
             f"{1 - data.fraction:.4g} fits"
         )
-    if model.name not in MODELS and ":" not in model.name:
-        raise UsageError(
-            f"model.name={model.name}: not allowed; model.name must be one of {', '.join(MODELS)}, or module:Class"
-        )
+    _check_models(config)
     if config.run.stop_patience and not data.val_fraction:
         raise UsageError(
             f"run.stop_patience={config.run.stop_patience}: needs validation images; set data.val_fraction, which is 0"
@@ -99,6 +96,32 @@ def check_training(train: TrainSettings) -> None:
         raise UsageError("train.nesterov=True: needs train.momentum above 0")
     if train.lr_schedule == "cosine" and train.lr_floor > train.lr:
         raise UsageError(f"train.lr_floor={train.lr_floor:g}: must not be above train.lr={train.lr:g}")
+
+
+def _check_models(config: Config) -> None:
+    """UsageError for a name of no model, and for names that are not those of unequal models of these clients."""
+    model = config.model
+    key, given = ("model.names", model.names) if model.names else ("model.name", model.name)
+    for name in model.dealt:
+        if name not in MODELS and ":" not in name:
+            said = "" if name == given else f": {name or 'an empty name'}"
+            raise UsageError(
+                f"{key}={given}{said}: not allowed; {key} must be one of {', '.join(MODELS)}, or module:Class"
+                + ", with commas between" * bool(model.names)
+            )
+    if not model.names:
+        return
+    if len(model.architectures) == 1:
+        raise UsageError(f"model.names={model.names}: is one model for all; give model.name={model.architectures[0]}")
+    if len(model.dealt) > config.fed.clients:
+        raise UsageError(
+            f"model.names={model.names}: has {len(model.dealt)} names for fed.clients={config.fed.clients}; "
+            "name at most as many as there are clients"
+        )
+    if model.init:
+        raise UsageError(f"model.init={model.init}: is of one model, and model.names={model.names} has several")
+    if getattr(schemes.get(config.scheme.name), "pools_data", False):
+        raise UsageError(f"model.names={model.names}: scheme.name={config.scheme.name} has one client; give model.name")
 
 
 def with_clients_of_data(config: Config, asked) -> Config:

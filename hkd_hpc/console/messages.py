@@ -240,8 +240,18 @@ def final_lines(summary: Mapping[str, Any], baselines: Mapping[str, float]) -> l
             for metric in FINAL
             if metric.name in summary
         ),
+        *architecture_lines(summary.get("architectures", {})),
         f"  {'baseline: majority class, local / global':44s}{majority:>10s}",
         f"  {'baseline: chance':44s}{number_text(baselines['chance']):>10s}",
+    ]
+
+
+def architecture_lines(table: Mapping[str, np.ndarray]) -> list[str]:
+    """Of unequal models: what each architecture came to (by_architecture.py)."""
+    return [
+        f"  {f'{name}: {clients} clients, {parameters:,} parameters':44s}local {number_text(local)}  "
+        f"global {number_text(whole)}"
+        for name, clients, parameters, local, whole in zip(*(column.tolist() for column in table.values()))
     ]
 
 

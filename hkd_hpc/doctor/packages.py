@@ -113,7 +113,7 @@ def driver_version(file: str) -> str | None:
 def unfit(job: Job) -> str:
     """What `train` would say against the packages here; empty where it says nothing."""
     try:
-        versions.check(job.config.model.name, job.config.model.needs_torchvision)
+        versions.check(job.config.model.title, job.config.model.needs_torchvision)
     except UsageError as error:
         return str(error)
     return ""

@@ -47,7 +47,7 @@ def tests_of(configs: list[Config], installed_here: bool = True) -> list[Callabl
     """What runs with these settings need, once each: data, initial weights, public images for those who train on them,
     packages. Each raises UsageError."""
     data = dict.fromkeys(config.data for config in configs)
-    models = dict.fromkeys((config.model.name, config.model.needs_torchvision) for config in configs)
+    models = dict.fromkeys((config.model.title, config.model.needs_torchvision) for config in configs)
     starts = dict.fromkeys(config.model.init for config in configs)
     return [
         *(partial(check_present, each) for each in data),

@@ -234,5 +234,5 @@ def cost_of(work: Work, sizes: SchemeSizes, ranks: int, workers: int, busiest_s:
 
 def _other_model(work: Work) -> str:
     model = work.config.model
-    same = (model.name, model.stem, work.sizes.shape) == ("resnet18", "imagenet", (3, 32, 32))
-    return "" if same else f"; {model.name} taken to be as fast as its ResNet18"
+    same = (model.title, model.stem, work.sizes.shape) == ("resnet18", "imagenet", (3, 32, 32))
+    return "" if same else f"; {model.title} taken to be as fast as its ResNet18"

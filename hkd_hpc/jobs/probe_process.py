@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from dataclasses import replace
+from statistics import mean
 
 import torch
 
@@ -80,27 +81,35 @@ def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:
 
 
 def times_of(flat: FlatModel, config: Config, kind: Kind) -> Times:
-    """Of a few steps of the reference scheme, and of a test."""
+    """Of a few steps of the reference scheme, and of a test; of unequal models the mean over what is dealt."""
     scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), run_info(flat, config, kind, clients=1, public_images=0))
     once = replace(config, train=replace(config.train, epochs=1))
     trainer, batch = LocalTrainer(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
 
-    def train_s(steps: int) -> float:
+    def train_s(member: str, steps: int) -> float:
         counters = [counter.clone() for counter in flat.counters]
-        return trainer.run(
-            ClientRound(make_client(flat, kind, steps * batch), flat.values_V.clone(), counters, {}, 1)
-        ).train_s
+        client = make_client(flat, kind, steps * batch, member)
+        return trainer.run(ClientRound(client, flat.values_V.clone(), counters, {}, 1)).train_s
 
-    train_s(1)  # the first step pays for the library's own preparations
-    steps = max(1, min(MOST_STEPS, int(STEPS_S / train_s(1))))
-    return {"eval_s": test_s(flat, make_client(flat, kind, EVAL_IMAGES)), "train_s": train_s(steps) / (steps * batch)}
+    def step_s(member: str) -> float:
+        train_s(member, 1)  # the first step pays for the library's own preparations
+        steps = max(1, min(MOST_STEPS, int(STEPS_S / train_s(member, 1))))
+        return train_s(member, steps) / steps
+
+    model = config.model
+    each = {
+        member: (step_s(member), test_s(flat, make_client(flat, kind, EVAL_IMAGES, member))) for member in model.members
+    }
+    dealt = [each[model.member_of(client)] for client in range(len(model.dealt))]
+    return {"eval_s": mean(test for _, test in dealt), "train_s": mean(step for step, _ in dealt) / batch}
 
 
 def test_s(flat: FlatModel, client: Client) -> float:
     """Of one image; the second of two tests counts."""
-    evaluate.test(flat.net, client.x_train, client.y_train)
+    net = flat.net_of(client.member)
+    evaluate.test(net, client.x_train, client.y_train)
     start_s = time.perf_counter()
-    evaluate.test(flat.net, client.x_train, client.y_train)
+    evaluate.test(net, client.x_train, client.y_train)
     return (time.perf_counter() - start_s) / len(client.y_train)
 
 
@@ -117,14 +126,14 @@ def run_info(flat: FlatModel, config: Config, kind: Kind, clients: int, public_i
     )
 
 
-def make_client(flat: FlatModel, kind: Kind, images: int) -> Client:
+def make_client(flat: FlatModel, kind: Kind, images: int, member: str) -> Client:
     """A client with random images, or with zeros in place of rows and sequences."""
     device, inputs = flat.values_V.device, Inputs(tuple(kind["shape"]), kind["dtype"])
     is_bytes = inputs.dtype == "uint8"
     x = torch.randint(0, 256, (images, *inputs.shape), dtype=torch.uint8) if is_bytes else inputs.zeros(images)
     x = x.to(device)
     y = torch.randint(0, kind["classes"], (images,)).to(device)
-    return Client(0, x, y, x[:0], y[:0], kind["classes"], seed=0)
+    return Client(0, x, y, x[:0], y[:0], kind["classes"], seed=0, member=member)
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -105,6 +107,21 @@ def auc(score_N: torch.Tensor, is_own_N: torch.Tensor) -> float:
     twice_lost = torch.searchsorted(own, other) + torch.searchsorted(own, other, right=True)  # a tie: half of a pair
     pairs = len(own) * len(other)
     return 1 - int(twice_lost.sum()) / (2 * pairs) if pairs else NAN
+
+
+def pooled(tests: Sequence[Tested]) -> Tested:
+    """The tests of several models on the same images as one; the AUC is the mean of theirs."""
+    if len(tests) == 1:
+        return tests[0]
+    n, correct, nonfinite = (sum(getattr(one, name) for one in tests) for name in ("n", "correct", "nonfinite"))
+    return Tested(
+        n,
+        correct,
+        math.fsum(one.loss for one in tests),
+        nonfinite,
+        np.sum([one.confusion_CC for one in tests], axis=0),
+        float(np.mean([one.macro_auc for one in tests])),
+    )
 
 
 def reestimate_batch_norm(net: torch.nn.Module, x_uint8: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +23,7 @@ import torch
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import SmallMapConv2d
+from hkd_hpc.models.family import member, prefix_of
 from hkd_hpc.models.precision import real_type
 from hkd_hpc.store.tree import is_name
 
@@ -73,7 +74,8 @@ class FlatModel:
         grad_P: the gradients, zero in the gaps.
         counters: the integer and bool buffers, which are never averaged.
         layout: where each tensor of the state dict lies.
-        active_spans: (start, stop) of what the optimizer steps in `parameters_P`.
+        active_spans: (start, stop) of what the optimizer steps in `parameters_P`; of unequal models those of the
+            member that is lent (`lend`).
 
     Raises:
         UsageError: a tensor that cannot be averaged or stored: no float32, whole numbers or bool, not dense, or of a
@@ -88,7 +90,8 @@ class FlatModel:
         self.small_map_convolutions = [module for module in net.modules() if isinstance(module, SmallMapConv2d)]
         self.counters = [tensor for span, (_, tensor) in zip(self.layout, _tensors(net)) if span.offset < 0]
         self._adopt()
-        self.active_spans = self._active_spans()
+        self._all_active_spans = self._active_spans()
+        self.active_spans = self._all_active_spans
 
     def _adopt(self) -> None:
         """Move the module's tensors into the flat buffers: from here on they are views."""
@@ -130,7 +133,44 @@ class FlatModel:
     @property
     def averaged_spans(self) -> Spans:
         """(start, stop) in `values_V` of what training can change: the active spans, and the float buffers."""
-        return [*self.active_spans, (len(self.parameters_P), len(self.values_V))]
+        return [*self._all_active_spans, (len(self.parameters_P), len(self.values_V))]
+
+    # --- unequal models (family.py): `name` is that of a member, or empty where all clients have the same
+
+    def net_of(self, name: str) -> torch.nn.Module:
+        """The network of the clients that have this member."""
+        return member(self.net, name)
+
+    def lend(self, name: str) -> torch.nn.Module:
+        """The same; its weights alone are active from now on."""
+        self.active_spans = common(self._all_active_spans, self._spans_of_member(name))
+        return self.net_of(name)
+
+    def averaged_spans_of(self, name: str) -> Spans:
+        """What is averaged over the clients that have this member."""
+        return common(self.averaged_spans, self._spans_of_member(name))
+
+    def statistics_spans_of(self, name: str) -> Spans:
+        """(start, stop) of the member's float buffers in `statistics_S`."""
+        start = len(self.parameters_P)
+        whole = common([(start, len(self.values_V))], self._spans_of_member(name))
+        return [(first - start, last - start) for first, last in whole]
+
+    def floats_of(self, name: str, but: Spans) -> int:
+        """The member's parameters and float buffers, without those that begin within the spans `but`."""
+        own = self._spans_of_member(name)
+        return self.floats_in(own) - self.floats_in(common(own, but))
+
+    def parameter_counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Trainable numbers of each member."""
+        trainable = [(0, len(self.parameters_P))]
+        return {name: self.floats_in(common(trainable, self._spans_of_member(name))) for name in names}
+
+    def _spans_of_member(self, name: str) -> Spans:
+        prefix = prefix_of(self.net, name)
+        if not prefix:
+            return [(0, len(self.values_V))]
+        return self.spans_of({span.name for span in self.layout if span.name.startswith(prefix)})
 
     def spans_of(self, names: Collection[str]) -> Spans:
         """(start, stop) in `values_V` of the floats of these names, ascending, neighbours in one."""
@@ -193,6 +233,12 @@ class FlatModel:
         vector_V = self.values_V if values_V is None else values_V
         return {span.name: self._view(vector_V, span) for span in self.layout if span.offset >= 0}
 
+    def tensors_of(self, name: str, values_V: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Those of a member (`net_of`), by its own names."""
+        prefix = prefix_of(self.net, name)
+        found = self.tensors(values_V).items()
+        return {key.removeprefix(prefix): tensor for key, tensor in found if key.startswith(prefix)}
+
     def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
         counters = []
@@ -246,6 +292,12 @@ def _layout(net: torch.nn.Module) -> tuple[list[TensorSpan], int, int]:
         )
         seen.add(id(tensor))
     return layout, trainable, total
+
+
+def common(spans: Spans, others: Spans) -> Spans:
+    """What lies within both, ascending."""
+    both = ((max(a, c), min(b, d)) for a, b in spans for c, d in others)
+    return sorted((start, stop) for start, stop in both if start < stop)
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 from hkd_hpc import rng
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
+from hkd_hpc.models.family import Family
 from hkd_hpc.models.images import Inputs
 from hkd_hpc.models.registry import MODELS, require_images
 from hkd_hpc.models.settings import ModelSettings
@@ -73,20 +75,31 @@ def build(
         dtype: of the inputs as they lie in the data: uint8 or float32 of images, float32 of rows, int64 of sequences.
 
     Returns:
-        A module that maps inputs (B, *input_shape) to (feature_BD, logits_BC), on the CPU.
+        A module that maps inputs (B, *input_shape) to (feature_BD, logits_BC), on the CPU; with model.names a Family of
+        them, each with the initial weights that it has alone.
 
     Raises:
         UsageError: a user's own model (module:Class, called with (classes, latent)) does not give these, or a built-in
             one is to take what is no image.
     """
     inputs = Inputs(input_shape, dtype)
+    if not settings.names:
+        return build_one(settings, classes, inputs, seed, device)
+    alone = (replace(settings, name=name, names="") for name in settings.architectures)
+    return Family({one.name: build_one(one, classes, inputs, seed, device) for one in alone})
+
+
+def build_one(
+    settings: ModelSettings, classes: int, inputs: Inputs, seed: int, device: torch.device | str
+) -> nn.Module:
+    """The network model.name."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))
         net = build_own(settings, classes, inputs) if ":" in settings.name else build_known(settings, classes, inputs)
     if settings.norm == "group":
         replace_batch_norm(net)
     if settings.convolution == "taps" and isinstance(net, Net):
-        reformulate(net, input_shape)
+        reformulate(net, inputs.shape)
         if torch.device(device).type == "cpu":
             prefer_channels_last(net)
             net.channels_last = True

@@ -13,6 +13,11 @@ class ModelSettings:
     """The network (models/)."""
 
     name: str = setting(DEFAULT, f"{', '.join(MODELS)}, or your own as module:Class")
+    names: str = setting(
+        "",
+        "unequal models: names with commas between, dealt to the clients in turn, so that as many names as clients "
+        "give each its own; empty: all have model.name",
+    )
     latent: int = setting(64, "size d of the feature vector", low=1, high=100_000)
     stem: str = setting(
         "imagenet",
@@ -45,6 +50,36 @@ class ModelSettings:
     )
 
     @property
+    def dealt(self) -> tuple[str, ...]:
+        """The architectures of the first clients, which the others repeat."""
+        return tuple(name.strip() for name in self.names.split(",")) if self.names else (self.name,)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Each name once."""
+        return tuple(dict.fromkeys(self.dealt))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of a run's network (models/family.py): unequal models by their names; where all are alike, one without a
+        name."""
+        return self.architectures if self.names else ("",)
+
+    def member_of(self, client: int) -> str:
+        """The member that a client trains, by its number."""
+        return self.dealt[client % len(self.dealt)] if self.names else ""
+
+    @property
+    def title(self) -> str:
+        """What messages call the model, or the models."""
+        return " + ".join(self.architectures)
+
+    @property
     def needs_torchvision(self) -> bool:
-        """Whether the model is made of torchvision's parts."""
-        return self.name in MODELS and MODELS[self.name].from_torchvision
+        """Whether a model is made of torchvision's parts."""
+        return any(name in MODELS and MODELS[name].from_torchvision for name in self.architectures)
+
+
+def key_of(name: str) -> str:
+    """The name of an architecture among the modules of a network, where no name has a dot."""
+    return name.replace(".", "_")

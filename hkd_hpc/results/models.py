@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc import config as config_module
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import Inputs, standardise
+from hkd_hpc.models.settings import key_of
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import load_tree
 
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray]  # a state dict
 
 
-def read_model(run: Path, client: int | None) -> Arrays:
-    """The state dict of the global model, or of one client. UsageError when the run does not hold it."""
-    return state_dict(run, *newest_checkpoint(run), client)
+def read_model(run: Path, client: int | None, architecture: str = "") -> Arrays:
+    """The state dict of the global model, or of one client. UsageError when the run does not hold it.
+
+    Args:
+        run: its folder.
+        client: its number; None: the global model.
+        architecture: of unequal models, which global one.
+    """
+    round, tree = newest_checkpoint(run)
+    return state_dict(run, round, tree, client, architecture_of(run, tree, client, architecture))
 
 
 def read_inputs(run: Path) -> Inputs:
@@ -31,17 +39,36 @@ def read_inputs(run: Path) -> Inputs:
     return Inputs.of_record(newest_checkpoint(run)[1])
 
 
-def make_model(run: Path, client: int | None, classes: int) -> Predictor:
-    """The network with these weights, ready to predict. UsageError as read_model."""
+def make_model(run: Path, client: int | None, classes: int, architecture: str = "") -> Predictor:
+    """The network with these weights, ready to predict. Arguments and UsageError as read_model."""
     import torch
 
+    from hkd_hpc.models.family import member
     from hkd_hpc.models.predictor import Predictor
 
     round, tree = newest_checkpoint(run)
-    net = make_net(tree, classes)
-    arrays = state_dict(run, round, tree, client)
+    name = architecture_of(run, tree, client, architecture)
+    net = member(make_net(tree, classes), name)
+    arrays = state_dict(run, round, tree, client, name)
     net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return Predictor(net, Inputs.of_record(tree).dtype)
+
+
+def architecture_of(run: Path, tree: dict[str, Any], client: int | None, asked: str) -> str:
+    """Of the model that is asked for; UsageError unless that is one model of the run."""
+    model = config_module.from_json(tree["config_json"]).model
+    if asked and asked not in model.architectures:
+        raise UsageError(f"{run}: has no architecture {asked}, but {', '.join(model.architectures)}")
+    if client is None:
+        if model.names and not asked:
+            raise UsageError(
+                f"{run}: its models are unequal, so there is a global one of each architecture: name a client, or one "
+                f"of {', '.join(model.architectures)}"
+            )
+        return asked if model.names else ""
+    if model.names and asked not in ("", model.member_of(client)):
+        raise UsageError(f"{run}: client {client} has the architecture {model.member_of(client)}, not {asked}")
+    return model.member_of(client)
 
 
 def newest_checkpoint(run: Path) -> tuple[int, dict[str, Any]]:
@@ -52,11 +79,16 @@ def newest_checkpoint(run: Path) -> tuple[int, dict[str, Any]]:
     return newest[0], load_tree(newest[1])
 
 
-def state_dict(run: Path, round: int, tree: dict[str, Any], client: int | None) -> Arrays:
-    """Of the checkpoint's global model, or of one client's."""
+def state_dict(run: Path, round: int, tree: dict[str, Any], client: int | None, architecture: str) -> Arrays:
+    """Of the checkpoint's global model of an architecture, or of one client's."""
     if client is not None:
-        return client_model(run, round, tree, client)
-    return {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
+        arrays = client_model(run, round, tree, client)
+    else:
+        arrays = {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
+    if not architecture:
+        return arrays
+    prefix = f"{key_of(architecture)}."
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def client_model(run: Path, round: int, tree: dict[str, Any], client: int) -> Arrays:
@@ -83,9 +115,11 @@ def client_model(run: Path, round: int, tree: dict[str, Any], client: int) -> Ar
 def make_net(tree: dict[str, Any], classes: int) -> nn.Module:
     """The network of a checkpoint's settings, on the CPU, with initial weights."""
     from hkd_hpc.models import networks
+    from hkd_hpc.models.family import members
 
     config = config_module.from_json(tree["config_json"])
     inputs = Inputs.of_record(tree)
     net = networks.build(config.model, classes, inputs.shape, config.run.seed, dtype=inputs.dtype)
-    standardise(net, inputs)
+    for one in members(net):
+        standardise(one, inputs)
     return net

@@ -241,12 +241,13 @@ class Run:
         self.require()
         return plot(self, name)
 
-    def model(self, client: int | None = None) -> Predictor:
+    def model(self, client: int | None = None, architecture: str = "") -> Predictor:
         """The trained network, ready to predict: `run.model()(x_BCHW).argmax(1)`, see Predictor for what it takes.
 
         Args:
             client: Its number, for its own model after the last local training; None: the global model, of the newest
                 checkpoint.
+            architecture: Of unequal models (model.names), which global one.
 
         Returns:
             A torch module on the CPU, in eval mode, from inputs as they lie in the data, as a rule uint8 images
@@ -260,7 +261,7 @@ class Run:
             raise UsageError(
                 f"{self.path}: is a metrics file by itself; models are in the checkpoints of a run's folder"
             )
-        return make_model(self.path, client, classes=self.partition["train_count"].shape[1])
+        return make_model(self.path, client, self.partition["train_count"].shape[1], architecture)
 
     # --- what it comes from
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ REPLACED = {  # names of older versions that nothing reads any more
     "report_floats": "traffic(tensors, direction)",
     "message_floats": "traffic(tensors, direction)",
 }
+
+
+def told_of(scheme: Scheme, net: torch.nn.Module) -> list[str]:
+    """What people must know of a scheme on a model, before the first round."""
+    return [*outdated(scheme, net), *nothing_personal(scheme, net)]
 
 
 def outdated(scheme: Scheme, net: torch.nn.Module) -> list[str]:
@@ -88,6 +94,23 @@ def check_personal(scheme: Scheme, net: torch.nn.Module) -> None:
         raise RunError(
             f"scheme {scheme.settings.name}: personal() must return names of the model's tensors, such as "
             f"[{next(iter(known), '')!r}]; it names {wrong[0]!r}"
+        )
+
+
+def check_unequal(scheme: Scheme) -> None:
+    """UsageError for unequal models where what a scheme does holds for one model alone: tensors of its size beside the
+    weights, of which nobody knows which belong together, or a step of the global weights of its own."""
+    info = scheme.info
+    other = type(scheme)(scheme.settings, replace(info, parameters=info.parameters + 1, values=info.values + 1))
+    if (scheme.report_shapes(), scheme.message_shapes()) != (other.report_shapes(), other.message_shapes()):
+        raise UsageError(
+            f"model.names: scheme.name={scheme.settings.name} sends tensors of the model's size beside the weights, "
+            "which unequal models do not have in common; give model.name, or take another scheme"
+        )
+    if type(scheme).global_step is not Scheme.global_step:
+        raise UsageError(
+            f"model.names: scheme.name={scheme.settings.name} steps the global weights by the share of clients that "
+            "took part, which is another in each architecture; give model.name, or take another scheme"
         )
 
 

@@ -13,7 +13,7 @@ is unassisted. FedHKD*: gamma = 0.
 That is the paper. The authors' published code does otherwise, and the settings below reproduce it, one by one or
 together (presets code-S and code-H): distances, aggregation and noise are defined in knowledge.py and aggregate.py. The
 paper's nu leaves nothing to share on 100 classes or nearly equal class mixes; nu_rule=relative is the repair (preset
-repaired).
+repaired). weights=none is neither's: hyper-knowledge alone travels, so that clients may have unequal models.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class FedHKDStarSettings(SchemeSettings):
         "last: the highest client alone, old entries stay (code)",
         choices=AGGREGATIONS,
     )
+    weights: str = setting(
+        "average",
+        "average: as FedAvg; none: every client goes on from its own model, hyper-knowledge alone travels",
+        choices=("average", "none"),
+    )
     soft_loss: str = setting(
         "paper",
         "soft term; paper: L2 norm; squared; mse; kl: code H; kl_wrong_sign: S's bug",
@@ -94,6 +99,7 @@ class FedHKD(Scheme):
 
     def __init__(self, settings, info):
         super().__init__(settings, info)
+        self.shares_weights = settings.weights == "average"
         self.gamma = getattr(settings, "gamma", 0.0)  # FedHKD* has no feature term
 
     def report_shapes(self):

@@ -1,5 +1,5 @@
 """FedMD: Li and Wang, Heterogeneous Federated Learning via Model Distillation, 2019, with weights averaged too, as the
-FedHKD paper compares it.
+FedHKD paper compares it, unless `weights=none`, as in its own paper: only predictions travel.
 
 L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels
 
@@ -31,6 +31,11 @@ class FedMDSettings(SchemeSettings):
     name: str = setting("fedmd", "the scheme")
     lam: float = setting(0.05, "weight of the distillation term", low=0, high=1e6)
     temperature: float = setting(0.5, "T of softmax(z / T)", above=0, high=1e6)
+    weights: str = setting(
+        "average",
+        "average: as FedAvg; none: every client goes on from its own model (its paper)",
+        choices=("average", "none"),
+    )
     public_batchnorm: str = setting(
         "keep", "keep: public images do not enter BatchNorm's running statistics; train: do", choices=("keep", "train")
     )
@@ -48,6 +53,7 @@ class FedMD(Scheme):
 
     def __init__(self, settings, info):
         super().__init__(settings, info)
+        self.shares_weights = settings.weights == "average"
         if info.public == 1:  # BatchNorm cannot normalise one image by itself
             raise UsageError("scheme.name=fedmd: needs 2 public images or more, there is 1; raise data.public_fraction")
 

@@ -107,6 +107,16 @@ SUMMARY = (
     Entry("summary/target_<local or global>_payload_bytes", "", "float64", "B", "payload up to its end", 2),
     Entry("summary/target_<local or global>_wall_s", "", "float64", "s", "sum of wall_s up to its end", 2),
     *(
+        Entry(f"summary/architectures/{name}", "architectures", dtype, unit, f"{meaning} (model.names)")
+        for name, dtype, unit, meaning in (
+            ("name", "text", "", "of unequal models"),
+            ("clients", "int64", "1", "of unequal models, by architecture"),
+            ("parameters", "int64", "1", "of unequal models, by architecture"),
+            ("local_test_accuracy", "float64", "1", "the same of its clients' own models, weighted by images"),
+            ("global_test_accuracy", "float64", "1", "the same of their average, on the official test split"),
+        )
+    ),
+    *(
         Entry(f"summary/{name}", "", "text", "", meaning)
         for name, meaning in {
             "stopped_early": "why the last round is earlier than fed.rounds (run.stop_patience); empty where it is not",

@@ -82,7 +82,8 @@ class Round:
         message = known(self.scheme.message_shapes())
         start_s = time.process_time()
         reports = worker.train(ROUND, clients, self.weights_V, self.counters, message, False)
-        worker.sum.mean_into(self.weights_V, worker.sum.pieces(CHUNK))
+        [total] = worker.sums.values()
+        total.mean_into(self.weights_V, total.pieces(CHUNK))
         cpu_s = time.process_time() - start_s
         if reports["status"].any():
             raise RuntimeError(f"a client was rejected: status {reports['status'].tolist()}")

@@ -115,7 +115,7 @@ def export_rounds(path: Path, name: str, folder: Path, older: list[Path]) -> str
     run.require()
     if not len(run):
         raise UsageError(f"{path}: has no round to export yet")
-    [make] = loggers.classes_of([name]).values()
+    [make] = loggers.classes_of([name], "--").values()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         logger = make(folder)

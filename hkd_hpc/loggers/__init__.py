@@ -45,11 +45,12 @@ def names_of(text: str) -> list[str]:
     return names
 
 
-def classes_of(names: Iterable[str]) -> dict[str, Any]:
+def classes_of(names: Iterable[str], asked: str = "run.loggers=") -> dict[str, Any]:
     """Import the loggers.
 
     Args:
         names: from `names_of`.
+        asked: what stands before a name where it was asked for.
 
     Returns:
         Their classes, by name.
@@ -58,15 +59,15 @@ def classes_of(names: Iterable[str]) -> dict[str, Any]:
         UsageError: one is not installed, cannot be imported, or is no logger.
     """
     with handlers_kept():
-        return {name: _class_of(name) for name in names}
+        return {name: _class_of(name, f"{asked}{name}") for name in names}
 
 
-def _class_of(name: str) -> Any:
+def _class_of(name: str, asked: str) -> Any:
     """One logger's class; UsageError where it cannot be used."""
-    found = load_object(REGISTRY.get(name, name), f"run.loggers={name}")
+    found = load_object(REGISTRY.get(name, name), asked)
     package = getattr(found, "needs", "")
     if package and importlib.util.find_spec(package) is None:
-        raise UsageError(f"run.loggers={name}: {package} is not installed; pip install 'hkd_hpc[{package}]'")
+        raise UsageError(f"{asked}: {package} is not installed; pip install 'hkd_hpc[{package}]'")
     if not callable(getattr(found, "log_round", None)):
-        raise UsageError(f"run.loggers={name}: is no logger; it needs a method log_round(round, values)")
+        raise UsageError(f"{asked}: is no logger; it needs a method log_round(round, values)")
     return found

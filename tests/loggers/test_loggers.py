@@ -8,13 +8,14 @@ import resource
 
 import pytest
 
-from hkd_hpc import loggers
+from hkd_hpc import export, loggers
 from hkd_hpc.errors import UsageError
 from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.loggers.files import CsvLogger, JsonLinesLogger
 from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.loggers.tensorboard import TensorBoardLogger
 from hkd_hpc.stop import FROM_OUTSIDE
+from tools.synthetic_runs import write_run
 
 NAN = float("nan")
 
@@ -83,10 +84,16 @@ def test_a_module_that_leaves_when_it_is_imported_is_wrong_input(tmp_path, monke
     )
 
 
-def test_a_package_that_is_not_installed_is_told_in_one_line(monkeypatch):
+def test_a_package_that_is_not_installed_is_told_in_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(TensorBoardLogger, "needs", "no_such_package")
     with pytest.raises(UsageError, match=r"pip install 'hkd_hpc\[no_such_package\]'"):
         loggers.classes_of(["tensorboard"])
+    write_run(tmp_path / "one", [], [0.1], [0.1])
+    assert export.main([str(tmp_path / "one"), "--tensorboard", str(tmp_path / "tb")]) == 2
+    assert capsys.readouterr().err == (
+        "hkd_hpc: --tensorboard: no_such_package is not installed; pip install 'hkd_hpc[no_such_package]'\n"
+    )
+    assert not (tmp_path / "tb").exists()
 
 
 def test_the_numbers_of_a_row_are_its_columns_of_one_number():

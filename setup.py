@@ -34,7 +34,7 @@ setup(
         "numpy>=1.24",
         "h5py>=3.8",
         "submitit>=1.5",
-        "scipy>=1.10",  # reads SVHN's official .mat files
+        "scipy>=1.10",  # reads SVHN's official .mat files, turns images (data.client_rotation)
         'tomli>=2; python_version < "3.11"',  # TOML files before Python had a reader
     ],
     extras_require={

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hkd_hpc import schemes
 from hkd_hpc.console import messages, output
 from hkd_hpc.errors import UsageError
 from hkd_hpc.results import Run, load
@@ -66,9 +67,11 @@ class Look:
 
     @property
     def terms(self) -> list[str]:
-        """Of the loss."""
-        names = [name for name in self.run.round_columns if name.startswith("loss/")]
-        return [name.partition("/")[2] for name in names]
+        """Of the loss, in the scheme's order; those of a class of one's own, which is not loaded to look, by name."""
+        found = [name.partition("/")[2] for name in self.run.round_columns if name.startswith("loss/")]
+        scheme = self.run.settings.get("scheme.name", "")
+        known = schemes.get(scheme).terms if scheme in {**schemes.REGISTRY, **schemes.CONTROLS} else ()
+        return [*(term for term in known if term in found), *(term for term in found if term not in known)]
 
     def column(self, name: str) -> np.ndarray:
         """(rounds,) float64; empty where it is not recorded."""

@@ -82,6 +82,7 @@ def test_defaults_are_the_papers():
         "noise": "paper",
         "clip": "off",
         "aggregation": "count",
+        "weights": "average",
         "soft_loss": "paper",
     }
     assert dataclasses.asdict(FedHKDStarSettings()) == star

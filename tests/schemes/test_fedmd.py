@@ -67,6 +67,7 @@ def test_defaults_are_the_papers():
         "name": "fedmd",
         "lam": 0.05,
         "temperature": 0.5,
+        "weights": "average",
         "public_batchnorm": "keep",
     }
 

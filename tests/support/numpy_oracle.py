@@ -267,20 +267,20 @@ class FedAvg:
     def train(self, client, model, message, round):
         """(model, mean of each term over the images of the last epoch, report) after local training."""
         self.start_round(client, model, message, round)
-        client.model, means = self.steps(client, model, EPOCHS)
+        client.model, means = self.descend(client, model, EPOCHS)
         return client.model, means, self.report(client, client.model)
 
     def start_round(self, client, model, message, round):
         self.begin(client, model, message, round)
-        self.stream = rng.stream(SEED, "batches", round, client.id)
+        self.shuffle = rng.stream(SEED, "batches", round, client.id)
         self.lr = LR * 0.5 ** ((round - 1) // self.halve_every)
 
-    def steps(self, client, model, epochs, moved_P=1):
+    def descend(self, client, model, epochs, moved_P=1):
         """(model, mean of each term over the images of the last epoch) after these epochs; Adam is new."""
         (w, statistics), adam = model, Adam()
         for _ in range(epochs):
             means = {}
-            for index_B in batches_of(self.stream.permutation(len(client.y)), BATCH):
+            for index_B in batches_of(self.shuffle.permutation(len(client.y)), BATCH):
                 values, gradient = derivative(self.terms, w, client, index_B)
                 w = adam.step(w, self.adjusted(client, gradient) * moved_P, self.lr)
                 statistics = running_mean(statistics, constant(self.batch_statistics)[0])
@@ -623,8 +623,8 @@ class FedRep(FedAvg):
         if client.model:
             model = np.where(self.head_P, client.model[0], model[0]), model[1]
         self.start_round(client, model, message, round)
-        model, _ = self.steps(client, model, self.head_epochs, self.head_P)
-        client.model, means = self.steps(client, model, EPOCHS, ~self.head_P)
+        model, _ = self.descend(client, model, self.head_epochs, self.head_P)
+        client.model, means = self.descend(client, model, EPOCHS, ~self.head_P)
         return client.model, means, {}
 
 
@@ -636,9 +636,9 @@ class Ditto(FedAvg):
     def train(self, client, model, message, round):
         self.start_round(client, model, message, round)
         self.centre_P = None
-        trained, _ = self.steps(client, model, EPOCHS)
+        trained, _ = self.descend(client, model, EPOCHS)
         self.centre_P = model[0]
-        client.model, means = self.steps(client, client.model or model, EPOCHS)
+        client.model, means = self.descend(client, client.model or model, EPOCHS)
         return trained, means, {}
 
     def extra(self, w, client, index_B, feature_BD, logits_BC):

@@ -182,7 +182,7 @@ def test_nine_signatures_push_the_oldest_out(toy_client):
         assert visit(images).item() == images * (images - 1) // 2
     assert len(recorded) == 2
     assert len(own.recorded) == 8
-    assert {key[0][0][1][0] for key in own.recorded} == {3, 4, 5, 6, 7, 8, 9, 1}
+    assert {key[1][0][1][0] for key in own.recorded} == {3, 4, 5, 6, 7, 8, 9, 1}
 
 
 def test_what_was_recorded_stays_as_long_as_something_else_can_go(toy_client):
@@ -195,7 +195,7 @@ def test_what_was_recorded_stays_as_long_as_something_else_can_go(toy_client):
             [],
             0.1,
         )
-    assert {key[0][0][1][0]: entry is not None for key, entry in own.recorded.items()} == {
+    assert {key[1][0][1][0]: entry is not None for key, entry in own.recorded.items()} == {
         1: True,
         3: False,
         4: False,

@@ -1,6 +1,6 @@
 """What it costs to keep the record of a run (bench_metrics [--quick]); a minute on 2 cores.
 
-Rows as a FedAvg run makes them, with 13 numbers of each client, added to a metrics.h5 one round after the other,
+Rows as a FedAvg run makes them, with 15 numbers of each client, added to a metrics.h5 one round after the other,
 nothing else done: the seconds of all rounds (wall), and whether the last rounds cost more than the first (CPU seconds).
 Beside it the whole file written anew in every round, and rounds that have a checkpoint (of small weights) each.
 Exit code 0: everything was measured, whatever the verdicts; 2: wrong arguments.

@@ -239,7 +239,7 @@ def test_one_missing_or_empty_official_file_is_named(tmp_path):
 
 
 def test_unknown_name():
-    assert "data.name='mnist': allowed are fmnist, cifar10" in rejection(check_present, "mnist", "", "")
+    assert "data.name='imagenet': allowed are fmnist, cifar10" in rejection(check_present, "imagenet", "", "")
 
 
 def test_checking_imports_nothing_heavy(tmp_path):

@@ -261,13 +261,13 @@ def test_scaling_is_a_bench_of_its_own(more, capsys):
 
 
 def test_the_record_of_a_run_is_measured(capsys):
-    """Each row once; 13 numbers of each client."""
+    """Each row once; 15 numbers of each client."""
     assert bench_metrics.main(["--quick"]) == 0
     told = capsys.readouterr().out
     for title in (
-        "metrics.h5, 6 rounds x 2 clients x 13 numbers: all rounds",
-        "metrics.h5, 80 rounds x 3 clients x 13 numbers: all rounds",
-        "metrics.h5, 80 rounds x 3 clients x 13 numbers: a last round / a first one",
+        "metrics.h5, 6 rounds x 2 clients x 15 numbers: all rounds",
+        "metrics.h5, 80 rounds x 3 clients x 15 numbers: all rounds",
+        "metrics.h5, 80 rounds x 3 clients x 15 numbers: a last round / a first one",
         "the same 6 rounds x 2 clients, written anew in each: all rounds",
         "a checkpoint in each of 6 rounds x 2 clients: a last one / a first one",
     ):

@@ -89,7 +89,7 @@ def files_there(name: str, target: Path) -> list[Path]:
     return [path for path in paths if path.exists()]
 
 
-def export_model(run: Path, out: Path, client: int | None, architecture: str) -> str:
+def export_model(run: Path, out: Path, client: int | None, architecture: str = "") -> str:
     """Write one model; what was written, for people."""
     arrays = read_model(run, client, architecture)
     write_model(out, arrays)

@@ -46,6 +46,8 @@ def final_evaluation(run: RankRun) -> None:
         found |= rows_of(run, "finetuned", worker.finetune(run.weights_V, run.counters, run.done + 1))
     if run.server:
         state = RoundState(run.done, run.weights_V, run.counters, run.message, {})
+        if not run.server.last_test.n:  # it was done before a resume, and no file has its confusion matrix
+            run.server.last_test = run.server.test(state.weights_V, state.counters, run.server.test_images)
         finish(run.server, found, reestimated_V, by_architecture(run.server, state))
 
 

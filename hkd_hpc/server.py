@@ -393,7 +393,7 @@ class Server:
         """
         state, self.scheme_server.state = checkpoint.unpack(tree, self.trainer.flat, self.message_type)
         self.history, self.clock.rounds = history, self.last_round()
-        if evaluation is None or state.round == self.last_round():  # whose confusion matrix no file has yet
+        if evaluation is None:
             self.pending = state
         else:
             history.set_last(**evaluation)

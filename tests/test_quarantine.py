@@ -96,14 +96,12 @@ def make_invalid(client, round, where):
         original, predict = LocalTrainer.epochs, evaluate.predict
         now = []
 
-        def epochs(self, who, count):
-            terms = original(self, who, count)
-            now[:] = [(who.id, who.round)]
+        def epochs(self, given):
+            for loss_K in original(self, given):
+                now[:] = [(given.client.id, given.round)]
+                yield loss_K * INF if now == [(client, round)] and where == "loss" else loss_K
             if now == [(client, round)]:
-                if where == "loss":
-                    return [INF]
                 self.flat.parameters_P[3] += 1000 * (where == "weights")
-            return terms
 
         def predicted(*arguments):
             feature_ND, logits_NC = predict(*arguments)
@@ -162,11 +160,10 @@ def make_nan(client, round):
 
         original = LocalTrainer.epochs
 
-        def epochs(self, who, count):
-            terms = original(self, who, count)
-            if (who.id, who.round) == (client, round):
+        def epochs(self, given):
+            yield from original(self, given)
+            if (given.client.id, given.round) == (client, round):
                 self.flat.values_V.fill_(NAN)
-            return terms
 
         LocalTrainer.epochs = epochs
 
@@ -359,10 +356,11 @@ def test_a_global_model_with_a_prediction_that_is_not_finite_has_no_accuracy(tmp
     usual, right = (np.array(columns.pop("rounds/global_test_correct_by_class")) for columns in (expected, rows))
     assert (usual - right)[:, 7].max() == 1  # image 7 is of class 7, and not right any more
     assert not np.delete(usual - right, 7, axis=1).any()
+    measures = ("accuracy", "balanced_accuracy", "macro_f1", "macro_auc", "loss")
     assert rows == expected | {
-        "rounds/global_test_accuracy": [None, None],
-        "rounds/global_test_loss": [None, None],
+        **{f"rounds/global_test_{measure}": [None, None] for measure in measures},
         "rounds/global_test_nonfinite": [1, 1],
+        "rounds/global_test_undefined": ["1 of 100 images without finite logits"] * 2,
     }
     assert not [name for name in found if name.startswith("summary/")]
     output = toy.train_ok(1, "--resume", "--allow-change", "fed.max_bad_fraction=1", "--out", tmp_path / "1")[0]

@@ -368,9 +368,7 @@ def test_an_unknown_setting_is_one_line_however_many_trials_and_schemes():
 
 
 def test_each_unknown_setting_has_its_line_be_it_an_axis_or_a_setting():
-    found, problems = Sweep(
-        scheme=["fedavg"], lr=[0.1, 0.2], settings={"train.wombat": 3, "scheme.mu": 1}
-    ).trials()
+    found, problems = Sweep(scheme=["fedavg"], lr=[0.1, 0.2], settings={"train.wombat": 3, "scheme.mu": 1}).trials()
     assert not found
     assert problems == [
         "train.wombat: no such setting; python -m hkd_hpc.train --help lists them",

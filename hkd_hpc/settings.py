@@ -46,15 +46,16 @@ def setting(default, help: str, *, low=None, above=None, high=None, below=None, 
 def allowed_text(field: dataclasses.Field) -> str:
     """What a value of this field may be, for error messages and --help."""
     meta, kind = field.metadata, type_text(field).replace(" | None", "")
+    or_none = " or none" * type_text(field).endswith("| None")
     if meta.get("choices"):
-        return ", ".join(["one of " + ", ".join(map(str, meta["choices"])), *[f"or {meta['own']}"] * bool(meta["own"])])
+        own = [f"or {meta['own']}"] * bool(meta["own"])
+        return ", ".join(["one of " + ", ".join(map(str, meta["choices"])), *own]) + or_none
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
     signs = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
     bounds = [f"{sign} {meta[name]}" for name, sign in signs if meta.get(name) is not None]
-    text = " ".join([words, " and ".join(bounds)]).strip()
-    return text + " or none" if type_text(field).endswith("| None") else text
+    return " ".join([words, " and ".join(bounds)]).strip() + or_none
 
 
 def type_text(field: dataclasses.Field) -> str:

@@ -1,6 +1,7 @@
 """The settings of a run: one frozen dataclass a section, and all of them together.
 
-Section `train` is declared in training.py, `data` and `model` in their packages, `scheme` in the file of each scheme.
+Section `train` is declared in training.py, `data`, `model` and `privacy` in their packages, `scheme` in the file of
+each scheme.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hkd_hpc.comm.devices import BACKENDS
 from hkd_hpc.config.training import TrainSettings
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.models.settings import ModelSettings
+from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.settings import setting
 
 
@@ -153,6 +155,7 @@ SECTIONS = {
     "model": ModelSettings,
     "run": RunSettings,
     "comm": CommSettings,
+    "privacy": PrivacySettings,
 }
 
 
@@ -167,6 +170,7 @@ class Config:
     model: ModelSettings
     run: RunSettings
     comm: CommSettings
+    privacy: PrivacySettings
 
     @property
     def partition_seed(self) -> int:

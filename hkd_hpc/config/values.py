@@ -7,6 +7,7 @@ from typing import Any
 
 from hkd_hpc import loggers, schemes
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
+from hkd_hpc.config.privacy import check_privacy
 from hkd_hpc.config.sections import SECTIONS, Config, TrainSettings, as_values
 from hkd_hpc.data.normalise import check_given
 from hkd_hpc.data.partition_file import clients_of
@@ -49,6 +50,7 @@ def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True)
 def check_together(config: Config) -> None:
     """What one setting asks of another."""
     check_training(config.train)
+    check_privacy(config)
     data = config.data
     source = source_of(data.name)
     if source.needs and not data.path:

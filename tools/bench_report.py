@@ -1,4 +1,4 @@
-"""What a report of many runs costs: `python -m tools.bench_report [--runs 1000] [--rounds 50]`; two minutes on 2 cores.
+"""What a report of many runs costs: `python -m tools.bench_report [--runs 1000] [--rounds 50]`; 2.5 minutes on 2 cores.
 
 Runs of nine schemes in the layout of a study, made and not trained (tools/synthetic_runs.py), are made into one report
 in a process of its own: seconds, its peak memory, and the size of the file. Exit code 0: measured, whatever the

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import schemes, sessions
-from hkd_hpc.aggregate import GlobalStep
+from hkd_hpc.aggregate import LIMIT, GlobalStep
 from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
@@ -38,8 +38,9 @@ from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
 from hkd_hpc.server_optimizer import ServerOptimizer
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.training import LocalTrainer
-from hkd_hpc.worker import Worker, counter_size, pack_counters
+from hkd_hpc.worker import Worker, counter_size, pack_counters, update_privacy
 
+NOISE_STDS = 10  # no draw of a Gaussian is farther out
 NOWHERE = RunFolder(Path(os.devnull))  # of a dry run: nothing can be written there
 
 
@@ -113,6 +114,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
         for line in dict.fromkeys(told):
             messages.warn(line)
     require_trainable(partition, trainer)
+    require_private_updates(trainer)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
@@ -303,6 +305,30 @@ def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
         raise UsageError(
             f"fed.clients={len(partition.train)}: no client gets more than {largest} training image(s), and "
             f"this model needs {trainer.min_images}; lower fed.clients or raise data.fraction"
+        )
+
+
+def require_private_updates(trainer: LocalTrainer) -> None:
+    """UsageError for noise on the updates of a network or a scheme for which it would not hold."""
+    updates, flat = update_privacy(trainer), trainer.flat
+    if updates is None or not updates.multiplier:
+        return
+    asked, model = f"privacy.update_multiplier={updates.multiplier:g}", trainer.config.model.title
+    buffers = [span.name for span in flat.layout if not span.trainable]
+    if buffers:
+        raise UsageError(
+            f"{asked}: model.name={model} has buffers ({buffers[0]}), which would travel without noise, or with noise "
+            "that makes a variance negative; take model.norm=group, or a network without"
+        )
+    if trainer.own_spans:
+        raise UsageError(
+            f"{asked}: scheme.name={trainer.config.scheme.name} keeps some weights with each client, and their mean "
+            "travels without noise; take a scheme that shares all"
+        )
+    if NOISE_STDS * updates.share_std > LIMIT:
+        raise UsageError(
+            f"{asked}: a client's share of the noise has a standard deviation of {updates.share_std:.3g}, and the "
+            f"exact sum holds weights up to {LIMIT:,.0f}; lower privacy.update_clip, which is {updates.clip:g}"
         )
 
 

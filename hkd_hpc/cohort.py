@@ -11,12 +11,12 @@ from hkd_hpc.config import FedSettings
 
 
 def draw_cohort(clients: int, participation: float, seed: int, round: int, eligible: Sequence[int] = ()) -> list[int]:
-    """Sorted ids of the sampled clients: max(1, round(participation * clients)) of them, the same for every scheme.
+    """Sorted ids of the sampled clients, `cohort_size` of them, the same for every scheme.
 
     eligible: who has images enough to train. If nobody of those drawn has, one who has is drawn in the place of one of
     them.
     """
-    size = max(1, round_half_up(participation * clients))
+    size = cohort_size(clients, participation)
     if size == clients:
         return list(range(clients))
     random = rng.stream(seed, "cohort", round)
@@ -24,6 +24,11 @@ def draw_cohort(clients: int, participation: float, seed: int, round: int, eligi
     if len(eligible) and not set(eligible) & set(drawn):
         drawn[0] = int(random.choice(eligible))
     return sorted(drawn)
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """Clients of a round: max(1, round(participation * clients))."""
+    return max(1, round_half_up(participation * clients))
 
 
 def draw_failures(fed: FedSettings, seed: int, round: int, cohort: list[int]) -> tuple[set[int], set[int]]:

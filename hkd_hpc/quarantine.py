@@ -27,6 +27,7 @@ STATUS = {
     STRAGGLER: "came too late (fed.straggler_rate)",
 }
 UPDATE = "change of all weights, L2 norm"
+NOISED = "weights with the noise of privacy.update_multiplier"
 TESTS = ("local test", "validation")  # the number that goes with them: images whose logits are not finite
 NONFINITE = "images whose logits are not finite"
 
@@ -46,6 +47,7 @@ def names(flat: FlatModel, reports, terms) -> list[str]:
     return [
         UPDATE,
         *TESTS,
+        NOISED,
         *(span.name for span in flat.layout),
         *(f"report {name}" for name in reports),
         *(f"loss {term}" for term in terms),
@@ -71,6 +73,11 @@ def invalid_update(flat: FlatModel, received_V: torch.Tensor, max_norm: float) -
         return None
     norm = float(torch.linalg.vector_norm(flat.values_V - received_V, dtype=torch.float64))
     return None if norm <= max_norm else Finding(INVALID_WEIGHTS, UPDATE, norm)
+
+
+def invalid_noise(bounds: tuple[float, float]) -> Finding:
+    """Weights that only the noise on them made too large: (smallest, largest) of what should have been sent."""
+    return Finding(INVALID_WEIGHTS, NOISED, max(bounds, key=abs))
 
 
 def invalid_report(report: dict[str, torch.Tensor], max_norm: float) -> Finding | None:

@@ -11,18 +11,22 @@ import torch
 from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.client import OWN, OWN_MODEL, Client
-from hkd_hpc.cohort import draw_failures
+from hkd_hpc.cohort import cohort_size, draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
 from hkd_hpc.models import evaluate
+from hkd_hpc.privacy.updates import UpdatePrivacy
 from hkd_hpc.quarantine import DROPPED_OUT, STRAGGLER, TOO_FEW_IMAGES, Finding
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.training import ClientRound, LocalTrainer, Trained
 
 
-def report_type(scheme, counters: int) -> np.dtype:
-    """One client's report of a round. client -1: an unused slot of a rank that hosts fewer clients than others."""
+def report_type(scheme, counters: int, clips: bool = False) -> np.dtype:
+    """One client's report of a round. client -1: an unused slot of a rank that hosts fewer clients than others.
+
+    clips: with what privacy.update_clip found.
+    """
     integers = {
         "client": (),
         "status": (),
@@ -43,7 +47,18 @@ def report_type(scheme, counters: int) -> np.dtype:
         "test_balanced_accuracy": (),
         "test_macro_f1": (),
     }
+    if clips:
+        numbers["update_norm"] = integers["clipped"] = ()
     return payload.record_type(numbers, integers, scheme.report_shapes())
+
+
+def update_privacy(trainer: LocalTrainer) -> UpdatePrivacy | None:
+    """What is done to the weights that travel; None: nothing, or they stay at home."""
+    privacy, fed = trainer.config.privacy, trainer.config.fed
+    if not privacy.update_clip or not trainer.scheme.shares_weights:
+        return None
+    cohort = cohort_size(fed.clients, fed.participation)
+    return UpdatePrivacy(privacy.update_clip, privacy.update_multiplier, cohort)
 
 
 class Worker:
@@ -64,7 +79,8 @@ class Worker:
         self.delivered: list[int] = []  # those here whose weights are in the sum
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
-        self.report_type = report_type(trainer.scheme, counter_size(trainer.flat.counters))
+        self.updates = update_privacy(trainer)
+        self.report_type = report_type(trainer.scheme, counter_size(trainer.flat.counters), self.updates is not None)
         flat, members = trainer.flat, trainer.config.model.members
         device = flat.values_V.device
         self.sums = {
@@ -160,7 +176,7 @@ class Worker:
         report["val_n"], report["val_correct"] = trained.val.n, trained.val.correct
         report["counters"] = pack_counters(client.flat.counters)
         report["memory_bytes"] = peak_memory_bytes()
-        found = self._add(client, trained)
+        found = self._add(client, trained, self._sent(client, report))
         if found:
             report["status"], report["invalid_tensor"], report["invalid_value"] = (
                 found.status,
@@ -169,8 +185,17 @@ class Worker:
             )
         report["weight"] = 0 if found else len(client.y_train)
 
-    def _add(self, client: Client, trained: Trained) -> Finding | None:
-        """Add the client's weights to the sum, unless something is wrong with it: that returns, the weights first."""
+    def _sent(self, client: Client, report: np.void) -> torch.Tensor:
+        """What a client sends of its weights, (V,): privacy may clip their change and add noise."""
+        flat, updates = client.flat, self.updates
+        if updates is None:
+            return flat.values_V
+        sent = updates.sent(flat.values_V, client.received_V, unit_noise(client) if updates.multiplier else None)
+        report["update_norm"], report["clipped"] = sent.norm, sent.norm > updates.clip
+        return sent.values_V
+
+    def _add(self, client: Client, trained: Trained, sent_V: torch.Tensor) -> Finding | None:
+        """Add what the client sends to the sum, unless something is wrong with it: that returns, the weights first."""
         flat, max_norm = client.flat, self.trainer.config.fed.max_norm
         found = (
             quarantine.invalid_report(trained.report, max_norm)
@@ -180,8 +205,8 @@ class Worker:
         )
         if found:
             return quarantine.invalid_weights(flat) or found
-        total = self.sums[client.member]
-        return quarantine.invalid_weights(flat) if total.add(flat.values_V, self.weight_of(client)) else None
+        rejected = self.sums[client.member].add(sent_V, self.weight_of(client))
+        return (quarantine.invalid_weights(flat) or quarantine.invalid_noise(rejected)) if rejected else None
 
     def weight_of(self, client: Client) -> int:
         """In every average of models (fed.average)."""
@@ -237,6 +262,13 @@ class Worker:
                     client, trainer.run(ClientRound(plain, weights_V, counters, {}, round, epochs)).test
                 )
         return rows
+
+
+def unit_noise(client: Client) -> torch.Tensor:
+    """(V,) float64, N(0, 1) for each float of a client's model, 0 in the gaps."""
+    filled_V = client.flat.filled_V
+    drawn_V = torch.from_numpy(client.random("noise weights").standard_normal(len(filled_V)))
+    return filled_V * drawn_V.to(filled_V.device)
 
 
 def clear(sums: Mapping[str, FixedPointSum]) -> None:

@@ -234,6 +234,18 @@ def knowledge_classes(numbers: RoundNumbers) -> np.ndarray | None:
     return values
 
 
+def names_of(reports: np.ndarray) -> tuple[str, ...]:
+    """The fields of the records."""
+    return reports.dtype.names or ()
+
+
+def update_norms(numbers: RoundNumbers) -> np.ndarray | None:
+    """(reports,) of the accepted clients; None where nothing is clipped."""
+    if "update_norm" not in names_of(numbers.reports):
+        return None
+    return np.where(numbers.is_accepted, numbers.reports["update_norm"], NAN)
+
+
 _BY_CLASS = "mean over the classes of the test images (global_test_classes of them), each alike"
 _BY_CLIENT = "mean over the clients with test images, each alike"
 _WHY = "NaN: global_test_undefined says why"
@@ -497,6 +509,26 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         },
         of_clients=knowledge_classes,
         dtype="float16",
+        since=2,
+    ),
+    Metric(
+        "update_norm",
+        {
+            "unit": "1",
+            "meaning": "L2 norm of the client's change of all weights, before privacy.update_clip; a measure without "
+            "noise; no column: nothing is clipped",
+        },
+        of_clients=update_norms,
+        since=2,
+    ),
+    Metric(
+        "clients_clipped",
+        {
+            "unit": "clients",
+            "meaning": "entered the average, their change of the weights clipped (privacy.update_clip)",
+        },
+        lambda r: int(r.accepted["clipped"].sum()) if "clipped" in names_of(r.reports) else None,
+        dtype="int64",
         since=2,
     ),
     Metric(

@@ -112,6 +112,14 @@ class FlatModel:
                 tensor.grad = self._view(grad_P, span)
         return grad_P
 
+    @cached_property
+    def filled_V(self) -> torch.Tensor:
+        """1 where a tensor lies in `values_V`, 0 in the gaps."""
+        filled_V = torch.zeros_like(self.values_V)
+        for view in self.tensors(filled_V).values():
+            view.fill_(1)
+        return filled_V
+
     @staticmethod
     def _view(flat: torch.Tensor, span: TensorSpan) -> torch.Tensor:
         return flat[span.offset : span.offset + span.size].as_strided(span.shape, span.strides)

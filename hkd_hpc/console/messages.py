@@ -249,7 +249,7 @@ def final_lines(summary: Mapping[str, Any], baselines: Mapping[str, float]) -> l
 def architecture_lines(table: Mapping[str, np.ndarray]) -> list[str]:
     """Of unequal models: what each architecture came to (by_architecture.py)."""
     return [
-        f"  {f'{name}: {clients} clients, {parameters:,} parameters':44s}local {number_text(local)}  "
+        f"  {f'{name}: {clients} clients, {parameters:,} parameters':43s} local {number_text(local)}  "
         f"global {number_text(whole)}"
         for name, clients, parameters, local, whole in zip(*(column.tolist() for column in table.values()))
     ]

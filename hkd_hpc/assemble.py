@@ -30,6 +30,7 @@ from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.optimizer import state_vectors
 from hkd_hpc.plan import Plan
+from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
@@ -115,6 +116,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
             messages.warn(line)
     require_trainable(partition, trainer)
     require_private_updates(trainer)
+    require_releasable(config, trainer)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
@@ -177,6 +179,7 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
         len(federation.partition.public),
         label_smoothing=config.train.label_smoothing,
         augments=config.train.augments,
+        privacy=config.privacy,
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, OWN)
@@ -332,6 +335,16 @@ def require_private_updates(trainer: LocalTrainer) -> None:
         )
 
 
+def require_releasable(config: Config, trainer: LocalTrainer) -> None:
+    """UsageError for a release whose clients' states, which have no noise, would go to rank 0's checkpoints."""
+    kept = [*trainer.scheme.client_state_shapes(), *trainer.own_shapes()]
+    if config.privacy.mode == RELEASE and kept:
+        raise UsageError(
+            f"privacy.mode=release: with scheme.name={config.scheme.name} and these settings clients keep "
+            f"{', '.join(kept)}, which goes to the checkpoints of rank 0 without noise; choose one that keeps nothing"
+        )
+
+
 def node_copy(config: Config, comm: Comm) -> sources.DataSet:
     """The data, read once per node and mapped by its other ranks; the file has no name any more when this returns."""
     data = config.data
@@ -423,6 +436,7 @@ def make_client(federation: Federation, client: int, device: torch.device, x_pub
         labels(dataset.y_train, val),
         name=names[client] if names else "",
         member=federation.config.model.member_of(client),
+        noise_from=federation.config.privacy.mode,
     )
 
 

@@ -10,6 +10,9 @@ import torch
 from hkd_hpc import rng
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.images import normalise
+from hkd_hpc.privacy import random
+from hkd_hpc.privacy.settings import SIMULATION
 
 # in a client's state: what it keeps of its model, all of it, BatchNorm's statistics, or the weights that are personal
 OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS = OWN = "model", "statistics", "personal_weights"
@@ -50,6 +53,7 @@ class Client:
         name: of a natural client whose id in the data is another than `id`.
         member: of unequal models (models/family.py), which one it has.
         phase: the name of the present part of its local training (`Scheme.phases`).
+        noise_from: where its noise comes from (privacy.mode).
         drawn_N3: of the current epoch: what is drawn for the augmentation of each training image; None without.
         net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
         flat: while it trains: the same model as one vector, and its gradient.
@@ -73,6 +77,7 @@ class Client:
     name: str = ""
     member: str = ""
     phase: str = ""
+    noise_from: str = SIMULATION
     drawn_N3: torch.Tensor | None = None
     net: torch.nn.Module = field(init=False, repr=False, compare=False)
     flat: FlatModel = field(init=False, repr=False, compare=False)
@@ -87,6 +92,18 @@ class Client:
     def random(self, purpose: str) -> np.random.Generator:
         """This client's stream of a purpose in the current round, at its beginning."""
         return rng.stream(self.seed, purpose, self.round, self.id)
+
+    def normal(self, quantity: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Draws of N(0, 1) for the noise on what it reports; the same ones in a round only in simulation.
+
+        Args:
+            quantity: what the noise is for: each has draws of its own, as each client and round has.
+            shape: of the result.
+
+        Returns:
+            float64, of that shape.
+        """
+        return random.normal(self.noise_from, shape, self.seed, quantity, self.round, self.id)
 
     @property
     def received_P(self) -> torch.Tensor:
@@ -121,7 +138,16 @@ class Client:
         self.net.train()
         return outputs
 
-    def predict_train(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(feature_ND, logits_NC) of the present model over all training images, eval mode, fixed order, as they are:
-        without augmentation."""
-        return self.predict(self.x_train)
+    def predict_train(self, values_V: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's outputs for all training images, eval mode, fixed order, as they are: without augmentation.
+
+        Args:
+            values_V: its weights, as in `predict_with`; None: the present model.
+
+        Returns:
+            (feature_ND, logits_NC).
+        """
+        if values_V is None:
+            return self.predict(self.x_train)
+        parts = [self.predict_with(values_V, normalise(x)) for x in self.x_train.split(evaluate.BATCH)]
+        return torch.cat([feature for feature, _ in parts]), torch.cat([logits for _, logits in parts])

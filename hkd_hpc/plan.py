@@ -10,6 +10,7 @@ import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, absolute_paths, as_values, resolve
+from hkd_hpc.config.protection import told
 from hkd_hpc.config.words import as_text
 from hkd_hpc.console.messages import aligned, bytes_text
 from hkd_hpc.data.settings import DataSettings
@@ -50,14 +51,14 @@ class Plan:
 
 
 def headline(plan: Plan) -> str:
-    """Three lines: what runs, on which ranks and devices, and on which cores."""
+    """Three lines: what runs, on which ranks and devices, and on which cores; one more where privacy is asked for."""
     config, fed, train = plan.config, plan.config.fed, plan.config.train
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
     return (
         f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {partition_text(config.data)}, "
         f"{fed.rounds} rounds x {train.epochs} epochs, {model_text(plan)}, "
         f"seed {config.run.seed}\n{plan.comm.plan_line}\n{plan.comm.cores_line}"
-    )
+    ) + f"\n{told(config)}".rstrip("\n")
 
 
 def model_text(plan: Plan) -> str:

@@ -267,7 +267,7 @@ class Worker:
 def unit_noise(client: Client) -> torch.Tensor:
     """(V,) float64, N(0, 1) for each float of a client's model, 0 in the gaps."""
     filled_V = client.flat.filled_V
-    drawn_V = torch.from_numpy(client.random("noise weights").standard_normal(len(filled_V)))
+    drawn_V = torch.from_numpy(client.normal("weights", filled_V.shape))
     return filled_V * drawn_V.to(filled_V.device)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hkd_hpc import schemes
+from hkd_hpc.config import protection
 from hkd_hpc.config.sections import Config, as_values
 from hkd_hpc.data.readers import PLAIN
 from hkd_hpc.data.registry import OFFICIAL, find_source
@@ -39,8 +40,8 @@ def _idle(config: Config) -> Iterator[tuple[str, str]]:
     """(key, the setting because of which it is not read)."""
     yield from _idle_data(config)
     yield from _idle_training(config)
-    if isinstance(config.scheme, SchemeSettings):  # else it is an own class that can say nothing
-        yield from config.scheme.without_effect().items()
+    of_scheme = config.scheme.without_effect() if isinstance(config.scheme, SchemeSettings) else {}  # else an own class
+    yield from {**of_scheme, **dict(protection.idle(config))}.items()
 
 
 def _idle_data(config: Config) -> Iterator[tuple[str, str]]:

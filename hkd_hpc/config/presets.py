@@ -17,6 +17,8 @@ wrong sign; H in October 2023 and since. lam reaches FedMD and FedProto as well.
 trains on knowledge that an earlier client wrote in the same round; knowledge leaves out a random remainder of a batch;
 S is in float64 and passes each batch twice, so that BatchNorm's momentum acts twice.
 
+privacy-off, privacy-paper, privacy-vector: the mechanism for class means of features (privacy.mechanism).
+
 moon-paper: MOON on CIFAR-10 as in its own paper (section 4.1) and code: optimizer, augmentation, network, rounds.
 
 fedavg-paper: FedAvg on CIFAR-10 as in its own paper (section 3): clients, batches, decay by round. What of both differs
@@ -110,6 +112,9 @@ PRESETS: dict[str, dict] = {
         "train.augment": "crop_flip",
         "scheme.name": "fedavg",
     },
+    "privacy-off": {"privacy.mechanism": "off"},
+    "privacy-paper": {"privacy.mechanism": "paper"},
+    "privacy-vector": {"privacy.mechanism": "vector"},
     "code-training": _CODE_TRAINING,
     "code-S": {**_CODE, "scheme.lam": 0.1, "scheme.gamma": 0.1, "scheme.soft_loss": "kl_wrong_sign"},
     "code-H": {**_CODE, "scheme.lam": 0.05, "scheme.gamma": 0.05, "scheme.soft_loss": "kl"},

@@ -16,6 +16,7 @@ FIXED = (
     "fed.clients",
     "run.seed",
     "run.stop_",
+    "privacy.mode",
     "train.batchnorm",
 )  # even with --allow-change
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc import rng
 from hkd_hpc.lazy import F
+from hkd_hpc.privacy.mechanism import Mechanism
+from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.settings import setting
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class RunInfo:
         label_smoothing: of every cross-entropy with the labels (train.label_smoothing).
         augments: whether batches are augmented, anew each time (train.augment): what a scheme computes of training
             images in `begin` is then not of the images of the batch.
+        privacy: what is clipped and gets noise before it leaves a client.
     """
 
     classes: int
@@ -58,6 +61,7 @@ class RunInfo:
     public: int
     label_smoothing: float = 0.0
     augments: bool = False
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,11 @@ class SchemeSettings:
 
     name: str = setting("fedavg", "the scheme, or your own as module:Class")
 
+    @property
+    def own_mechanism(self) -> Mechanism:
+        """What they ask to be done to mean features before they leave a client (privacy.mechanism=scheme)."""
+        return Mechanism()
+
     def without_effect(self) -> dict[str, str]:
         """{"scheme.key": "the setting because of which nothing reads it"}, for a warning where somebody gave it."""
         return {}
@@ -151,6 +160,7 @@ class Scheme:
         needs_public: whether it cannot do without public images.
         shares_weights: False: a client starts from its own last model; the average serves the global test only.
         pools_data: True: one client has the images of all.
+        protects: which of features, predictions and counts it reports by the rules of section `privacy`.
         cuda_graph_safe: True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep
             nothing, and read of a client only net, flat, message, cache, the received weights and images, so that
             run.graphs may replay them. Each class declares it for itself: it is not inherited.
@@ -164,6 +174,7 @@ class Scheme:
     needs_public = False
     shares_weights = True
     pools_data = False
+    protects: tuple[str, ...] = ()
     cuda_graph_safe = True
     about = About()
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
+from hkd_hpc.privacy import mechanism
+from hkd_hpc.privacy.settings import CLIPS
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
@@ -48,7 +50,7 @@ class FedHKDStarSettings(SchemeSettings):
         "paper", "paper; off; code: one draw of std 2 for all classes of a client", choices=knowledge.NOISES
     )
     clip: str = setting(
-        "off", "every feature before averaging: box: coordinates to +-zeta; l2: norm to zeta", choices=knowledge.CLIPS
+        "off", "every feature before averaging: box: coordinates to +-zeta; l2: norm to zeta", choices=CLIPS
     )
     aggregation: str = setting(
         "count",
@@ -66,6 +68,10 @@ class FedHKDStarSettings(SchemeSettings):
         "soft term; paper: L2 norm; squared; mse; kl: code H; kl_wrong_sign: S's bug",
         choices=knowledge.SOFT_DISTANCES,
     )
+
+    @property
+    def own_mechanism(self) -> mechanism.Mechanism:
+        return mechanism.Mechanism(self.noise, self.clip, self.zeta, self.sigma)
 
     def without_effect(self) -> dict[str, str]:
         """Without the paper's noise nothing reads its multiplier; without noise and clipping, not their bound."""
@@ -91,6 +97,7 @@ class FedHKD(Scheme):
 
     Settings: type[FedHKDStarSettings] = FedHKDSettings
     terms: tuple[str, ...] = ("cross_entropy", "soft", "feature")
+    protects = ("features", "predictions", "counts")
     # one value for both, as in the paper (.05) and the authors' code (.1); the rest of the grid is ours
     about = About(
         tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.47)
@@ -100,6 +107,7 @@ class FedHKD(Scheme):
     def __init__(self, settings, info):
         super().__init__(settings, info)
         self.shares_weights = settings.weights == "average"
+        self.mechanism = mechanism.of_features(info.privacy, settings.own_mechanism)
         self.gamma = getattr(settings, "gamma", 0.0)  # FedHKD* has no feature term
 
     def report_shapes(self):
@@ -141,17 +149,19 @@ class FedHKD(Scheme):
         return self.gamma * (distance_B * client.cache["known_C"][y_B]).mean()
 
     def report(self, client):
-        feature_ND, logits_NC = client.predict_train()
-        y_N, classes, s = client.y_train, self.info.classes, self.settings
-        feature_CD, count_C = knowledge.class_means(knowledge.clip_features(s.clip, feature_ND, s.zeta), y_N, classes)
-        soft_CC, _ = knowledge.class_means(F.softmax(logits_NC / s.temperature, dim=1), y_N, classes)
-        noise = client.random("noise")
-        feature_CD += knowledge.feature_noise(s.noise, count_C, self.info.latent, s.zeta, s.sigma, noise)
+        y_N, s, privacy = client.y_train, self.settings, self.info.privacy
+        feature_ND, logits_NC = knowledge.outputs(client, privacy.extractor)
+        count_C = knowledge.released_counts(client, knowledge.class_counts(y_N, self.info.classes), privacy)
+        feature_CD = knowledge.class_means(self.mechanism.clipped(feature_ND), y_N, count_C)
+        soft_CC = knowledge.class_means(F.softmax(logits_NC / s.temperature, dim=1), y_N, count_C)
+        feature_std_C = self.mechanism.std(count_C, self.info.latent)
+        soft_std_C = mechanism.std_of_predictions(privacy, count_C)
+        one_draw = self.mechanism.noise == "code"
         shared_C1 = real(knowledge.shared_classes(count_C, s.nu, s.nu_rule, s.min_count))[:, None]
         return {
             "count_C": count_C * shared_C1[:, 0],
-            "feature_CD": feature_CD * shared_C1,
-            "soft_CC": soft_CC * shared_C1,
+            "feature_CD": knowledge.noisy(client, "features", feature_CD, feature_std_C, one_draw) * shared_C1,
+            "soft_CC": knowledge.noisy(client, "predictions", soft_CC, soft_std_C) * shared_C1,
         }
 
     def combine(self, server, reports):
@@ -175,8 +185,9 @@ class FedHKD(Scheme):
         return reports["count_C"] > 0
 
     def noise_std(self, reports):
-        s = self.settings
-        return {"feature_CD": knowledge.noise_std(s.noise, reports["count_C"], s.zeta, s.sigma)}
+        count_MC, privacy = reports["count_C"], self.info.privacy
+        features = {"feature_CD": self.mechanism.std(count_MC, self.info.latent)}
+        return features | ({"soft_CC": mechanism.std_of_predictions(privacy, count_MC)} if privacy.predictions else {})
 
 
 class FedHKDStar(FedHKD):

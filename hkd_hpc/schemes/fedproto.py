@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
 from hkd_hpc.lazy import torch
 from hkd_hpc.models.precision import real
+from hkd_hpc.privacy import mechanism
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.settings import setting
@@ -40,10 +41,11 @@ class FedProtoSettings(SchemeSettings):
 
 
 class FedProto(Scheme):
-    """Class prototypes without noise or threshold."""
+    """Class prototypes without threshold, and without noise but for that of section `privacy`."""
 
     Settings = FedProtoSettings
     terms = ("cross_entropy", "prototype")
+    protects = ("features", "counts")
     # 1 and .1: its code on MNIST and CIFAR10; .05: the FedHKD paper
     about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.34))
     cuda_graph_safe = True
@@ -51,6 +53,7 @@ class FedProto(Scheme):
     def __init__(self, settings, info):
         super().__init__(settings, info)
         self.shares_weights = settings.weights == "average"
+        self.mechanism = mechanism.of_features(info.privacy, settings.own_mechanism)
 
     def report_shapes(self):
         return {"count_C": (self.info.classes,), "feature_CD": (self.info.classes, self.info.latent)}
@@ -75,9 +78,12 @@ class FedProto(Scheme):
         return self.settings.lam * (square_B * client.cache["known_C"][y_B]).mean()
 
     def report(self, client):
-        feature_ND, _ = client.predict_train()
-        feature_CD, count_C = knowledge.class_means(feature_ND, client.y_train, self.info.classes)
-        return {"count_C": count_C, "feature_CD": feature_CD}
+        y_N, privacy = client.y_train, self.info.privacy
+        feature_ND, _ = knowledge.outputs(client, privacy.extractor)
+        count_C = knowledge.released_counts(client, knowledge.class_counts(y_N, self.info.classes), privacy)
+        feature_CD = knowledge.class_means(self.mechanism.clipped(feature_ND), y_N, count_C)
+        feature_CD = knowledge.noisy(client, "features", feature_CD, self.mechanism.std(count_C, self.info.latent))
+        return {"count_C": count_C, "feature_CD": feature_CD * real(count_C > 0)[:, None]}
 
     def combine(self, server, reports):
         return combine_by_class(self.settings.aggregation, reports, server.state)
@@ -87,3 +93,8 @@ class FedProto(Scheme):
 
     def shared_classes(self, reports):
         return reports["count_C"] > 0
+
+    def noise_std(self, reports):
+        if self.mechanism.noise == "off":
+            return {}
+        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)}

@@ -1,5 +1,5 @@
-"""Per-class knowledge of one client: clipped features, class means, which classes are shared, noise; and distances of a
-client from the knowledge of all.
+"""Per-class knowledge of one client: class means, which classes are shared, noise; and distances of a client from the
+knowledge of all. How features are clipped, and how large the noise is: privacy/mechanism.py.
 
 "Code" below is what the FedHKD authors published: S at the submission, H in October 2023 and since.
 Shape letters: N images, C classes, D latent size, X any last axis, K rows of any kind.
@@ -7,35 +7,40 @@ Shape letters: N images, C classes, D latent size, X any last axis, K rows of an
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
+from hkd_hpc.privacy import mechanism
+from hkd_hpc.privacy.settings import RECEIVED, PrivacySettings
+
+if TYPE_CHECKING:
+    from hkd_hpc.client import Client
 
 DISTANCES = ("paper", "squared", "mse")
 SOFT_DISTANCES = (*DISTANCES, "kl", "kl_wrong_sign")
-CLIPS = ("off", "box", "l2")
 NU_RULES = ("absolute", "relative")
 NOISES = ("paper", "off", "code")
-CODE_STD = 2.0
 
 
-def clip_features(rule: str, feature_ND: torch.Tensor, zeta: float) -> torch.Tensor:
-    """box: coordinates into [-zeta, zeta], the bound that the paper assumes (3.4); l2: the norm to zeta at most."""
-    if rule == "off":
-        return feature_ND
-    if rule == "box":
-        return feature_ND.clamp(-zeta, zeta)
-    norm_N1 = torch.linalg.vector_norm(feature_ND, dim=1, keepdim=True)
-    return feature_ND * (zeta / norm_N1.clamp(min=zeta))
+def outputs(client: Client, extractor: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(feature_ND, logits_NC) of a client's training images, by its trained model or by the one that it received."""
+    return client.predict_train(client.received_V if extractor == RECEIVED else None)
 
 
-def class_means(value_NX: torch.Tensor, y_N: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean_CX float32, count_C float32): per class the mean over its images; zeros where there are none."""
-    one_hot_NC = F.one_hot(y_N, classes).to(torch.float64)
-    count_C = one_hot_NC.sum(0)
-    mean_CX = (one_hot_NC.T @ value_NX.to(torch.float64)) / count_C.clamp(min=1.0)[:, None]
-    return real(mean_CX), real(count_C)
+def class_counts(y_N: torch.Tensor, classes: int) -> torch.Tensor:
+    """count_C float32: images of each class."""
+    return real(F.one_hot(y_N, classes).to(torch.float64).sum(0))
+
+
+def class_means(value_NX: torch.Tensor, y_N: torch.Tensor, count_C: torch.Tensor) -> torch.Tensor:
+    """mean_CX float32: per class the sum over its images by this count, its own or one with noise, or by 1 if that is
+    less.
+    """
+    one_hot_NC = F.one_hot(y_N, len(count_C)).to(torch.float64)
+    return real((one_hot_NC.T @ value_NX.to(torch.float64)) / count_C.double().clamp(min=1.0)[:, None])
 
 
 def shared_classes(count_C: torch.Tensor, nu: float, rule: str = "absolute", min_count: int = 1) -> torch.Tensor:
@@ -47,32 +52,24 @@ def shared_classes(count_C: torch.Tensor, nu: float, rule: str = "absolute", min
     return (count_C >= min_count) & (count_C.double() >= share * count_C.double().sum() - 1e-9)
 
 
-def feature_noise(
-    kind: str, count_C: torch.Tensor, latent: int, zeta: float, sigma: float, random: np.random.Generator
+def released_counts(client: Client, count_C: torch.Tensor, privacy: PrivacySettings) -> torch.Tensor:
+    """count_C with the noise of privacy.counts, in whole numbers from 0 on."""
+    std = mechanism.std_of_counts(privacy)
+    return noisy(client, "counts", count_C[:, None], torch.full_like(count_C, std))[:, 0].round().clamp(min=0.0)
+
+
+def noisy(
+    client: Client, quantity: str, mean_CX: torch.Tensor, std_C: torch.Tensor, one_draw: bool = False
 ) -> torch.Tensor:
-    """(C, D): independent for all classes; code: ONE draw for all of them."""
-    std_C = noise_std(kind, count_C, zeta, sigma)
-    if kind == "code":
-        return gaussian_noise(std_C[:1], latent, random).expand(len(count_C), latent)
-    return gaussian_noise(std_C, latent, random)
+    """mean_CX with the client's noise for a quantity, which no other client, round or quantity has; std_C zero: none.
 
-
-def noise_std(kind: str, count_C: torch.Tensor, zeta: float, sigma: float) -> torch.Tensor:
-    """Standard deviation per class; paper (3.4): sigma times the sensitivity 2 zeta / N_j of one coordinate; off: 0;
-    code: 2.
+    Drawn for all classes, so that a class's draw does not depend on which others are shared. one_draw: the same for
+    all of them (code).
     """
-    if kind == "paper":
-        return 2.0 * zeta * sigma / count_C.clamp(min=1.0)
-    return torch.full_like(count_C, CODE_STD if kind == "code" else 0.0)
-
-
-def gaussian_noise(std_C: torch.Tensor, latent: int, random: np.random.Generator) -> torch.Tensor:
-    """Independent N(0, std_j^2) for every class j and coordinate: (C, D) float32 on the device of std_C.
-
-    Drawn for all classes, so that a class's draw does not depend on which others are shared.
-    """
-    unit_CD = random.standard_normal((len(std_C), latent)).astype(np.float32)
-    return torch.from_numpy(unit_CD).to(std_C) * std_C[:, None]
+    if not std_C.any():
+        return mean_CX
+    unit_CX = client.normal(quantity, (1 if one_draw else len(mean_CX), mean_CX.shape[1]))
+    return mean_CX + torch.from_numpy(unit_CX.astype(np.float32)).to(mean_CX) * std_C[:, None]
 
 
 def distance(form: str, value_KX: torch.Tensor, target_KX: torch.Tensor) -> torch.Tensor:
@@ -86,12 +83,13 @@ def distance(form: str, value_KX: torch.Tensor, target_KX: torch.Tensor) -> torc
 def soft_distance(form: str, logits_KC: torch.Tensor, target_KC: torch.Tensor) -> torch.Tensor:
     """(K,): how far softmax(logits) is from the target distributions; the forms of `distance`, and
 
-    kl: KL(target || softmax) / C, the elementwise mean of code H; C times smaller than the divergence ("batchmean").
+    kl: KL(target || softmax) / C, the elementwise mean of code H; C times smaller than the divergence ("batchmean"). A
+    target that noise made negative counts as 0, here and below.
     kl_wrong_sign: a bug kept for reproduction. Code S gave probabilities to a function that expects their logarithms
     and put a minus before it: mean_c t_c (p_c - log t_c). Minimising it LOWERS the agreement sum_c t_c p_c.
     """
     if form == "kl":
-        return F.kl_div(F.log_softmax(logits_KC, dim=1), target_KC, reduction="none").mean(1)
+        return F.kl_div(F.log_softmax(logits_KC, dim=1), target_KC.clamp(min=0.0), reduction="none").mean(1)
     if form == "kl_wrong_sign":
-        return -F.kl_div(F.softmax(logits_KC, dim=1), target_KC, reduction="none").mean(1)
+        return -F.kl_div(F.softmax(logits_KC, dim=1), target_KC.clamp(min=0.0), reduction="none").mean(1)
     return distance(form, F.softmax(logits_KC, dim=1), target_KC)

@@ -1,4 +1,4 @@
-"""Per-class means, clipping, which classes a client may share, the noise, and the distances with their gradients."""
+"""Per-class means, which classes a client may share, and the distances with their gradients."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from hkd_hpc import rng
 from hkd_hpc.schemes.knowledge import (
     SOFT_DISTANCES,
+    class_counts,
     class_means,
-    clip_features,
     distance,
-    feature_noise,
-    gaussian_noise,
-    noise_std,
     shared_classes,
     soft_distance,
 )
@@ -26,16 +22,25 @@ pytestmark = pytest.mark.kernels
 
 def test_class_means_by_hand():
     value = torch.tensor([[1.0, 10.0], [5.0, 0.0], [3.0, 20.0]])
-    mean_CX, count_C = class_means(value, torch.tensor([2, 0, 2]), 4)
+    labels = torch.tensor([2, 0, 2])
+    count_C = class_counts(labels, 4)
+    mean_CX = class_means(value, labels, count_C)
     assert mean_CX.tolist() == [[5.0, 0.0], [0.0, 0.0], [2.0, 15.0], [0.0, 0.0]]
     assert count_C.tolist() == [1.0, 0.0, 2.0, 0.0]
     assert mean_CX.dtype == count_C.dtype == torch.float32
 
 
+def test_the_sum_is_divided_by_the_count_that_is_given():
+    """Sums 5, 0 and 4 by 10, 0 (as if 1) and 2."""
+    value, labels = torch.tensor([[1.0], [5.0], [3.0]]), torch.tensor([2, 0, 2])
+    assert class_means(value, labels, torch.tensor([10.0, 0.0, 2.0])).tolist() == [[0.5], [0.0], [2.0]]
+
+
 def test_class_means_against_float64_numpy():
     random = np.random.default_rng(0)
     value, labels = random.standard_normal((375, 64)).astype(np.float32) * 100, random.integers(0, 10, 375)
-    mean_CX, count_C = class_means(torch.from_numpy(value), torch.from_numpy(labels), 10)
+    count_C = class_counts(torch.from_numpy(labels), 10)
+    mean_CX = class_means(torch.from_numpy(value), torch.from_numpy(labels), count_C)
     for j in range(10):
         true = value[labels == j].astype(np.float64).mean(0)
         np.testing.assert_allclose(mean_CX[j].numpy(), true, rtol=1e-6, atol=1e-6)
@@ -65,37 +70,6 @@ def test_which_classes_are_shared(counts, nu, shared):
 
 def test_at_a_quarter_nobody_shares_of_a_hundred_balanced_classes():
     assert not shared_classes(torch.full((100,), 3.75), 0.25).any()
-
-
-def test_standard_deviation_is_twice_zeta_sigma_over_count():
-    """zeta 3, sigma 7: 42 / N. Twice the images: half of it. An absent class divides by 1, not by 0."""
-    assert noise_std("paper", torch.tensor([256.0, 512.0, 125.0, 1.0, 0.0]), 3.0, 7.0).tolist() == pytest.approx(
-        [0.1640625, 0.08203125, 0.336, 42.0, 42.0], rel=1e-7
-    )
-
-
-def draw(std, latent: int = 100_000, seed: int = 0, round: int = 1, client: int = 0) -> np.ndarray:
-    return gaussian_noise(torch.tensor(std), latent, rng.stream(seed, "noise", round, client)).double().numpy()
-
-
-def test_measured_noise_has_the_stated_standard_deviation():
-    noise_CD = draw([42 / 256, 42 / 512, 42 / 125])
-    np.testing.assert_allclose(noise_CD.std(1), [0.1640625, 0.08203125, 0.336], rtol=0.01)
-    assert np.all(np.abs(noise_CD.mean(1)) < 5 * np.array([0.164, 0.082, 0.336]) / np.sqrt(100_000))
-
-
-def test_noise_is_independent_between_classes_clients_rounds_and_seeds():
-    rows = [*draw([1.0, 1.0]), draw([1.0], client=1)[0], draw([1.0], round=2)[0], draw([1.0], seed=1)[0]]
-    correlation = np.corrcoef(rows) - np.eye(5)
-    assert np.abs(correlation).max() < 0.02  # standard error .003
-
-
-def test_noise_of_a_class_does_not_depend_on_the_other_classes_scale():
-    assert np.array_equal(draw([1.0, 5.0], 50)[0], draw([1.0, 0.25], 50)[0])
-
-
-def test_no_noise_at_standard_deviation_zero():
-    assert not gaussian_noise(torch.zeros(3), 5, rng.stream(0, "noise")).any()
 
 
 # --- rules beside the paper's
@@ -130,44 +104,6 @@ def test_relative_rule_shares_balanced_classes_of_any_number():
 def test_fewest_images(nu, fewest, shared):
     counts = torch.tensor([20.0, 19.0, 61.0, 0.0])
     assert shared_classes(counts, nu, "absolute", fewest).tolist() == shared
-
-
-def test_clip_by_hand():
-    """zeta 2: coordinates into [-2, 2], or a norm of 5 to 2; what is inside stays as it is, 0 too."""
-    feature_ND = torch.tensor([[3.0, -4.0], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]])
-    assert clip_features("off", feature_ND, 2.0) is feature_ND
-    assert clip_features("box", feature_ND, 2.0).tolist() == [[2.0, -2.0], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]]
-    np.testing.assert_allclose(
-        clip_features("l2", feature_ND, 2.0), [[1.2, -1.6], [1.0, -1.5], [0.0, 0.0], [0.0, -2.0]], rtol=1e-6
-    )
-
-
-@pytest.mark.parametrize("rule", ["box", "l2"])
-def test_one_image_moves_a_clipped_mean_by_the_sensitivity_at_most(rule):
-    """2 zeta / N: per coordinate with box, as a norm with l2; reached by opposite features."""
-    random, labels = np.random.default_rng(0), torch.zeros(9, dtype=torch.int64)
-    features = random.standard_normal((9, 5)).astype(np.float32) * 10
-    other = features.copy()
-    features[4], other[4] = 1e6, -1e6
-    means = [class_means(clip_features(rule, torch.from_numpy(f), 3.0), labels, 1)[0][0] for f in (features, other)]
-    moved = (means[0] - means[1]).double().numpy()
-    assert (np.abs(moved).max() if rule == "box" else np.linalg.norm(moved)) == pytest.approx(6 / 9, rel=1e-5)
-
-
-def kinds_of_noise(kind: str, latent: int = 100_000) -> np.ndarray:
-    count_C = torch.tensor([256.0, 125.0, 0.0])
-    return feature_noise(kind, count_C, latent, 3.0, 7.0, rng.stream(0, "noise", 1, 0)).double().numpy()
-
-
-def test_kinds_of_noise():
-    """paper: 42 / N; off: none; code: std 2 whatever the counts, the same vector for every class."""
-    np.testing.assert_allclose(kinds_of_noise("paper").std(1), [42 / 256, 42 / 125, 42.0], rtol=0.01)
-    assert kinds_of_noise("off").shape == (3, 100_000)
-    assert not kinds_of_noise("off").any()
-    code = kinds_of_noise("code")
-    np.testing.assert_allclose(code.std(1), 2.0, rtol=0.01)
-    assert np.array_equal(code[0], code[1])
-    assert np.array_equal(code[0], code[2])
 
 
 # --- distances
@@ -273,3 +209,10 @@ def test_no_distance_has_no_gradient(form):
     found.sum().backward()
     assert not found.any()
     assert not value.grad.any()
+
+
+@pytest.mark.parametrize("form", ["kl", "kl_wrong_sign"])
+def test_a_target_that_noise_made_negative_counts_as_0(form):
+    logits = torch.tensor([[0.5, -0.5, 0.0]])
+    found = soft_distance(form, logits, torch.tensor([[1.1, -0.3, 0.2]]))
+    assert torch.equal(found, soft_distance(form, logits, torch.tensor([[1.1, 0.0, 0.2]])))

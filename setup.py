@@ -55,9 +55,15 @@ setup(
             "matplotlib>=3.8",  # figures as PDF, SVG and PNG
             "rich>=13",  # --follow: a run while it trains, in a terminal
         ],
+        "privacy": [
+            "dp-accounting>=0.6",  # Google's: epsilon of what a run released (PLD); else the ledger has mu alone
+            "cryptography>=42",  # X25519 and a stream cipher for the masks of privacy.secure_sum
+        ],
         "optuna": ["optuna>=4"],  # tuning.sampler="optuna" of a comparison: TPE in place of draws from the grid
         "tensorboard": ["tensorboard>=2.12"],  # run.loggers=tensorboard writes with its own writer, export too
         "test": [
+            "cryptography>=42",
+            "dp-accounting>=0.6",
             "jinja2>=3.1",
             "matplotlib>=3.8",
             "optuna>=4",

@@ -60,6 +60,11 @@ class FixedPointSum:
         self._chunk = CHUNK if self.device.type == "cpu" else max(self.length, 1)
         self.clear()
 
+    @property
+    def numbers(self) -> int:
+        """How many are summed: the values, and M."""
+        return self.length + 1
+
     def clear(self) -> None:
         """Forget everything that was added."""
         self._weight, self._has_flushed = 0, False

@@ -18,7 +18,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import INVALID_TEST, NONFINITE, STATUS
-from hkd_hpc.rounds import RankRun, with_statistics_of
+from hkd_hpc.rounds import RankRun, with_statistics_of_all
 from hkd_hpc.server import Server
 from hkd_hpc.store.tree import Leaf
 from hkd_hpc.worker import counter_size, unpack_counters
@@ -41,7 +41,7 @@ def final_evaluation(run: RankRun) -> None:
     comm, worker = run.comm, run.worker
     comm.at(run.done, PHASE)
     found = dict(rows_of(run, "global", worker.test_global(run.weights_V, run.counters)))
-    reestimated_V = with_statistics_of(run, list(range(len(run.rank_of))), PHASE)
+    reestimated_V = with_statistics_of_all(run, PHASE)
     if run.config.fed.finetune_epochs and not run.trainer.scheme.pools_data:  # else there are no clients to tune it on
         found |= rows_of(run, "finetuned", worker.finetune(run.weights_V, run.counters, run.done + 1))
     if run.server:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,11 +23,15 @@ from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
+from hkd_hpc.quarantine import OK
 from hkd_hpc.server import RoundResult, Server, is_due
 from hkd_hpc.stop import StopRequest
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker, unpack_counters
+
+if TYPE_CHECKING:  # needs `cryptography`
+    from hkd_hpc.secure_sum.exchange import SecureSum
 
 
 @dataclass
@@ -45,6 +50,7 @@ class RankRun:
         message: the server's last message, one record.
         last: the last round, as far as is known; patience may make it an earlier one (run.stop_patience).
         server_optimizer: what makes the new global weights of the mean, alike on every rank; None: they are the mean.
+        secure_sum: sums the weights under masks (privacy.secure_sum); None: they are summed as they are.
         done: completed rounds.
         stop: whether a signal asked for the end.
         stopping: that signal, once all ranks know that the run ends after this round.
@@ -62,6 +68,7 @@ class RankRun:
     message: np.ndarray
     last: int
     server_optimizer: GlobalStep | None = None
+    secure_sum: SecureSum | None = None
     done: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     stopping: int = 0
@@ -73,6 +80,7 @@ def all_rounds(run: RankRun) -> bool:
     if run.server:
         run.server.wire_before = dict(run.comm.wire_bytes)  # what the start moved belongs to no round
         run.server.run_pending_evaluation()  # of a resumed round whose test was lost
+    agree_on_keys(run, run.done)
     while run.done < run.last:
         one_round(run, run.done + 1)
         if run.stopping:
@@ -85,6 +93,8 @@ def one_round(run: RankRun, round: int) -> None:
     start_s, run.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
     with timed(run, "train"):
         reports = train_cohort(run, round)
+    with timed(run, "weights"):
+        make_masks(run)  # while slower ranks still train
     with timed(run, "knowledge"):
         gathered = gather_reports(run, round, reports)
     with timed(run, "weights"):
@@ -93,6 +103,8 @@ def one_round(run: RankRun, round: int) -> None:
         with timed(run, "knowledge"):
             send_message(run, round, gathered)
         agree_on_end(run, round)
+        with timed(run, "weights"):
+            agree_on_keys(run, round)  # before rank 0 is busy with saving
         with timed(run, "state"):
             states = collect_states(run, round) if is_saved(run, round) else {}
         run.done = round
@@ -108,10 +120,30 @@ def one_round(run: RankRun, round: int) -> None:
 
 def train_cohort(run: RankRun, round: int) -> np.ndarray:
     """Those of the round's cohort that live here train and test; their reports."""
-    fed, message = run.config.fed, payload.tensors_of(run.message[0], run.weights_V.device)
-    cohort = draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.eligible)
+    message = payload.tensors_of(run.message[0], run.weights_V.device)
     keep_models = round == run.last and run.config.run.client_models
-    return run.worker.train(round, cohort, run.weights_V, run.counters, message, keep_models)
+    return run.worker.train(round, cohort_of(run, round), run.weights_V, run.counters, message, keep_models)
+
+
+def cohort_of(run: RankRun, round: int) -> list[int]:
+    """The clients that take part in this round, on all ranks."""
+    fed = run.config.fed
+    return draw_cohort(fed.clients, fed.participation, run.config.run.seed, round, run.worker.eligible)
+
+
+def agree_on_keys(run: RankRun, done: int) -> None:
+    """For masks on the weights of the round after this one, if there is one."""
+    if run.secure_sum and done < run.last and not run.stopping:
+        able = set(run.worker.eligible)
+        run.secure_sum.begin(done, [client for client in cohort_of(run, done + 1) if client in able])
+
+
+def make_masks(run: RankRun) -> None:
+    """Of the clients here that are in this round's sums, which are not waited for."""
+    if run.secure_sum:
+        statistics = run.worker.statistics_sums if run.config.train.batchnorm == "reestimate" else {}
+        sums = [*run.worker.sums.values(), *statistics.values()]
+        run.secure_sum.make([total.numbers for total in sums], run.worker.delivered)
 
 
 def gather_reports(run: RankRun, round: int, reports: np.ndarray) -> np.ndarray | None:
@@ -136,10 +168,12 @@ def in_client_order(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> None:
     """The one all-reduce, of unequal models one for each architecture; afterwards every rank holds the new global
     weights."""
+    if run.secure_sum:
+        run.secure_sum.settle(round, [] if gathered is None else gathered["client"][gathered["status"] == OK].tolist())
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
-    weight = mean_into(run.comm, run.weights_V, run.worker.sums, "weights")
+    weight = mean_into(run, run.weights_V, run.worker.sums, "weights")
     if run.server_optimizer:
         weight = weight if gathered is None else run.worker.weight_of_all(gathered["weight"])
         run.server_optimizer.step(received_P, weights_P, weight / run.worker.weight_of_all(run.worker.images_M))
@@ -147,12 +181,12 @@ def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> Non
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
-def mean_into(comm: Comm, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> float:
+def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> float:
     """The weighted means of what the workers of all ranks added to these sums, in every rank; the sum of the weights,
     but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
-    weight = 0.0
+    comm, weight = run.comm, 0.0
     for total in sums.values():
-        summed = comm.summed(total.pieces(comm.piece), total.length + 1, kind)
+        summed = (run.secure_sum or comm).summed(total.pieces(comm.piece), total.numbers, kind)
         weight += total.mean_into(out, summed, may_be_empty=len(sums) > 1)
         comm.relay(total.parts(out), kind)
     return weight
@@ -164,8 +198,20 @@ def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Ten
     """
     run.worker.measure_statistics(clients, run.weights_V, run.counters)
     values_V, parameters = run.weights_V.clone(), len(run.trainer.flat.parameters_P)
-    mean_into(run.comm, values_V[parameters:], run.worker.statistics_sums, kind)
+    mean_into(run, values_V[parameters:], run.worker.statistics_sums, kind)
     return values_V
+
+
+def with_statistics_of_all(run: RankRun, kind: str) -> torch.Tensor:
+    """The same by all clients, once at the end."""
+    if run.secure_sum:
+        able = run.worker.eligible
+        run.secure_sum.begin(run.done, able)
+        here = [client for client in able if run.rank_of[client] == run.comm.rank]
+        run.secure_sum.make([total.numbers for total in run.worker.statistics_sums.values()], here)
+        run.secure_sum.settle(run.done, able)
+        run.comm.at(run.done, kind)
+    return with_statistics_of(run, list(range(len(run.rank_of))), kind)
 
 
 def send_message(run: RankRun, round: int, gathered: np.ndarray | None) -> None:

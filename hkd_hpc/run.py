@@ -57,6 +57,8 @@ def begin_telling(config: Config, run: RankRun, server: Server) -> None:
     output.current().keep(Log(server.folder.log_path))
     server.open_loggers()
     messages.say(plan.headline(assemble.plan_of(config, run, server)))
+    if run.secure_sum:
+        messages.say(run.secure_sum.text)
     if run.comm.rank_lines:
         messages.detail(lambda: "\n".join(run.comm.rank_lines))
 

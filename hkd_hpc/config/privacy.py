@@ -7,7 +7,7 @@ from hkd_hpc.config.updates import check_updates
 from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy.settings import RECEIVED, RELEASE, PrivacySettings
 
-NOT_YET = ("epsilon", "budget", "secure_sum")  # declared, and read by nothing so far
+NOT_YET = ("epsilon", "budget")  # declared, and read by nothing so far
 
 
 def check_privacy(config: Config) -> None:
@@ -25,3 +25,8 @@ def check_privacy(config: Config) -> None:
         )
     if privacy.extractor == RECEIVED and getattr(config.scheme, "weights", "average") == "none":
         raise UsageError("privacy.extractor=received: with scheme.weights=none clients receive no weights")
+    if privacy.secure_sum and config.run.client_models:
+        raise UsageError(
+            "privacy.secure_sum=true: run.client_models=true sends each client's own model to rank 0; give "
+            "run.client_models=false"
+        )

@@ -148,7 +148,7 @@ def test_rank_that_shows_progress_may_take_longer_than_the_time_out():
 def test_wrong_buffers_are_rejected_before_anything_travels():
     with World.open(env={}) as world:
         comm = world.connect(device="cpu")
-        for wrong in (torch.zeros(3), torch.zeros(2, 2).double(), torch.zeros(8).double()[::2]):
+        for wrong in (torch.zeros(3), torch.zeros(3).int(), torch.zeros(2, 2).double(), torch.zeros(8).double()[::2]):
             with pytest.raises(ValueError, match="a sum takes contiguous 1-D float64 tensors"):
                 next(comm.summed([wrong], wrong.numel()))
         with pytest.raises(ValueError, match="uint8"):

@@ -19,8 +19,8 @@ def bytes_of(rank: int, length: int) -> np.ndarray:
 
 
 def sum_(comm, buffer, pieces: int = 1) -> None:
-    """The all-reduce of a float64 buffer in so many pieces, in place in every rank; rank 0's own numbers do not
-    count.
+    """The all-reduce of a buffer of float64 or int64 in so many pieces, in place in every rank; rank 0's own numbers
+    do not count.
     """
     for _ in comm.summed(buffer.tensor_split(pieces), len(buffer)):
         pass
@@ -33,6 +33,7 @@ def check_all(comm) -> None:
         comm.most_bytes = most_bytes
         for check in (
             check_sum,
+            check_sum_modulo_2_to_the_64,
             check_sum_asks_for_a_piece_when_the_one_before_is_used,
             check_relay,
             check_gather,
@@ -57,6 +58,20 @@ def check_sum(comm, length: int = LENGTH, pieces: tuple[int, ...] = (1, 3)) -> N
         sum_(comm, buffer, count)
         hosts = range(1, comm.size) if comm.size > 1 else [0]
         assert buffer.tolist() == sum(numbers_of(rank, length) for rank in hosts).tolist()
+
+
+def check_sum_modulo_2_to_the_64(comm) -> None:
+    """int64 wraps around: the ends of its range, and numbers from all of it; exact to the last bit in every rank."""
+    import torch
+
+    low, high = -(2**63), 2**63 - 1
+    random = [np.random.default_rng([1, rank]).integers(low, high, LENGTH).tolist() for rank in range(comm.size)]
+    rows = [[low, high, -1, low + rank, high - rank, *values] for rank, values in enumerate(random)]
+    hosts = rows[1:] if comm.size > 1 else rows
+    for count in (1, 3):
+        buffer = torch.tensor(rows[comm.rank], dtype=torch.int64, device=comm.device)
+        sum_(comm, buffer, count)
+        assert buffer.tolist() == [(sum(column) - low) % 2**64 + low for column in zip(*hosts)]
 
 
 def check_sum_asks_for_a_piece_when_the_one_before_is_used(comm) -> None:

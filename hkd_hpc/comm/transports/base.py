@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # a world opens, and a file is checked, without the seconds t
     import torch
 
 
+SUMMED = ("torch.float64", "torch.int64")  # 8 bytes a number
+
+
 class ControlPlane(Protocol):
     """What a communicator needs of the control plane (comm/control), whose methods say what they do."""
 
@@ -125,9 +128,10 @@ class Comm:
         """The one all-reduce, piece by piece.
 
         Args:
-            pieces: float64, 1-D, contiguous, on the CPU or this rank's device, of the same lengths in all client ranks.
-                One is asked for when the one before has been summed and used, so that it can stay in cache all the
-                way. Rank 0 of several has no clients: it only waits at the barrier, and its pieces are not asked for.
+            pieces: float64 or int64 (modulo 2^64), 1-D, contiguous, on the CPU or this rank's device, of the same
+                lengths in all client ranks. One is asked for when the one before has been summed and used, so that it
+                can stay in cache all the way. Rank 0 of several has no clients: it only waits at the barrier, and its
+                pieces are not asked for.
             numbers: the length of all pieces together.
             kind: under which the bytes are counted.
 
@@ -143,8 +147,9 @@ class Comm:
         with self._collective("sum", kind, nbytes, (self.size - 1) * nbytes):
             for piece in pieces if self.rank or self.size == 1 else ():
                 _require(
-                    str(piece.dtype) == "torch.float64" and piece.dim() == 1 and piece.is_contiguous(),
-                    f"a sum takes contiguous 1-D float64 tensors, not {piece.dtype} of shape {tuple(piece.shape)}",
+                    str(piece.dtype) in SUMMED and piece.dim() == 1 and piece.is_contiguous(),
+                    "a sum takes contiguous 1-D float64 tensors, or int64, not "
+                    f"{piece.dtype} of shape {tuple(piece.shape)}",
                 )
                 for part in self._calls_of(len(piece), piece.element_size()):
                     self._sum(piece[part])

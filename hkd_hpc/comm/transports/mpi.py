@@ -84,7 +84,7 @@ class MpiComm(Comm):
 
     def _sum(self, piece: torch.Tensor) -> None:
         with self._errors(), self._staging.host(piece) as host:
-            self._clients.Allreduce(self._mpi.MPI.IN_PLACE, host.numpy())
+            self._clients.Allreduce(self._mpi.MPI.IN_PLACE, wrapping(host.numpy()))
 
     def _relay(self, values: torch.Tensor) -> None:
         with self._errors(), self._staging.host(values, back=self.rank == 0) as host:
@@ -110,3 +110,8 @@ class MpiComm(Comm):
             yield
         except self._mpi.MPI.Exception as error:
             raise LinkError(f"MPI: {error}") from error
+
+
+def wrapping(values: np.ndarray) -> np.ndarray:
+    """The same memory; int64 as uint64, whose sums C defines modulo 2^64."""
+    return values.view(np.uint64) if values.dtype == np.int64 else values

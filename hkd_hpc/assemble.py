@@ -31,7 +31,7 @@ from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.optimizer import state_vectors
 from hkd_hpc.plan import Plan
-from hkd_hpc.privacy.settings import RELEASE
+from hkd_hpc.privacy.settings import RECEIVED, RELEASE
 from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
@@ -122,6 +122,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     require_trainable(partition, trainer)
     require_private_updates(trainer)
     require_releasable(config, trainer)
+    require_received(config, trainer)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
@@ -388,6 +389,16 @@ def require_releasable(config: Config, trainer: LocalTrainer) -> None:
         raise UsageError(
             f"privacy.mode=release: with scheme.name={config.scheme.name} and these settings clients keep "
             f"{', '.join(kept)}, which goes to the checkpoints of rank 0 without noise; choose one that keeps nothing"
+        )
+
+
+def require_received(config: Config, trainer: LocalTrainer) -> None:
+    """UsageError for features of the received model where clients begin a round with weights of their own."""
+    own = trainer.own_spans
+    if config.privacy.extractor == RECEIVED and trainer.scheme.protects and own:
+        raise UsageError(
+            f"privacy.extractor=received: clients go on from their own {', '.join(own)} here, not from what they "
+            "received; let all weights travel (scheme.weights=average, train.batchnorm=average)"
         )
 
 

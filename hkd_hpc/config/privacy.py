@@ -5,7 +5,7 @@ from __future__ import annotations
 from hkd_hpc.config.sections import Config
 from hkd_hpc.config.updates import check_updates
 from hkd_hpc.errors import UsageError
-from hkd_hpc.privacy.settings import RECEIVED, RELEASE, PrivacySettings
+from hkd_hpc.privacy.settings import RELEASE, PrivacySettings
 
 NOT_YET = ("epsilon", "budget")  # declared, and read by nothing so far
 
@@ -23,8 +23,6 @@ def check_privacy(config: Config) -> None:
             "privacy.mode=release: run.client_models=true sends every client's own model, without noise, to rank 0; "
             "give run.client_models=false"
         )
-    if privacy.extractor == RECEIVED and getattr(config.scheme, "weights", "average") == "none":
-        raise UsageError("privacy.extractor=received: with scheme.weights=none clients receive no weights")
     if privacy.secure_sum and config.run.client_models:
         raise UsageError(
             "privacy.secure_sum=true: run.client_models=true sends each client's own model to rank 0; give "

@@ -88,3 +88,5 @@ def _kinds(config: Config) -> Iterator[str]:
     if privacy.update_clip:
         noise = f"noise multiplier {privacy.update_multiplier:g}" if privacy.update_multiplier else "no noise"
         yield f"changes of the weights: l2 clip {privacy.update_clip:g}, {noise}"
+    if privacy.secure_sum:
+        yield "weights: summed under masks"

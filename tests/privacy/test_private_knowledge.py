@@ -198,6 +198,12 @@ def test_features_of_the_received_model(data, played):
     assert not np.allclose(played("fedproto").reports["feature_CD"], expected, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("settings, own", [("scheme.weights=none", "model"), ("train.batchnorm=local", "statistics")])
+def test_no_features_of_a_received_model_where_clients_go_on_from_their_own(data, settings, own):
+    with pytest.raises(UsageError, match=f"privacy.extractor=received: clients go on from their own {own} here"):
+        Federation(data, "fedproto", "privacy.extractor=received", settings)
+
+
 # ---- what a release refuses
 
 

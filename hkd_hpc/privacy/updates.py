@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hkd_hpc.lazy import torch
+from hkd_hpc.privacy import mechanism
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class UpdatePrivacy:
 
     def summed_std(self, delivered: int) -> float:
         """Of the noise that the sum over so many clients of the cohort really has, each coordinate."""
-        return self.sensitivity * self.multiplier * math.sqrt(delivered / self.cohort)
+        return mechanism.std("vector", self.sensitivity, self.multiplier, math.sqrt(self.cohort / delivered))
 
     def sent(self, values_V: torch.Tensor, received_V: torch.Tensor, unit_V: torch.Tensor | None) -> Sent:
         """What a client sends in the place of its weights.

@@ -169,6 +169,19 @@ def test_noise_that_makes_weights_too_large_is_told(data):
     )
 
 
+def test_the_report_of_a_received_model_does_not_depend_on_this_rounds_training(data):
+    knowledge = ("privacy.mechanism=vector", "privacy.predictions=true")
+    reports = {
+        (extractor, epochs): played(
+            data, "fedhkd", TINY, *NOISED, *knowledge, f"privacy.extractor={extractor}", f"train.epochs={epochs}"
+        )[1][0].reports["tensors"]
+        for extractor in ("received", "trained")
+        for epochs in (1, 3)
+    }
+    np.testing.assert_array_equal(reports["received", 1], reports["received", 3])
+    assert (reports["trained", 1]["feature_CD"] != reports["trained", 3]["feature_CD"]).any()
+
+
 def test_weights_that_stay_at_home_are_neither_clipped_nor_noised(data):
     noised, plain = (
         played(data, "fedproto", TINY, "scheme.weights=none", *more)[1][0]

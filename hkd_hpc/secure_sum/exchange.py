@@ -1,13 +1,15 @@
 """The masked sums of a run: the steps of the protocol between the ranks, and the all-reduce of masked int64.
 
-What a rank hands to the transport is, but for who holds all other clients, uniform modulo 2^64. The numbers are whole
+What a rank hands to the transport is, but for who holds all other ranks, uniform modulo 2^64. The numbers are whole
 (aggregate.FixedPointSum), so that int64 holds them exactly and the sum, once the masks have cancelled, is to the bit
-the one without masks. Clients of one rank have no mask between them: their numbers are added before anything leaves it.
+the one without masks. The clients of one rank are one party: they have no masks between them, since their numbers are
+added before anything leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,14 +17,7 @@ from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.errors import RunError
 from hkd_hpc.lazy import torch
 from hkd_hpc.secure_sum import stream
-from hkd_hpc.secure_sum.protocol import (
-    PUBLISHED_BYTES,
-    SEALED_BYTES,
-    Client,
-    fingerprint,
-    masks_left,
-    rebuilt,
-)
+from hkd_hpc.secure_sum.protocol import PUBLISHED_BYTES, Party, Roster, cut, fingerprint, masks_left, rebuilt
 from hkd_hpc.secure_sum.rules import SMALLEST, problem_of
 from hkd_hpc.secure_sum.shares import SHARE_BYTES
 
@@ -41,9 +36,9 @@ class SecureSum:
     def __init__(self, comm: Comm, rank_of: Sequence[int], member_of: Sequence[str]) -> None:
         self.comm, self.rank_of, self.member_of = comm, rank_of, member_of
         self._cohort: list[int] = []
-        self._clients: dict[int, Client] = {}  # those here
-        self._published: dict[int, bytes] = {}
-        self._delivered: list[int] = []  # those here
+        self._party = Party(comm.rank)
+        self._roster = Roster({}, {})
+        self._delivered: list[int] = []  # clients here
         self._masks: list[np.ndarray] = []  # of the sums to come, uint64; kept from cohort to cohort
         self._summed = 0
         self._whole_N = torch.empty(0, dtype=torch.int64, device=comm.device)
@@ -63,10 +58,10 @@ class SecureSum:
     @property
     def is_masked(self) -> bool:
         """Whether there are masks: not where all clients of the cohort live on one rank, nor where they are too few."""
-        return len(self._cohort) >= SMALLEST and len({self.rank_of[client] for client in self._cohort}) > 1
+        return len(self._cohort) >= SMALLEST and len(self._parties(self._cohort)) > 1
 
     def begin(self, round: int | None, cohort: Sequence[int]) -> None:
-        """All ranks: new keys for these clients, and shares of them.
+        """All ranks: new keys for the ranks with these clients, and shares of them.
 
         Args:
             round: for messages about failures.
@@ -76,36 +71,37 @@ class SecureSum:
             RunError: a share was changed on its way.
         """
         self.comm.at(round, "keys")
-        self._cohort = list(cohort)
-        self._clients = {client: Client(client) for client in cohort if self.rank_of[client] == self.comm.rank}
+        self._cohort, self._party, self._roster = list(cohort), Party(self.comm.rank), Roster({}, {})
         if not self.is_masked:
             return
-        advertised = {number: client.advertise() for number, client in self._clients.items()}
-        self._published = self._spread(advertised, PUBLISHED_BYTES)
-        shared = {number: self._row(client.share(self._published)) for number, client in self._clients.items()}
-        rows = self._spread(shared, SEALED_BYTES * len(self._cohort))
-        for place, number in enumerate(self._cohort):
-            if number in self._clients:
-                cell = slice(SEALED_BYTES * place, SEALED_BYTES * (place + 1))
-                self._clients[number].receive({other: row[cell] for other, row in rows.items() if other != number})
+        clients = self._parties(cohort)
+        published = self._spread(self._party.advertise(), PUBLISHED_BYTES, clients)
+        self._roster = Roster(published, clients)
+        sizes = [self._roster.sealed_bytes(rank) for rank in clients]
+        is_in = self.comm.rank in clients
+        shared = self._party.share(self._roster) if is_in else {}
+        mine = b"".join(shared.get(rank, bytes(size)) for rank, size in zip(clients, sizes))
+        rows = self._spread(mine, sum(sizes), clients)
+        if is_in:
+            place = list(clients).index(self.comm.rank)
+            cell = slice(sum(sizes[:place]), sum(sizes[: place + 1]))
+            self._party.receive({rank: row[cell] for rank, row in rows.items() if rank != self.comm.rank})
 
     def make(self, lengths: Sequence[int], delivered: Sequence[int]) -> None:
-        """The masks of the clients of this rank that deliver, before anybody knows which others do; needs no other
-        rank. The secret keys are forgotten.
+        """The masks of this rank, before anybody knows which clients of others deliver; needs no other rank. The
+        secret keys are forgotten.
 
         Args:
             lengths: of the sums that follow, in numbers.
-            delivered: clients here whose weights are in these sums.
+            delivered: clients here whose weights are in these sums; without any there are no masks.
         """
         self._delivered, self._summed = sorted(delivered), 0
         kept, self._masks = self._masks, []
         for number, length in enumerate(lengths if self.is_masked and delivered else ()):
             fits = number < len(kept) and len(kept[number]) == length
             self._masks.append(kept[number] if fits else np.empty(length, np.uint64))
-            own = [mask for c in self._delivered for mask in self._clients[c].masks(number, self._apart(c))]
-            stream.add(self._masks[number], own, fresh=True)
-        for client in self._clients.values():
-            client.forget()
+            stream.add(self._masks[number], self._party.masks(number), fresh=True)
+        self._party.forget()
 
     def settle(self, round: int | None, delivering: Collection[int]) -> None:
         """All ranks: who delivers, told by rank 0 and the same for all; the masks of the others are taken off.
@@ -122,9 +118,9 @@ class SecureSum:
         self.comm.broadcast(flags, KIND)
         told = [client for client, flag in zip(self._cohort, flags) if flag]
         self._check(round, told)
-        dropped = sorted({*self._cohort} - {*told})
-        if self.is_masked and dropped:
-            self._take_off(told, dropped)
+        delivering_ranks = self._parties(told)
+        if self.is_masked and len(delivering_ranks) < len(self._roster.clients):
+            self._take_off(list(delivering_ranks))
 
     def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """As Comm.summed, of whole numbers in float64 whose sums are below 2^53; the next of the sums of `make`."""
@@ -148,9 +144,9 @@ class SecureSum:
             self._whole_N, self._real_N = self._whole_N.new_empty(size), self._real_N.new_empty(size)
         return self._whole_N[:size]
 
-    def _apart(self, client: int) -> list[int]:
-        """Those of the cohort that live on another rank than this client."""
-        return [other for other in self._cohort if self.rank_of[other] != self.rank_of[client]]
+    def _parties(self, clients: Iterable[int]) -> dict[int, int]:
+        """The ranks on which these clients live, ascending, and how many there."""
+        return dict(sorted(Counter(self.rank_of[client] for client in clients).items()))
 
     def _check(self, round: int | None, told: list[int]) -> None:
         """RunError unless enough deliver, those here as they did, and all ranks know the same."""
@@ -160,43 +156,26 @@ class SecureSum:
                 f"round {round}: {problem}; more clients a round (fed.participation) or a lower fed.drop_rate help. "
                 "The checkpoint of the last saved round is good"
             )
-        if self._delivered != [client for client in told if client in self._clients]:
+        if self._delivered != [client for client in told if self.rank_of[client] == self.comm.rank]:
             raise RunError(f"round {round}: rank 0 names other clients of rank {self.comm.rank} than delivered")
-        mine = fingerprint(self._published, told)
+        mine = fingerprint(self._roster, told)
         if (self.comm.agree(mine), -self.comm.agree(-mine)) != (mine, mine):
             raise RunError(f"round {round}: the ranks were told different things of who delivers to the masked sum")
 
-    def _take_off(self, told: list[int], dropped: list[int]) -> None:
-        """Rebuild the keys of the dropped clients, and take off what the clients of this rank added for them."""
-        revealed = {client: self._clients[client].reveal(told) for client in self._delivered}
-        rows = self._spread(
-            {client: b"".join(shares[other] for other in dropped) for client, shares in revealed.items()},
-            SHARE_BYTES * len(dropped),
-        )
-        shares = {client: dict(zip(dropped, cells(rows[client], SHARE_BYTES))) for client in told}
-        for number, pair in rebuilt(shares, self._published).items():
-            partners = [client for client in self._delivered if client in self._apart(number)]
-            for sum_number, mask_N in enumerate(self._masks):
-                stream.add(mask_N, masks_left({number: pair}, partners, self._published, sum_number))
+    def _take_off(self, delivering: list[int]) -> None:
+        """Rebuild the keys of the ranks without a client that delivers, and take off what this rank added for them."""
+        dropped = [rank for rank in self._roster.clients if rank not in delivering]
+        cell = SHARE_BYTES * max(self._roster.clients.values())
+        revealed = self._party.reveal(delivering) if self._delivered else {}
+        mine = b"".join(revealed.get(rank, b"").ljust(cell, b"\0") for rank in dropped)
+        rows = self._spread(mine, len(mine), delivering)
+        pairs = rebuilt({rank: dict(zip(dropped, cut(row, cell))) for rank, row in rows.items()}, self._roster)
+        for number, mask_N in enumerate(self._masks):
+            stream.add(mask_N, masks_left(pairs, [self.comm.rank], self._roster, number))
 
-    def _row(self, by_client: Mapping[int, bytes]) -> bytes:
-        """What one client sends to each of the cohort, zeros to itself."""
-        return b"".join(by_client.get(client, bytes(SEALED_BYTES)) for client in self._cohort)
-
-    def _spread(self, by_client: Mapping[int, bytes], size: int) -> dict[int, bytes]:
-        """What the clients of all ranks send, in every rank: `size` bytes each, zeros of those that send nothing."""
-        hosted = [[client for client in self._cohort if self.rank_of[client] == r] for r in range(self.comm.size)]
-        slots = max(map(len, hosted))
-        mine = b"".join(by_client.get(client, bytes(size)) for client in hosted[self.comm.rank])
-        blocks = self.comm.gather(np.frombuffer(mine.ljust(slots * size, b"\0"), np.uint8), KIND)
-        rows = np.zeros((len(self._cohort), size), np.uint8)  # by rank, and there by number
-        if blocks is not None:
-            sent = [block.reshape(slots, size)[: len(here)] for block, here in zip(blocks, hosted)]
-            np.concatenate(sent, out=rows)
+    def _spread(self, mine: bytes, size: int, ranks: Iterable[int]) -> dict[int, bytes]:
+        """What each of these ranks sends, `size` bytes, in every rank."""
+        blocks = self.comm.gather(np.frombuffer(mine, np.uint8), KIND)
+        rows = np.zeros((self.comm.size, size), np.uint8) if blocks is None else np.ascontiguousarray(blocks)
         self.comm.broadcast(rows.reshape(-1), KIND)
-        return {client: row.tobytes() for client, row in zip([c for here in hosted for c in here], rows)}
-
-
-def cells(row: bytes, size: int) -> Iterator[bytes]:
-    """Its parts of so many bytes."""
-    return (row[start : start + size] for start in range(0, len(row), size))
+        return {rank: rows[rank].tobytes() for rank in ranks}

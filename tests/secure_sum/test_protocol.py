@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidTag
 from hkd_hpc.errors import RunError
 from hkd_hpc.secure_sum import stream
 from hkd_hpc.secure_sum.keys import KEY_BYTES, KeyPair, seal, unseal
-from hkd_hpc.secure_sum.protocol import Client, fingerprint, masks_left, masks_of, rebuilt
+from hkd_hpc.secure_sum.protocol import Party, Roster, fingerprint, masks_left, masks_of, rebuilt
 from hkd_hpc.secure_sum.rules import problem_of, threshold_of
 from hkd_hpc.secure_sum.stream import CHUNK, Mask
 
@@ -36,27 +36,28 @@ def sum_of(clients) -> list[int]:
 class Cohort:
     """Clients that have advertised and sealed their shares; each play goes on with copies of them."""
 
-    def __init__(self, clients: list[Client]) -> None:
+    def __init__(self, clients: list[Party]) -> None:
         self.clients = {client.number: copy.copy(client) for client in clients}
-        self.published = {number: client.advertise() for number, client in self.clients.items()}
-        self.sealed = {number: client.share(self.published) for number, client in self.clients.items()}
+        published = {number: client.advertise() for number, client in self.clients.items()}
+        self.roster = Roster(published, dict.fromkeys(published, 1))
+        self.sealed = {number: client.share(self.roster) for number, client in self.clients.items()}
 
-    def client(self, number: int) -> Client:
+    def client(self, number: int) -> Party:
         """One that has got nothing from the others so far."""
         found = copy.copy(self.clients[number])
         found._shares = {}
         return found
 
-    def shared(self, sharing) -> dict[int, Client]:
+    def shared(self, sharing) -> dict[int, Party]:
         """Those who shared, once each has got what the others sealed for it."""
         clients = {number: self.client(number) for number in sharing}
         for number, client in clients.items():
             client.receive({other: self.sealed[other][number] for other in sharing if other != number})
         return clients
 
-    def summed(self, clients: dict[int, Client], delivering: list[int], revealing: list[int]) -> list[int]:
+    def summed(self, clients: dict[int, Party], delivering: list[int], revealing: list[int]) -> list[int]:
         """What the server gets out; RunError where it may not."""
-        problem = problem_of(len(self.published), delivering, ARCHITECTURES)
+        problem = problem_of(len(self.clients), delivering, ARCHITECTURES)
         if problem:
             raise RunError(problem)
         total_N = np.zeros(LENGTH, np.uint64)
@@ -66,7 +67,7 @@ class Cohort:
             total_N += masked_N
         if len(clients) > len(delivering):
             revealed = {number: copy.copy(clients[number]).reveal(delivering) for number in revealing}
-            left = masks_left(rebuilt(revealed, self.published), delivering, self.published, 0)
+            left = masks_left(rebuilt(revealed, self.roster), delivering, self.roster, 0)
             stream.add(total_N, left)
         return total_N.view(np.int64).tolist()
 
@@ -74,7 +75,7 @@ class Cohort:
 @pytest.fixture(scope="module")
 def cohorts() -> dict[int, Cohort]:
     """By size."""
-    return {n: Cohort([Client(number) for number in range(n)]) for n in range(3, 10)}
+    return {n: Cohort([Party(number) for number in range(n)]) for n in range(3, 10)}
 
 
 def up_to_a_third(n: int):
@@ -155,19 +156,19 @@ def test_which_sums_are_refused(clients, delivering, members, problem):
 
 
 @pytest.fixture
-def five(cohorts) -> dict[int, Client]:
+def five(cohorts) -> dict[int, Party]:
     return cohorts[5].shared(range(5))
 
 
 def test_a_sealed_share_that_was_changed_is_refused(cohorts):
     text = cohorts[5].sealed[1][2]
     changed = text[:7] + bytes([text[7] ^ 1]) + text[8:]
-    with pytest.raises(RunError, match="the share of client 1's key that client 2 got was changed on its way"):
+    with pytest.raises(RunError, match="the shares of party 1's key that party 2 got were changed on their way"):
         cohorts[5].client(2).receive({1: changed})
 
 
 def test_a_sealed_share_for_another_client_is_refused(cohorts):
-    with pytest.raises(RunError, match="or is for another client"):
+    with pytest.raises(RunError, match="or are for another party"):
         cohorts[5].client(2).receive({1: cohorts[5].sealed[1][3]})
 
 
@@ -175,46 +176,74 @@ def test_a_sealed_share_for_another_client_is_refused(cohorts):
 def test_a_wrong_share_is_noticed_by_the_public_key(cohorts, five, wrong):
     revealed = {number: five[number].reveal([0, 1, 2, 3]) for number in range(4)}
     revealed[1] = {4: wrong}
-    with pytest.raises(RunError, match="the shares of client 4's key do not give that key"):
-        rebuilt(revealed, cohorts[5].published)
+    with pytest.raises(RunError, match="the shares of party 4's key do not give that key"):
+        rebuilt(revealed, cohorts[5].roster)
 
 
 def test_a_share_that_is_missing_is_noticed(cohorts, five):
     revealed = {number: five[number].reveal([0, 1, 2]) for number in range(3)}
     del revealed[1][4]
-    with pytest.raises(RunError, match="the shares of client 4's key"):
-        rebuilt(revealed, cohorts[5].published)
+    with pytest.raises(RunError, match="the shares of party 4's key"):
+        rebuilt(revealed, cohorts[5].roster)
 
 
 @pytest.mark.parametrize("second", [[0, 1, 3, 4], [1, 2, 3, 4]])
 def test_a_client_reveals_for_one_set_alone(five, second):
     assert set(five[0].reveal([0, 1, 2, 3])) == {4}
-    with pytest.raises(RunError, match="client 0 was told twice, and differently"):
+    with pytest.raises(RunError, match="party 0 was told twice, and differently"):
         five[0].reveal(second)
 
 
 def test_a_client_that_does_not_deliver_reveals_nothing(five):
-    with pytest.raises(RunError, match="client 0 was told twice, and differently"):
+    with pytest.raises(RunError, match="party 0 was told twice, and differently"):
         five[0].reveal([1, 2, 3, 4])
 
 
 def test_a_client_reveals_nothing_to_a_server_that_says_that_most_have_dropped_out(five):
-    with pytest.raises(RunError, match="client 0 reveals nothing: 2 of 5 clients deliver"):
+    with pytest.raises(RunError, match="party 0 reveals nothing to 2 clients, 3 are needed"):
         five[0].reveal([0, 1])
 
 
 def test_a_public_key_that_nobody_can_agree_with_is_refused():
-    client = Client(0)
-    with pytest.raises(RunError, match="client 0 cannot agree on a key with another"):
-        client.share({0: client.advertise(), 1: bytes(64), 2: Client(2).advertise()})
+    client = Party(0)
+    published = {0: client.advertise(), 1: bytes(64), 2: Party(2).advertise()}
+    with pytest.raises(RunError, match="party 0 cannot agree on a key with another"):
+        client.share(Roster(published, dict.fromkeys(published, 1)))
 
 
 def test_the_fingerprint_tells_sets_and_keys_apart():
-    published = {0: b"a", 1: b"b", 2: b"c"}
-    same = fingerprint(dict(reversed(published.items())), [2, 0, 1])
-    assert fingerprint(published, [0, 1, 2]) == same
-    assert fingerprint(published, [0, 1]) != same
-    assert fingerprint({**published, 2: b"d"}, [0, 1, 2]) != same
+    published, clients = {0: b"a", 1: b"b", 2: b"c"}, dict.fromkeys(range(3), 1)
+    same = fingerprint(Roster(dict(reversed(published.items())), clients), [2, 0, 1])
+    assert fingerprint(Roster(published, clients), [0, 1, 2]) == same
+    assert fingerprint(Roster(published, clients), [0, 1]) != same
+    assert fingerprint(Roster({**published, 2: b"d"}, clients), [0, 1, 2]) != same
+
+
+# ---- parties of several clients
+
+
+def test_a_party_holds_a_share_for_each_of_its_clients():
+    """Of 4, 1 and 3 clients 5 are needed; places are numbered through."""
+    roster = Roster({7: b"", 2: b"", 5: b""}, {2: 4, 5: 1, 7: 3})
+    assert roster.needed == 5
+    assert [roster.places(number) for number in (2, 5, 7)] == [[1, 2, 3, 4], [5], [6, 7, 8]]
+
+
+@pytest.mark.parametrize("missing, enough", [(2, False), (5, True), (7, True)])
+def test_shares_count_by_clients(missing, enough):
+    """Without the party of 4 the others have 4 shares, too few; without one of the others there are 7 or 5."""
+    parties = {number: Party(number) for number in (2, 5, 7)}
+    roster = Roster({number: party.advertise() for number, party in parties.items()}, {2: 4, 5: 1, 7: 3})
+    sealed = {number: party.share(roster) for number, party in parties.items()}
+    for number, party in parties.items():
+        party.receive({other: sealed[other][number] for other in parties if other != number})
+    left = [number for number in parties if number != missing]
+    try:
+        pairs = rebuilt({number: parties[number].reveal(left) for number in left}, roster)
+        assert pairs[missing].public == roster.published[missing][KEY_BYTES:]
+        assert enough
+    except RunError:
+        assert not enough
 
 
 # ---- keys and streams
@@ -283,10 +312,10 @@ def test_a_stream_can_be_had_from_any_place():
 def test_masks_of_a_pair_cancel_at_any_length(length):
     """Added to numbers that wrap around, and in a fresh vector."""
     pairs = {number: KeyPair.new() for number in (0, 1)}
-    published = {number: bytes(KEY_BYTES) + pair.public for number, pair in pairs.items()}
+    roster = Roster({number: bytes(KEY_BYTES) + pair.public for number, pair in pairs.items()}, {0: 1, 1: 1})
     total_N = np.full(length, 2**64 - 5, np.uint64)
     for number, pair in pairs.items():
-        stream.add(total_N, masks_of(number, pair, [1 - number], published, 0))
+        stream.add(total_N, masks_of(number, pair, [1 - number], roster, 0))
     assert (total_N == 2**64 - 5).all()
     fresh_N = np.full(length, 9, np.uint64)
     stream.add(fresh_N, [], fresh=True)
@@ -303,4 +332,4 @@ def masks_with_two_others(sum_number: int) -> list[Mask]:
 
 
 FIXED = KeyPair.of(b"s" * 32)
-PARTNERS = {number: bytes(KEY_BYTES) + KeyPair.of(bytes([number]) * 32).public for number in (1, 2)}
+PARTNERS = Roster({number: bytes(KEY_BYTES) + KeyPair.of(bytes([number]) * 32).public for number in (1, 2)}, {})

@@ -1,0 +1,105 @@
+"""The rows of tools.bench_masks, run on every rank: `mpirun -n RANKS python -m tools.bench.masked_exchange FLOATS
+REPEATS`. Prints one JSON object: seconds of the slowest rank by step and repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+
+from hkd_hpc.aggregate import FixedPointSum
+from hkd_hpc.cohort import assign_clients
+from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.comm.world import World
+from hkd_hpc.secure_sum.exchange import SecureSum
+
+from .collectives import slowest
+
+CLIENTS = 10
+WEIGHT = 375  # images of a client
+
+
+class MaskedExchange:
+    """The weights of ten clients, averaged with and without masks, step by step."""
+
+    def __init__(self, comm: Comm, floats: int) -> None:
+        self.comm, rank_of = comm, assign_clients([WEIGHT] * CLIENTS, comm.size)
+        self.here = [client for client, rank in enumerate(rank_of) if rank == comm.rank]
+        self.values_V, self.mean_V = torch.full((floats,), float(comm.rank)), torch.empty(floats)
+        self.sum = FixedPointSum(floats, WEIGHT * CLIENTS)
+        self.secure_sum = SecureSum(comm, rank_of, ["small"] * CLIENTS)
+        self.dropped: set[int] = set()
+
+    def keys(self) -> None:
+        """Two gathers and broadcasts."""
+        self.secure_sum.begin(1, range(CLIENTS))
+
+    def masks(self) -> None:
+        """Of the clients here."""
+        self.secure_sum.make([self.sum.numbers], [client for client in self.here if client not in self.dropped])
+
+    def settle(self) -> None:
+        """A broadcast and an agreement; with somebody dropped, shares and what his masks left."""
+        self.secure_sum.settle(1, [client for client in range(CLIENTS) if client not in self.dropped])
+
+    def plain(self) -> None:
+        """The exchange as it is without masks."""
+        self._exchange(self.comm.summed)
+
+    def masked(self) -> None:
+        """The same, masks added and off again."""
+        self._exchange(self.secure_sum.summed)
+
+    def _exchange(self, summed: Callable) -> None:
+        self.comm.at(1, "weights")
+        self.sum.clear()
+        if self.comm.rank:
+            self.sum.add(self.values_V, WEIGHT)
+        self.sum.mean_into(self.mean_V, summed(self.sum.pieces(self.comm.piece), self.sum.numbers))
+        self.comm.relay(self.sum.parts(self.mean_V))
+
+    def check(self) -> None:
+        """The mean of ranks 1 .. n - 1 is n / 2. RuntimeError when the exchange gave something else."""
+        if not bool((self.mean_V == self.comm.size / 2).all()):
+            raise RuntimeError(f"the exchange gave {self.mean_V[0]} instead of {self.comm.size / 2}")
+
+
+def measure(mpi, exchange: MaskedExchange, repeats: int) -> dict[str, list[float]]:
+    """Seconds by step, all steps in turns; a first turn, which touches the memory, does not count."""
+
+    def seconds(step: Callable[[], None]) -> float:
+        mpi.COMM_WORLD.Barrier()
+        start_s = mpi.Wtime()
+        step()
+        return slowest(mpi, mpi.Wtime() - start_s)
+
+    turns = []
+    for _ in range(repeats + 1):
+        turn = {step.__name__: seconds(step) for step in (exchange.plain, exchange.keys, exchange.masks)}
+        turn |= {step.__name__: seconds(step) for step in (exchange.settle, exchange.masked)}
+        exchange.check()
+        exchange.dropped = {0}
+        exchange.keys()
+        exchange.masks()
+        turn["dropped"] = seconds(exchange.settle)
+        exchange.dropped = set()
+        turns.append(turn)
+    return {name: [turn[name] for turn in turns[1:]] for name in turns[0]}
+
+
+def main(floats: int, repeats: int) -> None:
+    with World.open() as world:
+        comm = world.connect(device="cpu")
+        from mpi4py import MPI  # only now: the World says how MPI is started
+
+        torch.set_num_threads(1)
+        found = measure(MPI, MaskedExchange(comm, floats), repeats)
+        if comm.rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -6,14 +6,14 @@ import hashlib
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from hkd_hpc import client_state, schemes, sessions
+from hkd_hpc import client_state, schemes, sessions, spending
 from hkd_hpc.aggregate import LIMIT, GlobalStep
 from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients, cohort_size
@@ -31,7 +31,7 @@ from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.optimizer import state_vectors
 from hkd_hpc.plan import Plan
-from hkd_hpc.privacy.settings import RECEIVED, RELEASE
+from hkd_hpc.privacy.settings import RECEIVED, RELEASE, PrivacySettings
 from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
@@ -39,8 +39,9 @@ from hkd_hpc.schemes.base import RunInfo, Scheme
 from hkd_hpc.secure_sum.rules import SMALLEST
 from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
 from hkd_hpc.server_optimizer import ServerOptimizer
+from hkd_hpc.spending import Spending
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.training import LocalTrainer
+from hkd_hpc.training import LocalTrainer, min_images
 from hkd_hpc.worker import Worker, counter_size, pack_counters, update_privacy
 
 if TYPE_CHECKING:  # needs `cryptography`
@@ -111,6 +112,9 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     config, partition = federation.config, federation.partition
     flat = FlatModel(agreed_net(comm, config, federation.dataset), comm.device)
     scheme = make_scheme(federation, flat)
+    if config.privacy.epsilon:
+        federation = with_multiplier(comm, federation, scheme, flat)
+        config, scheme = federation.config, make_scheme(federation, flat)
     require_same(comm, federation, scheme, flat)
     trainer = trainer_for(flat, scheme, config, lambda: make_model(config, federation.dataset, comm.device), comm)
     if comm.rank == 0:
@@ -172,6 +176,41 @@ def require_enough_clients(config: Config, eligible: list[int], member_of: list[
                 f"privacy.secure_sum=true: {count} of fed.clients={fed.clients} clients {what}, and a sum of fewer "
                 f"than {SMALLEST} shows each the others' weights; give more clients, or privacy.secure_sum=false"
             )
+
+
+def with_multiplier(comm: Comm, federation: Federation, scheme: Scheme, flat: FlatModel) -> Federation:
+    """The same with the noise multiplier that meets privacy.epsilon. Rank 0 finds it: what it needs takes seconds to
+    import. UsageError where there is none."""
+    privacy = spending.solved(spending_of(federation, scheme, flat)) if comm.rank == 0 else None
+    told = comm.share_text(json.dumps(asdict(privacy)) if privacy else None)
+    config = replace(federation.config, privacy=PrivacySettings(**json.loads(told)))
+    if comm.rank == 0:
+        messages.say(
+            f"privacy.epsilon={config.privacy.epsilon:g}: noise multiplier {config.privacy.multiplier:.4g} of all that "
+            f"is noisy, for {config.fed.rounds} rounds"
+        )
+    return replace(federation, config=config)
+
+
+def spending_of(federation: Federation, scheme: Scheme, flat: FlatModel) -> Spending:
+    """What the rounds cost of the clients' privacy."""
+    count_MC = federation.partition.train_count_MC(federation.dataset.y_train)
+    eligible = np.flatnonzero(count_MC.sum(1) >= min_images(flat.net)).tolist()
+    return Spending(federation.config, scheme, count_MC, eligible, has_buffers(flat))
+
+
+def has_buffers(flat: FlatModel) -> bool:
+    """Whether anything but trainable weights travels: BatchNorm's statistics, or integers."""
+    return bool(len(flat.statistics_S) or flat.counters)
+
+
+def check_spending(spent: Spending) -> None:
+    """Rank 0: UsageError for a budget that nothing can keep; a warning for a delta that says nothing."""
+    if spent.settings.budget:
+        spending.require_bound(f"privacy.budget={spent.settings.budget:g}", spending.holes(spent.releases))
+    warning = spending.delta_warning(spent)
+    if warning and spent.is_told:
+        messages.warn(warning)
 
 
 def global_step(config: Config, scheme: Scheme, zeros_P: torch.Tensor) -> GlobalStep | None:
@@ -504,8 +543,10 @@ def make_server(federation: Federation, comm: Comm, folder: RunFolder | None, tr
     held_out = np.concatenate(federation.partition.val)
     test = Images(resident(dataset.x_test), resident(dataset.y_test))
     val = Images(resident(federation.images("train", held_out)), resident(dataset.y_train[held_out]))
-    static = static_record(federation, comm, trainer)
-    return Server(federation.config, trainer, folder or NOWHERE, test, val, static, comm.uninterrupted)
+    spent = spending_of(federation, trainer.scheme, trainer.flat)
+    check_spending(spent)
+    static = static_record(federation, comm, trainer) | ({"privacy": spent.terms.tree()} if spent.is_told else {})
+    return Server(federation.config, trainer, folder or NOWHERE, test, val, static, comm.uninterrupted, spent)
 
 
 def static_record(federation: Federation, comm: Comm, trainer: LocalTrainer) -> dict[str, Any]:

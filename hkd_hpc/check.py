@@ -36,7 +36,7 @@ from hkd_hpc.store.lock import LOCK_NAME, describe_lock, is_held
 from hkd_hpc.store.tree import BadFile, TreeFile, is_intact, load_tree, open_tree, save_tree
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-STATIC = (*RECORD, "partition", "image_shape", "input", "baselines", "world")
+STATIC = (*RECORD, "partition", "image_shape", "input", "baselines", "world", "privacy")
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectur
     nonfinite = where_nonfinite(server, tested, found["global"])
     summary = summary_of(server, found, tested, nonfinite)
     summary |= {"architectures": architectures} if architectures else {}
+    ledger = server.ledger
+    summary |= {"privacy": ledger.said()} if ledger else {}
     has_result = not nonfinite or server.config.fed.max_bad_fraction >= 1
     if has_result:
         server.write_complete_metrics(summary)
@@ -81,6 +83,8 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectur
         messages.summary_table(server.history, summary, server.static["baselines"], server.folder),
         messages.summary_essentials(server.history, summary, server.folder),
     )
+    if ledger:
+        messages.answer("\n".join(["", *ledger.lines()]), ledger.said())
     if not has_result:
         raise RunError(
             f"the final global model has {nonfinite}: the run has no result. All its rounds are saved; "

@@ -15,9 +15,9 @@ import numpy as np
 
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.distances import total_variation_M
+from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.command import Parser, program_of
 from hkd_hpc.config import Config
-from hkd_hpc.console.messages import aligned
 from hkd_hpc.data import assigned, content, partition_file
 from hkd_hpc.data.partition import Partition
 from hkd_hpc.data.skew import FeatureSkew, skew_of

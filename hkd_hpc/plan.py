@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, absolute_paths, as_values, resolve
 from hkd_hpc.config.protection import told
 from hkd_hpc.config.words import as_text
-from hkd_hpc.console.messages import aligned, bytes_text
+from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.data.settings import DataSettings
 
 SHOWN_CLASSES = 20

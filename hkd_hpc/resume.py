@@ -19,6 +19,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.data import sources
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import Inputs
+from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.provenance import START
 from hkd_hpc.store.folder import RunFolder
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Tree = dict[str, Any]  # what a checkpoint or metrics.h5 holds, by name
 Changes = dict[str, list[Any]]  # {"section.key", "code.module" ...: [before, now]}
+EXTENDING = ("fed.rounds", "privacy.budget", "privacy.delta")  # change nothing of what a round releases
 NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to resume
 
 
@@ -273,7 +275,24 @@ def changed_settings(round: int, tree: Tree, static: Tree, allow_change: bool) -
                 else "--allow-change resumes with these"
             )
         )
+    check_promise(changes, config_module.from_json(static["config_json"]))
     return changes
+
+
+def check_promise(changes: Changes, config: Config) -> None:
+    """UsageError for other settings than those with which rounds may have been released, or a multiplier was found.
+
+    A round that was begun and not saved is paid again as it comes again, so its noise has to be the same.
+    """
+    privacy = config.privacy
+    released = [key for key in changes if key.startswith(("privacy.", "scheme.", "fed.")) and key not in EXTENDING]
+    if privacy.mode == RELEASE and released:
+        raise UsageError(f"--allow-change: {', '.join(released)} cannot change in a run with privacy.mode=release")
+    if privacy.epsilon and "fed.rounds" in changes:
+        raise UsageError(
+            f"--allow-change: fed.rounds cannot change in a run with privacy.epsilon={privacy.epsilon:g}, whose noise "
+            f"was found for {changes['fed.rounds'][0]} rounds"
+        )
 
 
 def changed_origin(before: Mapping[str, Any], static: Tree, options: ResumeOptions, allow_data: bool) -> Changes:

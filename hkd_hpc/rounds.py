@@ -48,7 +48,7 @@ class RankRun:
         weights_V: the global weights, (V,), the same on every rank.
         counters: the global model's integer buffers.
         message: the server's last message, one record.
-        last: the last round, as far as is known; patience may make it an earlier one (run.stop_patience).
+        last: the last round, as far as is known; patience or the budget may make it an earlier one.
         server_optimizer: what makes the new global weights of the mean, alike on every rank; None: they are the mean.
         secure_sum: sums the weights under masks (privacy.secure_sum); None: they are summed as they are.
         done: completed rounds.
@@ -91,6 +91,8 @@ def all_rounds(run: RankRun) -> bool:
 def one_round(run: RankRun, round: int) -> None:
     """Train, report, average, combine, broadcast; then rank 0 records, saves and tests."""
     start_s, run.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
+    if run.server:
+        run.server.begin_round(round)
     with timed(run, "train"):
         reports = train_cohort(run, round)
     with timed(run, "weights"):
@@ -227,10 +229,15 @@ def send_message(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
 def agree_on_end(run: RankRun, round: int) -> None:
     """Whether a signal stops the run after this round, and which round is the last, as rank 0's tests tell so far."""
     run.stopping = 0 if round == run.last else run.comm.agree(run.stop.asked)
-    if run.config.run.stop_patience and round < run.last:
+    if may_end_early(run.config) and round < run.last:
         run.last = run.comm.agree(run.server.last_round() if run.server else 0)
         if run.server:
             run.server.tell_last(run.last)
+
+
+def may_end_early(config: Config) -> bool:
+    """Whether what the rounds give decides which is the last."""
+    return bool(config.run.stop_patience or config.privacy.budget)
 
 
 def collect_states(run: RankRun, round: int) -> client_state.States:

@@ -83,15 +83,19 @@ def end_telling(run: RankRun, server: Server, complete: bool) -> None:
 def start(run: RankRun, options: ResumeOptions) -> None:
     """Fresh, or from the newest good checkpoint; either way rank 0's state is what every rank begins with."""
     states: client_state.States = {}
-    if run.server and run.config.model.init and not run.server.folder.checkpoints():  # before anything is written
-        assemble.take_initial(run)
+    if run.server and not run.server.folder.checkpoints():  # before anything is written
+        run.server.require_round()
+        if run.config.model.init:
+            assemble.take_initial(run)
     state = resume.starting_state(run.server, options) if run.server else None
     if run.server and state:
         run.weights_V.copy_(state.weights_V)
         run.message, run.done, states = state.message, state.round, state.client_states
-        run.last = run.server.last_round()
         if run.server_optimizer:
             run.server_optimizer.load(state.server_optimizer)
+    if run.server:
+        run.last = run.server.last_round()
+        run.server.tell_last(run.last)
     spread(run, states)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,14 +20,17 @@ from hkd_hpc.analysis import metrics, milestones
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
+from hkd_hpc.privacy.ledger import WHOLE, Ledger, ledger_of
+from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, describe
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import SchemeServer
 from hkd_hpc.shared_knowledge import shared_knowledge
+from hkd_hpc.spending import Spending
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
@@ -87,6 +91,7 @@ class Server:
         val: Images,
         static: dict[str, Any],
         uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        spending: Spending | None = None,
     ):
         """
         Args:
@@ -97,8 +102,11 @@ class Server:
             val: what all clients hold out together, may be empty.
             static: what metrics.h5 and every checkpoint carry beside the rows (settings, partition, versions).
             uninterrupted: a context in which the failure of another rank does not cut off what is written.
+            spending: what the rounds cost of the clients' privacy; None: no ledger and no budget.
         """
         self.config, self.trainer, self.folder, self.static = config, trainer, folder, static
+        self.spending = spending
+        self.begun = folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()
         self.uninterrupted = uninterrupted
         self.test_images, self.val_images = test, val
         self.history = History(config.fed.clients)
@@ -121,7 +129,18 @@ class Server:
         rows = [self.history.row(index) for index in range(done if classes else 0)]
         self.loggers = Loggers(classes, self.folder.loggers_folder, rows, messages.warn_of_loss)
 
+    def require_round(self) -> None:
+        """Before anything is written of a run that begins. UsageError where the budget allows no round."""
+        if not self.last_round():
+            raise UsageError(f"{self.why_early()}; raise it, or the noise multipliers")
+
     # --- within a round
+
+    def begin_round(self, round: int) -> None:
+        """Before the training of a round: from here on something of it may be released."""
+        if self.config.privacy.mode == RELEASE:
+            self.folder.note_begun(round)
+            self.begun[round] += 1
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
         """Let the scheme combine the reports of the clients that delivered.
@@ -193,7 +212,14 @@ class Server:
             wire_bytes={kind: result.wire_bytes.get(kind, 0) - self.wire_before.get(kind, 0) for kind in WIRE_KINDS},
             seconds={**result.seconds, "save": self.write_s},
             knowledge=shared_knowledge(self.trainer.scheme, result.reports[is_accepted]),
+            privacy_mu=self._privacy_mu(result),
         )
+
+    def _privacy_mu(self, result: RoundResult) -> dict[str, np.ndarray]:
+        """What the clients of the round released; a round that was begun twice counts twice."""
+        if self.spending is None or not (self.spending.is_told or WHOLE in self.history.clients):
+            return {}  # a record that has begun goes on
+        return self.spending.of_reports(result.reports, max(self.begun[result.state.round], 1))
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
@@ -256,6 +282,13 @@ class Server:
         """client 3, or client 3 (its name)"""
         return messages.client_text(client, self.client_names[client] if len(self.client_names) else "")
 
+    # --- privacy
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Of the rounds so far; None where there is none, or no round."""
+        return ledger_of(self.spending.terms, self.history.clients) if self.spending else None
+
     # --- the last round
 
     @property
@@ -264,19 +297,30 @@ class Server:
         return self.history.column(f"{self.config.run.stop_on}_val_accuracy")
 
     def last_round(self) -> int:
-        """The last round, as far as the rows tell it: patience may make it an earlier one than fed.rounds."""
+        """The last round, as far as the rows tell it: patience or the budget may make it an earlier one than
+        fed.rounds."""
+        return min(self._patience_ends(), self._budget_ends())
+
+    def _patience_ends(self) -> int:
         rounds, patience = self.config.fed.rounds, self.config.run.stop_patience
         return milestones.last_round(self.validation_accuracy, patience, rounds) if patience else rounds
 
+    def _budget_ends(self) -> int:
+        if self.spending is None:
+            return self.config.fed.rounds
+        return self.spending.last_round(self.ledger, len(self.history), self.begun)
+
     def tell_last(self, last: int) -> None:
-        """Say that patience has ended, once."""
+        """Say that patience or the budget has ended, once."""
         if last < self.clock.rounds:
             self.clock.rounds = last
             messages.say(f"{self.why_early()}; round {last} is the last")
 
     def why_early(self) -> str:
-        """Once patience has ended: no better global accuracy ..."""
+        """Why an earlier round is the last: no better global accuracy ..."""
         settings = self.config.run
+        if self.spending and self._budget_ends() < self._patience_ends():
+            return self.spending.why_early(self.ledger, len(self.history), self.begun)
         return messages.patience_text(self.validation_accuracy, settings.stop_on, settings.stop_patience)
 
     # --- beside the next round

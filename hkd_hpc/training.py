@@ -74,6 +74,11 @@ class Trained:
     own_model: str = ""
 
 
+def min_images(net: torch.nn.Module) -> int:
+    """Fewest images that a client trains on: BatchNorm cannot train on one."""
+    return 2 if has_batch_norm(net) else 1
+
+
 class LocalTrainer:
     """Trains the clients of a rank one after the other, on one model with one optimizer.
 
@@ -94,7 +99,7 @@ class LocalTrainer:
 
     def __init__(self, flat: FlatModel, scheme: Scheme, config: Config):
         self.flat, self.scheme, self.config = flat, scheme, config
-        self.min_images = 2 if has_batch_norm(flat.net) else 1  # BatchNorm cannot train on one image
+        self.min_images = min_images(flat.net)
         self.augmentation = augmentation(config.train.augment, config.train.augment_padding)
         self._steps = 0
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weights, gradient) that the phase leaves alone

@@ -51,6 +51,7 @@ class RoundNumbers:
         wire_bytes: what the communicator moved in this round, by kind.
         seconds: of the round, by phase, on rank 0; "save" too.
         knowledge: that clients shared by class.
+        privacy_mu: what each sampled client released, (reports, kinds) by column (spending.py); empty without a ledger.
     """
 
     round: int
@@ -67,6 +68,7 @@ class RoundNumbers:
     wire_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
     knowledge: SharedKnowledge
+    privacy_mu: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def accepted(self) -> np.ndarray:
@@ -259,6 +261,11 @@ _LOCAL = {
 }
 _VAL = "validation images held out of the clients' training images (data.val_fraction)"
 _LOSS = "a term of the loss, its weight included; mean over the images of the last local epoch"
+_MU = (
+    "what the client released: sensitivity / standard deviation of the noise, of features, predictions, counts, "
+    "presence of classes, weights, BatchNorm's statistics, and a report of which nothing is known; inf: no noise, 0: "
+    "nothing; NaN: not sampled; no column: no noise and no setting of section privacy"
+)
 _NOISY = "NaN in a round that shared no class; no column: a scheme without noise"
 
 METRICS: tuple[Metric | MetricGroup, ...] = (
@@ -549,6 +556,22 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
             f"sqrt(mean(sent^2 - std^2)), 0 where that is negative; {_NOISY}",
         },
         lambda r: r.knowledge.signal_rms,
+        since=2,
+    ),
+    Metric(
+        "privacy_mu_fixed",
+        {
+            "unit": "1",
+            "axes": "round, client, kind",
+            "meaning": f"{_MU}, if the extractor did not depend on the client's data",
+        },
+        of_clients=lambda r: r.privacy_mu.get("privacy_mu_fixed"),
+        since=2,
+    ),
+    Metric(
+        "privacy_mu_whole",
+        {"unit": "1", "axes": "round, client, kind", "meaning": f"{_MU}, in the worst case"},
+        of_clients=lambda r: r.privacy_mu.get("privacy_mu_whole"),
         since=2,
     ),
     MetricGroup(

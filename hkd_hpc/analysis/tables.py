@@ -85,6 +85,12 @@ class Difference:
         return {"": number(self.mean), " ±": number(self.half), " verdict": self.verdict}
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table, whatever it is written as.

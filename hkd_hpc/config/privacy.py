@@ -5,18 +5,12 @@ from __future__ import annotations
 from hkd_hpc.config.sections import Config
 from hkd_hpc.config.updates import check_updates
 from hkd_hpc.errors import UsageError
-from hkd_hpc.privacy.settings import RELEASE, PrivacySettings
-
-NOT_YET = ("epsilon", "budget")  # declared, and read by nothing so far
+from hkd_hpc.privacy.settings import RELEASE
 
 
 def check_privacy(config: Config) -> None:
     """UsageError for settings of section `privacy` that cannot stand, or not beside the others."""
     privacy = config.privacy
-    for name in NOT_YET:
-        value, default = getattr(privacy, name), getattr(PrivacySettings, name)
-        if value != default:
-            raise UsageError(f"privacy.{name}={value}: is not there yet; leave it at {str(default).lower()}")
     check_updates(config)
     if privacy.mode == RELEASE and config.run.client_models:
         raise UsageError(

@@ -127,12 +127,6 @@ def round_details(history: History, rank_of: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns stand below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
-
-
 GLOBAL_STATISTICS = {"average": "averaged", "local": "averaged", "reestimate": "re-estimated"}
 
 

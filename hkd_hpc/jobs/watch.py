@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
 from hkd_hpc.jobs.files import JOB_LOCK, Launch, Status, disk_full
@@ -126,7 +127,7 @@ def table(states: list[TrialState]) -> str:
                 messages.seconds_text(state.left_s) if state.left_s == state.left_s else "",
             )
         )
-    lines = messages.aligned(rows)
+    lines = aligned(rows)
     for i in range(len(ordered), 0, -1):
         if ordered[i - 1].error:
             lines.insert(i + 1, f"    {ordered[i - 1].error}")

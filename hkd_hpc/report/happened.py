@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc.analysis.milestones import TARGETS
 from hkd_hpc.analysis.tables import NOTHING, Table
 from hkd_hpc.errors import printable
+from hkd_hpc.report.study_tables import Tabled
 from hkd_hpc.report.trials import SCHEME, data_set
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import SEED
@@ -119,6 +120,19 @@ def events_of(run: Run) -> list[list[str]]:
         return []
     said = zip(*(map(str, events[name]) for name in ("round", "client", "what", "tensor")))
     return [[*event, f"{float(value):.4g}"] for event, value in zip(said, events["value"])]
+
+
+def privacy_table(names: dict[Run, str]) -> Tabled | None:
+    """Of one run by kind of release, of several a row each; None where no run has a ledger."""
+    ledgers = {name: run.privacy for run, name in names.items() if run.state != "broken" and run.privacy}
+    if not ledgers:
+        return None
+    if len(names) == 1:
+        (ledger,) = ledgers.values()
+        return Tabled("privacy", "Privacy", ledger.table, tuple(ledger.conclusions()))
+    head = ["run", "noise", "delta", "features alone, fixed extractor", "whole release"]
+    rows = [[name, *ledger.figures()] for name, ledger in ledgers.items()]
+    return Tabled("privacy", "Privacy", Table(head, rows, "Epsilon of the client that paid most"))
 
 
 def remarks_of(run: Run) -> list[str]:

@@ -132,7 +132,9 @@ def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]
 
 def happened_tables(names: dict[Run, str]) -> list[Tabled]:
     found = [("runs", "Runs", happened.runs_table(names)), ("events", "Rejected clients", happened.events_table(names))]
-    return [Tabled(name, title, table) for name, title, table in found if table]
+    tables = [Tabled(name, title, table) for name, title, table in found if table]
+    privacy = happened.privacy_table(names)
+    return [*tables, privacy] if privacy else tables
 
 
 def origin_tables(names: dict[Run, str]) -> list[Tabled]:

@@ -16,6 +16,7 @@ from hkd_hpc.analysis.tables import Table
 from hkd_hpc.config import Config, from_file
 from hkd_hpc.config.values import stored_values
 from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
 from hkd_hpc.results.frames import classes_table, clients_table, rounds_table
 from hkd_hpc.results.models import make_model
 from hkd_hpc.results.parts import ClientColumns, Columns, Parts, parts_in, read
@@ -200,6 +201,14 @@ class Run:
             target: An accuracy, such as 0.6.
         """
         return {kind: reached(self.round_columns, column, target) for kind, column in TARGETS.items()}
+
+    @cached_property
+    def privacy(self) -> Ledger | None:
+        """What each client released in which round: `run.privacy.epsilon()` of the whole release by client,
+        `run.privacy.table` by kind. None where there was no noise and no setting of section `privacy`.
+        """
+        terms = self.part("privacy")
+        return ledger_of(Terms.from_tree(terms), self.client_columns) if terms else None
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A small group of the file, such as baselines, parameters or world; empty where there is none."""

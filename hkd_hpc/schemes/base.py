@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc import rng
 from hkd_hpc.lazy import F
-from hkd_hpc.privacy.mechanism import Mechanism
+from hkd_hpc.privacy import releases
+from hkd_hpc.privacy.mechanism import Mechanism, of_features
 from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.settings import setting
 
@@ -350,6 +351,21 @@ class Scheme:
             (M, C) bool; None, the default, where nothing is shared by class.
         """
         return None
+
+    def released(self, count_MC: np.ndarray, is_private: bool) -> dict[str, releases.Release]:
+        """What clients release in a round with their report, for the ledger of privacy (privacy/releases.py).
+
+        Args:
+            count_MC: training images by class of each client that reports.
+            is_private: whether the weights that clients receive have noise enough to be private themselves.
+
+        Returns:
+            By kind; by default what `protects` names, and of a report that names nothing no bound at all.
+        """
+        if self.protects:
+            privacy, features = self.info.privacy, of_features(self.info.privacy, self.settings.own_mechanism)
+            return releases.knowledge(privacy, features, self.protects, self.info.latent, count_MC, is_private)
+        return {releases.REPORT: releases.of_report(len(count_MC))} if self.report_shapes() else {}
 
     def noise_std(self, reports: Tensors) -> Tensors:
         """Of the noise that clients put on what they share by class.

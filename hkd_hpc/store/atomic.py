@@ -71,6 +71,16 @@ def append(path: str | Path, content: bytes) -> None:
             raise
 
 
+def append_durably(path: str | Path, content: bytes) -> None:
+    """The same, on the disk before this returns. Raises RunError."""
+    try:
+        append(path, content)
+        _flush(Path(path))
+        _flush(Path(path).parent)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

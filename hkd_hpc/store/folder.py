@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.store.atomic import replace_text, temporary_path
+from hkd_hpc.store.atomic import append_durably, replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
 TEMPORARY_NAME = re.compile(
@@ -85,6 +86,25 @@ class RunFolder:
     def checkpoint_folder(self) -> Path:
         """Where the checkpoints are."""
         return self.path / "checkpoints"
+
+    @property
+    def begun_path(self) -> Path:
+        """Of a run with privacy.mode=release: a line for each round that was begun, also by processes that were
+        killed.
+        """
+        return self.path / "rounds_begun.txt"
+
+    def note_begun(self, round: int) -> None:
+        """Note a round before anything of it is released, on the disk. Raises RunError."""
+        append_durably(self.begun_path, f"{round}\n".encode())
+
+    def rounds_begun(self) -> Counter[int]:
+        """How often each round was begun, as far as it was noted; a last line that was cut off counts for nothing."""
+        try:
+            lines = self.begun_path.read_text(encoding="utf-8").split("\n")[:-1]
+        except (FileNotFoundError, NotADirectoryError):
+            return Counter()
+        return Counter(int(line) for line in lines if line.isdigit())
 
     @property
     def rows_path(self) -> Path:

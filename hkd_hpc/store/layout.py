@@ -74,6 +74,10 @@ OTHERS = (
     Entry("versions_json", "", "text", "", "of the code (`git describe`; installed: a hash), Python, packages"),
     Entry("identity_json", "", "text", "", "SHA-256 of code and data"),
     Entry("sessions_json", "", "text", "", "the processes that made the run", 2),
+    Entry("privacy/<mode or adjacency>", "", "text", "", "of section privacy; no group: no ledger", 2),
+    Entry("privacy/delta", "", "float64", "1", "privacy.delta", 2),
+    Entry("privacy/told_<kind>", "", "text", "", "clip and noise of a kind that is released, in words", 2),
+    Entry("privacy/mend_<kind>", "", "text", "", "the settings that give a kind without a bound one", 2),
     Entry("repaired_from", "", "text", "", "of a file that `check --repair` wrote: where its rows come from"),
 )
 SUMMARY = (
@@ -120,6 +124,7 @@ SUMMARY = (
         Entry(f"summary/{name}", "", "text", "", meaning)
         for name, meaning in {
             "stopped_early": "why the last round is earlier than fed.rounds (run.stop_patience); empty where it is not",
+            "privacy": "epsilon of the features alone and of the whole release, in words; absent without a ledger",
             "warnings": "of all rounds, in a few words",
             "remark": "what must be known about the scheme's results",
             "batchnorm": "train.batchnorm",
@@ -159,5 +164,7 @@ def column(path: str, attributes: dict[str, str], dtype: str, since: int = 1) ->
     """As the attributes of the column describe it."""
     axes = attributes.get("axes", "round" if path.startswith("rounds") else "round, client").split(", ")
     told = [attributes[name] for name in ("meaning", "model", "data", "moment", "weighting") if name in attributes]
-    shape = ", ".join({"round": "rounds", "client": "clients", "class": "classes"}[axis] for axis in axes)
+    shape = ", ".join(
+        {"round": "rounds", "client": "clients", "class": "classes", "kind": "kinds"}[axis] for axis in axes
+    )
     return Entry(path, shape, dtype, attributes.get("unit", ""), "; ".join(told), since)

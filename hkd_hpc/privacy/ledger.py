@@ -1,0 +1,212 @@
+"""The ledger: what each client released in which round, and what it adds up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hkd_hpc.analysis.tables import Table, aligned
+from hkd_hpc.errors import UsageError
+from hkd_hpc.privacy import accounting
+from hkd_hpc.privacy.releases import FEATURES, KINDS, NO_NOISE, WEIGHTS, Releases
+from hkd_hpc.privacy.settings import SIMULATION
+
+FIXED, WHOLE = COLUMNS = ("privacy_mu_fixed", "privacy_mu_whole")  # of /clients in metrics.h5: round, client, kind
+HEAD = ("kind", "rounds", "clip and noise", "fixed extractor", "whole release")
+NAMES = {"statistics": "BatchNorm's statistics", "report": "the scheme's report", "presence": "presence of classes"}
+NO_BOUND = "no bound"
+SIMULATED = "simulation, no privacy"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the figures of a ledger mean.
+
+    Attributes:
+        mode, adjacency, delta: of the settings.
+        told: clip and noise of each kind, in words.
+        mend: by kind without a bound, the settings that give it one.
+    """
+
+    mode: str
+    adjacency: str
+    delta: float
+    told: Mapping[str, str] = field(default_factory=dict)
+    mend: Mapping[str, str] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """For metrics.h5 and checkpoints: group /privacy."""
+        return {
+            "mode": self.mode,
+            "adjacency": self.adjacency,
+            "delta": self.delta,
+            **{f"{name}_{kind}": text for name in ("told", "mend") for kind, text in getattr(self, name).items()},
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Terms:
+        texts = lambda name: {kind: str(tree[f"{name}_{kind}"]) for kind in KINDS if f"{name}_{kind}" in tree}
+        return cls(str(tree["mode"]), str(tree["adjacency"]), float(tree["delta"]), texts("told"), texts("mend"))
+
+
+def terms_of(settings: Any, releases: Releases) -> Terms:
+    """Of the settings (PrivacySettings) and what they make clients release."""
+    mends = {kind: each.mend for kind, each in releases.items() if each.mend}
+    told = {kind: each.told for kind, each in releases.items()}
+    return Terms(settings.mode, settings.adjacency, settings.delta, told, mends)
+
+
+def ledger_of(terms: Terms, columns: Mapping[str, Any]) -> Ledger | None:
+    """Of the columns of /clients, each (rounds, clients, ...); None where they have no ledger.
+
+    Rounds before there was one have no bound: something was released, and nobody wrote down what.
+    """
+    if WHOLE not in columns:
+        return None
+    fixed_RMK, whole_RMK = (np.array(columns[name], float) for name in COLUMNS)
+    unknown_RM = np.isnan(whole_RMK).all(2) & ~np.isnan(np.array(columns["status"], float))
+    for mu_RMK in (fixed_RMK, whole_RMK):
+        mu_RMK[unknown_RM] = math.inf
+    return Ledger(terms, fixed_RMK, whole_RMK)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the clients released.
+
+    Attributes:
+        terms: what the figures mean.
+        fixed_RMK: mu by round, client and kind (releases.KINDS) for a fixed extractor; NaN of a client that was not
+            drawn.
+        whole_RMK: the same without that assumption.
+    """
+
+    terms: Terms
+    fixed_RMK: np.ndarray
+    whole_RMK: np.ndarray
+
+    @property
+    def rounds(self) -> int:
+        """That are recorded."""
+        return len(self.whole_RMK)
+
+    def mu(self, figure: str = "whole", kinds: Iterable[str] = KINDS) -> np.ndarray:
+        """(clients,) of all rounds together.
+
+        Args:
+            figure: "fixed" or "whole".
+            kinds: those that count.
+        """
+        mu_RMK = self.whole_RMK if figure == "whole" else self.fixed_RMK
+        places = [KINDS.index(kind) for kind in kinds]
+        return np.sqrt(np.nansum(mu_RMK[:, :, places] ** 2, axis=(0, 2)))
+
+    def epsilon(self, figure: str = "whole", kinds: Iterable[str] = KINDS) -> np.ndarray:
+        """(clients,) at `terms.delta`; inf where there is no bound. UsageError where dp-accounting is not installed."""
+        return accounting.epsilons(self.mu(figure, kinds), self.terms.delta)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Those that were released."""
+        return [kind for kind in KINDS if kind in self.terms.told]
+
+    def unbounded(self, figure: str = "whole") -> list[str]:
+        """The kinds without a bound at some client, weights first."""
+        found = [kind for kind in KINDS if math.isinf(self.mu(figure, [kind]).max(initial=0))]
+        return sorted(found, key=lambda kind: kind != WEIGHTS)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """By kind, as HEAD says; epsilon of the client that paid most."""
+        return [self._row(kind) for kind in self.kinds]
+
+    def _row(self, kind: str) -> tuple[str, ...]:
+        mu_RM = self.whole_RMK[:, :, KINDS.index(kind)]
+        told = self.terms.told[kind]
+        rounds = int((~np.isnan(mu_RM)).any(1).sum())
+        return kind, str(rounds), told, *(self._worst(figure, [kind]) for figure in ("fixed", "whole"))
+
+    def _worst(self, figure: str, kinds: Sequence[str] = KINDS) -> str:
+        return epsilon_text(float(self.mu(figure, kinds).max(initial=0)), self.terms.delta)
+
+    def verdict(self) -> str:
+        """features alone, for a fixed extractor: epsilon = 4.43; the whole release: no guarantee, since ..."""
+        parts = []
+        if FEATURES in self.kinds:
+            parts.append(f"features alone, for a fixed extractor: {self._features()}")
+        parts.append(f"the whole release: {self._whole()}")
+        return "; ".join(parts)
+
+    def said(self) -> str:
+        """The same in one line that stands by itself."""
+        return f"privacy{self.label()}: at delta {self.terms.delta:g}, {self.verdict()}"
+
+    def _features(self) -> str:
+        mu = float(self.mu("fixed", [FEATURES]).max(initial=0))
+        if math.isinf(mu):
+            mend = self.terms.mend.get(FEATURES, "")
+            return f"{NO_BOUND} ({self.terms.told[FEATURES]}" + (f"; {mend} gives one)" if mend else ")")
+        return f"epsilon = {epsilon_text(mu, self.terms.delta)}"
+
+    def _whole(self) -> str:
+        holes = self.unbounded()
+        if not holes:
+            return f"epsilon = {self._worst('whole')}"
+        bare = [kind for kind in holes if self.terms.told.get(kind, NO_NOISE).startswith(NO_NOISE)]
+        noisy = [kind for kind in holes if kind not in bare]
+        why = {"travel without noise": bare, "have no bound": noisy}
+        return f"no guarantee, since {' and '.join(f'{listed(kinds)} {what}' for what, kinds in why.items() if kinds)}"
+
+    def mended(self) -> str:
+        """The settings that would give the whole release a bound; empty where it has one, or none would."""
+        mends = [self.terms.mend.get(kind, "") for kind in self.unbounded()]
+        return " ".join(dict.fromkeys(word for mend in mends for word in mend.split()))
+
+    @property
+    def table(self) -> Table:
+        """By kind."""
+        return Table(HEAD, self.rows(), self.title())
+
+    def lines(self) -> list[str]:
+        """The table and what it comes to, for a terminal."""
+        return [self.title(), *(f"  {line}" for line in (*aligned([HEAD, *self.rows()]), *self.conclusions()))]
+
+    def conclusions(self) -> list[str]:
+        """What the table comes to, and what would mend it."""
+        mended = self.mended()
+        return [self.verdict(), *([f"a bound needs {mended}"] if mended else [])]
+
+    def figures(self) -> tuple[str, str, str, str]:
+        """Where the noise comes from, delta, and both figures, in short."""
+        source = SIMULATED if self.terms.mode == SIMULATION else self.terms.mode
+        return source, f"{self.terms.delta:g}", self._worst("fixed", [FEATURES]), self._worst("whole")
+
+    def title(self) -> str:
+        """privacy (simulation, no privacy): epsilon at delta 1e-05 after 10 rounds, neighbours differ in one image"""
+        return (
+            f"privacy{self.label()}: epsilon at delta {self.terms.delta:g} after {self.rounds} rounds, of the client "
+            f"that paid most; neighbours differ in one {self.terms.adjacency}"
+        )
+
+    def label(self) -> str:
+        """ " (simulation, no privacy)", or nothing in release mode."""
+        return f" ({SIMULATED})" if self.terms.mode == SIMULATION else ""
+
+
+def epsilon_text(mu: float, delta: float) -> str:
+    """4.43, no bound, or what is missing to tell it."""
+    if math.isinf(mu):
+        return NO_BOUND
+    try:
+        return f"{accounting.epsilon(mu, delta):.3g}"
+    except UsageError:
+        return f"mu {mu:.3g} ({accounting.PIP} for epsilon)"
+
+
+def listed(kinds: Sequence[str]) -> str:
+    """weights, predictions and BatchNorm's statistics"""
+    names = [NAMES.get(kind, kind) for kind in kinds]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if names[1:] else names[0]

@@ -195,7 +195,7 @@ def test_weights_that_stay_at_home_are_neither_clipped_nor_noised(data):
 
 def test_the_noise_is_the_same_on_any_ranks_and_after_a_resume(tmp_path):
     data, alone, killed = toy.save_data(tmp_path / "data.npz", side=8), tmp_path / "alone", tmp_path / "killed"
-    more = ("fed.clients=5", "fed.rounds=3", "fed.participation=0.8", "fed.drop_rate=0.3", "data.as_stored=true")
+    more = ("fed.clients=5", "fed.rounds=2", "fed.participation=0.8", "fed.drop_rate=0.3", "data.as_stored=true")
     asked = toy.settings(data, TINY, *NOISED, *more, "scheme.name=fedhkd", "scheme.nu=0")
     toy.train_ok(1, *asked, "--out", alone)
 
@@ -209,9 +209,6 @@ def test_the_noise_is_the_same_on_any_ranks_and_after_a_resume(tmp_path):
     toy.train_ok(4, "--resume", "--out", killed)
     assert toy.rows(killed) == toy.rows(alone)
     assert set(toy.metrics(alone)["rounds/clients_clipped"].tolist()) <= {2, 3, 4}
-    without = tmp_path / "without"
-    toy.train_ok(1, *[word for word in asked if "update_multiplier" not in word], "--out", without)
-    assert toy.last_sha(without) != toy.last_sha(alone)
 
 
 # ---- what is refused

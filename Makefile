@@ -4,6 +4,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+TOOLS := $(addprefix $(VENV)/.,test dev docs)
 STAMP := $(VENV)/.installed
 ACTIVATE := set -eu; source $(VENV)/bin/activate
 # Processes that run tests: three keep two cores busy, since many tests wait for their ranks.
@@ -11,7 +12,7 @@ WORKERS ?= 3
 PYTEST := python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 OLD_CPU := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default
 
-.PHONY: demo check lint test test-old-cpu docs install clean
+.PHONY: demo check lint test test-old-cpu docs install tools clean
 demo: $(STAMP)
 	$(ACTIVATE); mpirun -n 11 python -m hkd_hpc.train
 
@@ -24,14 +25,18 @@ test: $(VENV)/.test
 	$(ACTIVATE); $(PYTEST) tests
 
 test-old-cpu: $(VENV)/.test
-	$(ACTIVATE); $(OLD_CPU) $(PYTEST) -m kernels tests
+	$(ACTIVATE); $(OLD_CPU) $(PYTEST) -m kernels $$(grep -rl --include='*.py' mark.kernels tests)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 install: $(STAMP)
 
-# The tools of a target are installed with it: the extras test, dev and docs of setup.py.
+# The tools of a target are installed with it: the extras test, dev and docs of setup.py; here all at once, for CI.
+tools: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,dev,docs]'
+	touch $(TOOLS)
+
 $(VENV)/.%: $(STAMP)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[$*]'
 	touch $@

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +27,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for fixture in MARK_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
             item.add_marker(MARK_OF_FIXTURE[fixture])
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = [file for file in files.values() if any(map(is_slow, file))]
+    slow = taking_turns([file for file in slow if waits(file)], [file for file in slow if not waits(file)])
+    items[:] = itertools.chain(*slow, *(file for file in files.values() if not any(map(is_slow, file))))
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def waits(file: list[pytest.Item]) -> bool:
+    """Rather than compute: for SLURM, for ranks that are started anew, for time to run out."""
+    return any(item.get_closest_marker(mark) for item in file for mark in ("slurm", "mpi"))
+
+
+def taking_turns(*groups: list) -> list:
+    """The first of each group, the second of each, and so on."""
+    return [member for turn in itertools.zip_longest(*groups) for member in turn if member is not None]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,6 +11,8 @@ import torch
 from tools import bench_gpu
 from tools.bench_gpu import QUICK, Bench
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     "plain PyTorch, resnet18, no test",
     "fedavg resnet18 run.graphs=off run.lanes=1",

@@ -24,6 +24,8 @@ from tools.bench.processes import BenchError
 from tools.bench_peers import BARE, OURS, PLAIN, QUICK, Measurement, Peer
 from tools.peers import job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.executable)
 FIRST_ROUND = {"parameters": 10, "steps": [20], "loss": [2.5], "parameter_norm": 3.0, "buffer_norm": 4.0}

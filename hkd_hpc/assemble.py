@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from hkd_hpc import client_state, schemes, sessions, spending
+from hkd_hpc import schemes, sessions, spending
 from hkd_hpc.aggregate import LIMIT, GlobalStep
 from hkd_hpc.client import OWN, Client
-from hkd_hpc.cohort import assign_clients, cohort_size
+from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
 from hkd_hpc.data import assigned, content, public, share, sources
 from hkd_hpc.data.partition import Partition, pooled
 from hkd_hpc.data.skew import FeatureSkew, skew_of
-from hkd_hpc.errors import LocalUsageError, RunError, UsageError
+from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
+from hkd_hpc.masking import secure_sum
 from hkd_hpc.models import initial, networks
 from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
@@ -36,16 +36,12 @@ from hkd_hpc.rounds import RankRun
 from hkd_hpc.runtime import versions
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import RunInfo, Scheme
-from hkd_hpc.secure_sum.rules import SMALLEST
 from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
 from hkd_hpc.server_optimizer import ServerOptimizer
 from hkd_hpc.spending import Spending
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.training import LocalTrainer, min_images
 from hkd_hpc.worker import Worker, counter_size, pack_counters, update_privacy
-
-if TYPE_CHECKING:  # needs `cryptography`
-    from hkd_hpc.secure_sum.exchange import SecureSum
 
 NOISE_STDS = 10  # no draw of a Gaussian is farther out
 NOWHERE = RunFolder(Path(os.devnull))  # of a dry run: nothing can be written there
@@ -133,49 +129,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     message[0]["counters"] = pack_counters(flat.counters)
     weights_V, counters = flat.values_V.detach().clone(), [counter.clone() for counter in flat.counters]
     step = global_step(config, scheme, torch.zeros_like(flat.parameters_P))
-    rank_of, last, masked = federation.rank_of, config.fed.rounds, secure_sum(federation, comm, worker)
+    rank_of, last, masked = federation.rank_of, config.fed.rounds, secure_sum(worker, federation.rank_of)
     return RankRun(config, comm, trainer, worker, server, rank_of, weights_V, counters, message, last, step, masked)
-
-
-def secure_sum(federation: Federation, comm: Comm, worker: Worker) -> SecureSum | None:
-    """What sums the weights under masks, if privacy.secure_sum asks for it. UsageError where that would be void."""
-    config = federation.config
-    if not config.privacy.secure_sum:
-        return None
-    if importlib.util.find_spec("cryptography") is None:
-        raise LocalUsageError("privacy.secure_sum=true: cryptography is not installed; pip install 'hkd_hpc[privacy]'")
-    require_nothing_kept(config, worker.trainer)
-    member_of = [config.model.member_of(client) for client in range(config.fed.clients)]
-    require_enough_clients(config, worker.eligible, member_of)
-    from hkd_hpc.secure_sum.exchange import SecureSum  # imports cryptography
-
-    return SecureSum(comm, federation.rank_of, member_of)
-
-
-def require_nothing_kept(config: Config, trainer: LocalTrainer) -> None:
-    """UsageError where clients keep something that goes to rank 0, for the checkpoints, as it is."""
-    kept = client_state.shapes_of(trainer, is_last=True)
-    if kept:
-        raise UsageError(
-            f"privacy.secure_sum=true: with scheme.name={config.scheme.name} and train.batchnorm="
-            f"{config.train.batchnorm} a client's {', '.join(kept)} goes to rank 0, for checkpoints, without masks; "
-            "take a scheme without client state (fedavg, fedprox, fedhkd), and no batchnorm=local"
-        )
-
-
-def require_enough_clients(config: Config, eligible: list[int], member_of: list[str]) -> None:
-    """UsageError where the sum could be of fewer than SMALLEST clients, who would see each other's weights in it."""
-    fed = config.fed
-    sampled = cohort_size(fed.clients, fed.participation)
-    found = {f"a round (fed.participation={fed.participation:g})": sampled, "have images enough": len(eligible)}
-    if config.model.names:
-        found |= {f"with {name}": sum(member_of[c] == name for c in eligible) for name in config.model.members}
-    for what, count in found.items():
-        if count < SMALLEST:
-            raise UsageError(
-                f"privacy.secure_sum=true: {count} of fed.clients={fed.clients} clients {what}, and a sum of fewer "
-                f"than {SMALLEST} shows each the others' weights; give more clients, or privacy.secure_sum=false"
-            )
 
 
 def with_multiplier(comm: Comm, federation: Federation, scheme: Scheme, flat: FlatModel) -> Federation:
@@ -589,7 +544,8 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     flat, sums = run.trainer.flat, run.worker.sums.values()
     busiest = max(map(run.rank_of.count, run.rank_of))
     summed = sum(total.length for total in sums)
-    flushed_bytes = 8 * summed if busiest > 1 else 0  # a sum of one client is made piece by piece
+    held_bytes = 8 * summed * (busiest > 1)  # a sum of one client is made piece by piece
+    held_bytes += 8 * summed * config.privacy.secure_sum  # masks
     kept = state_vectors(config.train.optimizer, config.train.momentum)
     kept_floats = kept * sum(stop - start for start, stop in flat.active_spans)
     kept_floats += config.fed.server_vectors * len(flat.parameters_P)
@@ -601,7 +557,7 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
         server.static["partition"],
         list(flat.parameter_counts(config.model.members).values()),
         weights_bytes=max(map(run.trainer.payload_floats_of, config.model.members)) * FLOAT_BYTES,
-        memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + kept_floats) + flushed_bytes,
+        memory_bytes=FLOAT_BYTES * (2 * len(flat.values_V) + len(flat.parameters_P) + kept_floats) + held_bytes,
         all_reduce_bytes=(summed + len(sums)) * 8,
         report_bytes=run.worker.report_type.itemsize,
         message_bytes=run.message.nbytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hmac
 import itertools
 
@@ -70,6 +71,14 @@ class Cohort:
             left = masks_left(rebuilt(revealed, self.roster), delivering, self.roster, 0)
             stream.add(total_N, left)
         return total_N.view(np.int64).tolist()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_agreement_is_computed_once():
+    """Thousands of plays of the same keys: a function of its arguments alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeyPair, "shared", functools.cache(KeyPair.shared))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.runtime.own_code import load_object
+from hkd_hpc.stop import FROM_OUTSIDE
 
 ITEM_KEYS = ("x", "y", "client")  # of an item of a Dataset
 GIVES = "arrays by name (x_train y_train x_test y_test), or a training and a test Dataset"
@@ -44,9 +45,9 @@ def read_own(_: list[Path], data: DataSettings) -> RawData:
         raise UsageError(f"{what}: is a {type(load).__name__}; it must be a function or class that gives {GIVES}")
     try:
         return RawData(arrays_of(load(data.path) if data.path else load(), what))
-    except UsageError:
+    except (UsageError, *FROM_OUTSIDE):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit too
         raise UsageError(f"{what}: {place_of(error)}{type(error).__name__}: {error}") from error
 
 
@@ -69,7 +70,7 @@ def _missing(given: Mapping[str, Any]) -> str:
 
 def _of_datasets(datasets: list, what: str) -> Arrays:
     """Of a training and a test Dataset, or of the first alone."""
-    if len(datasets) not in (1, 2) or not all(hasattr(d, "__getitem__") and hasattr(d, "__len__") for d in datasets):
+    if len(datasets) not in (1, 2) or not all(map(_is_dataset, datasets)):
         kinds = ", ".join(type(dataset).__name__ for dataset in datasets[:5])
         raise UsageError(f"{what}: gave {len(datasets)} of {kinds or 'nothing'}; it must give {GIVES}")
     return {
@@ -77,6 +78,10 @@ def _of_datasets(datasets: list, what: str) -> Arrays:
         for split, dataset in zip(("train", "test"), datasets)
         for key, values in _items(dataset, f"{what}: {split} dataset").items()
     }
+
+
+def _is_dataset(found: Any) -> bool:
+    return hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, Mapping)
 
 
 def _items(dataset: Any, where: str) -> Arrays:

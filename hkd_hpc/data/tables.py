@@ -43,11 +43,9 @@ def read_table(path: Path, data: DataSettings) -> RawData:
         says which is which.
 
     Raises:
-        UsageError: a column is missing, a cell is empty, or holds text where numbers belong.
+        UsageError: a column is missing or has no name of its own, a cell is empty, or holds text where numbers belong.
     """
-    import pandas
-
-    frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    frame = _frame(path)
     columns = {"y": data.label_column, "split": data.split_column, "client": data.client_column}
     told = {key: _cells(frame, name, key, path) for key, name in columns.items() if name}
     features = frame.drop(columns=[name for name in columns.values() if name])
@@ -56,6 +54,25 @@ def read_table(path: Path, data: DataSettings) -> RawData:
     split_N = _splits(told["split"], path) if "split" in told else np.full(len(frame), "train")
     parts = SPLITS if "split" in told else SPLITS[:1]
     return RawData({f"{key}_{part}": values[split_N == part] for key, values in rows.items() for part in parts})
+
+
+def _frame(path: Path) -> pandas.DataFrame:
+    """The whole table. UsageError where pandas would give a column another name, or none: it would be taken for a
+    feature, perhaps with the labels in it, or be lost."""
+    import pandas
+
+    if path.suffix != ".csv":
+        return pandas.read_parquet(path)
+    first = pandas.read_csv(path, header=None, nrows=2, dtype=str)  # of one length, or pandas says what is wrong
+    head = first.iloc[0]
+    if head.isna().any():
+        raise UsageError(
+            f"{path}: column {head.isna().to_numpy().argmax() + 1} has no name; name it, or leave it out (pandas "
+            "writes one of row numbers unless index=False)"
+        )
+    if head.duplicated().any():
+        raise UsageError(f"{path}: two columns are called {head[head.duplicated()].iloc[0]!r}; rename one of them")
+    return pandas.read_csv(path)
 
 
 def _cells(frame: pandas.DataFrame, name: str, key: str, path: Path) -> np.ndarray:
@@ -99,11 +116,12 @@ def _numbers(features: pandas.DataFrame, path: Path) -> np.ndarray:
     for name, column in features.items():
         numbers = pandas.to_numeric(column, errors="coerce")
         bad_N = ~np.isfinite(numbers.to_numpy(np.float64, na_value=np.nan))
-        if column.dtype == object or bad_N.any():
+        if not pandas.api.types.is_numeric_dtype(column) or bad_N.any():  # dates are none
             at = int(bad_N.argmax()) if bad_N.any() else 0
             cell = "nothing" if pandas.isna(column.iloc[at]) else repr(str(column.iloc[at]))
             raise UsageError(
                 f"{path}: column {name}: row {at + 1} holds {cell}, where numbers belong; make it a number, or leave "
                 "the column or the row out"
             )
-    return features.to_numpy(np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 is told where all inputs are checked
+        return features.to_numpy(np.float32)

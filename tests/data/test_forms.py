@@ -293,6 +293,30 @@ def test_tables_that_cannot_be_meant(tmp_path, table, change, words):
     assert path in message
 
 
+@pytest.mark.parametrize(
+    "head, row, words",
+    [
+        ("label,dose,label", "{0},1.5,{0}", "two columns are called 'label'; rename one of them"),
+        ("dose,dose,label", "1,2,{0}", "two columns are called 'dose'"),
+        (",dose,label", "{1},1.5,{0}", "column 1 has no name; name it, or leave it out (pandas writes one of row num"),
+        ("dose,age,label", "{1},1.5,40,{0}", "Expected 3 fields in line 2, saw 4"),
+    ],
+)
+def test_a_csv_whose_columns_have_no_names_of_their_own(tmp_path, head, row, words):
+    """pandas would rename the second of two, and take the first of a row that is too long for its name."""
+    pytest.importorskip("pandas")
+    lines = [head, *(row.format("ab"[number % 2], number) for number in range(8))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert words in rejection(sources.read, of_file(tmp_path / "a.csv", test_fraction=0.5))
+
+
+def test_dates_are_no_numbers(tmp_path, table):
+    pandas = pytest.importorskip("pandas")
+    path = write(table.assign(age=pandas.date_range("2020-01-02", periods=6)), tmp_path / "a.parquet")
+    told = rejection(sources.read, of_file(path, **COLUMNS))
+    assert "column age: row 1 holds '2020-01-02 00:00:00', where numbers belong" in told
+
+
 def test_without_what_reads_it_a_line_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("a,label\n1,2\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -338,11 +362,15 @@ ragged = lambda: {**arrays(), "x_train": [[1], [2, 3]]}
 short = lambda: {**arrays(), "y_train": Y[:4]}
 items = lambda: ([(X[i % 2 : 3], 1) for i in range(3)], [(X, 1)])
 three = lambda: (1, 2, 3)
+two_dicts = lambda: (arrays(), arrays())
 labels = lambda: ([(x, Y) for x in X], [(x, Y) for x in X])
 empty = lambda: ([], [])
 
 def raises():
     return {}["x"]
+
+def leaves():
+    raise SystemExit(0)
 """
 
 
@@ -383,9 +411,11 @@ def test_a_loader_gets_data_path_and_may_leave_the_test_split_to_us(loaders):
         ("short", "key y_train: found shape (4,), allowed is (6,)"),
         ("items", "train dataset: item 1 is float64 (2, 5), item 0 is float64 (3, 5); all must be alike"),
         ("three", "gave 3 of int, int, int; it must give arrays by name"),
+        ("two_dicts", "gave 2 of dict, dict; it must give arrays by name"),
         ("labels", "item 0 is a tuple, not (x, y) or (x, y, client)"),
         ("empty", "train dataset: is empty"),
         ("raises", "in raises: return {}[\"x\"]: KeyError: 'x'"),
+        ("leaves", "in leaves: raise SystemExit(0): SystemExit: 0"),
     ],
 )
 def test_loaders_that_give_nonsense(loaders, name, words):

@@ -44,7 +44,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
         raise UsageError(
             f"data.path={folder}: holds no dataset_dict.json or state.json; data.name=hf reads what save_to_disk wrote"
         )
-    names = _json(folder / "dataset_dict.json").get("splits", [])
+    names = _part(folder / "dataset_dict.json", "splits", list)
     if "train" not in names:
         raise UsageError(f"{folder}: has no split train (found: {', '.join(map(str, names)) or 'none'})")
     test = next((name for name in _TESTS if name in names), None)
@@ -55,7 +55,7 @@ def read_hf(files: list[Path], data: DataSettings) -> RawData:
     """Images (N,3,H,W) uint8, labels, and client ids if data.client_column is set, of the splits that are there."""
     [folder] = files
     folders = split_folders(folder)
-    features = _json(folders["train"] / "dataset_info.json").get("features") or {}
+    features = _part(folders["train"] / "dataset_info.json", "features", dict)
     columns = _columns(features, data, folder)
     arrays: Arrays = {}
     for split, place in folders.items():
@@ -65,15 +65,18 @@ def read_hf(files: list[Path], data: DataSettings) -> RawData:
         arrays[f"x_{split}"] = _images(table[columns["x"]], place, columns["x"], data.image_size, shape)
         for key in columns.keys() - {"x"}:
             arrays[f"{key}_{split}"] = _values(table[columns[key]], place, columns[key])
-    names = _class_names(features[columns["y"]], arrays["y_train"])
+    names = _class_names(features[columns["y"]], arrays["y_train"], f"{folder}: column {columns['y']}")
     return RawData(arrays, names, tuple(_remarks(folder, folders)))
 
 
-def _class_names(feature: dict[str, Any], y_train: np.ndarray) -> tuple[str, ...]:
+def _class_names(feature: Any, y_train: np.ndarray, where: str) -> tuple[str, ...]:
     """Of the classes that occur, which are the first ones; of labels that are text, none: they are names themselves."""
-    if y_train.dtype.kind == "U":
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if y_train.dtype.kind == "U" or not isinstance(names, list) or not names:
         return ()
-    return tuple(printable(str(name)) for name in (feature.get("names") or ())[: y_train.max() + 1])
+    if y_train.max() >= len(names):
+        raise UsageError(f"{where}: found label {y_train.max()}, and its ClassLabel has {len(names)} names")
+    return tuple(printable(str(name)) for name in names[: y_train.max() + 1])
 
 
 def _remarks(folder: Path, folders: dict[str, Path]) -> Iterator[str]:
@@ -93,15 +96,23 @@ def _json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("no object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise broken(file, error) from error
     return content
 
 
+def _part(file: Path, key: str, kind: type) -> Any:
+    """A list or an object of a JSON file, empty where there is none."""
+    found = _json(file).get(key) or kind()
+    if not isinstance(found, kind):
+        raise broken(file, f"key {key}: found a {type(found).__name__}, a {kind.__name__} is expected")
+    return found
+
+
 def _table(place: Path) -> Any:
     """All rows of a split, as a memory map."""
-    arrow, state = _arrow(), _json(place / "state.json")
-    names = [entry.get("filename", "") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
+    arrow, files = _arrow(), _part(place / "state.json", "_data_files", list)
+    names = [str(entry.get("filename", "")) for entry in files if isinstance(entry, dict)]
     if not names or any(Path(name).name != name for name in names):
         raise broken(place / "state.json", "key _data_files: names of Arrow files are expected")
     tables = []
@@ -111,7 +122,10 @@ def _table(place: Path) -> Any:
                 tables.append(reader.read_all())
         except (OSError, arrow.ArrowException) as error:
             raise broken(place / name, error) from error
-    return arrow.concat_tables(tables)
+    try:
+        return arrow.concat_tables(tables)
+    except arrow.ArrowException as error:  # files of other columns
+        raise broken(place, error) from error
 
 
 # ---- columns

@@ -79,18 +79,26 @@ def _head(file: Path) -> dict[str, Any]:
     try:
         with open(file, encoding="utf-8") as text:
             head = json.loads(text.read(_HEAD_CHARACTERS).partition('"user_data"')[0].rstrip(" \n\t,") + "}")
-        if len(head["users"]) == len(head["num_samples"]):
+        if _counts_all(head):
             return head
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return _load(file)
 
 
+def _counts_all(head: dict[str, Any]) -> bool:
+    """Whether each user has a number of samples."""
+    users, counts = head["users"], head["num_samples"]
+    return len(users) == len(counts) and all(type(count) is int and count >= 0 for count in counts)
+
+
 def _load(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-        if len(content["users"]) != len(content["num_samples"]) or not isinstance(content["user_data"], dict):
-            raise ValueError("users and num_samples differ in length, or user_data is no object")
+        if not _counts_all(content):
+            raise ValueError("num_samples must have one whole number for each of users")
+        if not isinstance(content["user_data"], dict):
+            raise ValueError("user_data is no object")
     except KeyError as error:
         raise UsageError(f"{file}: key {error.args[0]} is missing; LEAF's are users, num_samples, user_data") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -120,6 +128,8 @@ def _users_of(file: Path) -> Iterator[User]:
             x, y = samples["x"], samples["y"]
         except (KeyError, TypeError):
             raise UsageError(f"{where}: user_data has no x and y of it") from None
+        if not isinstance(x, list) or not isinstance(y, list):
+            raise UsageError(f"{where}: x and y must be lists, one entry for each sample")
         if not len(x) == len(y) == count:
             raise UsageError(f"{where}: {len(x)} x and {len(y)} y, num_samples says {count}")
         if count:
@@ -159,7 +169,10 @@ def _texts(x: list, where: str) -> np.ndarray:
 
 def _labels(y: list, where: str) -> np.ndarray:
     """Whole numbers or texts."""
-    labels = np.array(y)
+    try:
+        labels = np.array(y)
+    except ValueError:  # lists of several lengths
+        labels = np.empty(0)
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise UsageError(f"{where}: y must be whole numbers, or texts, one for each sample")
     return labels

@@ -144,3 +144,35 @@ def test_wrong_files_are_one_line(tmp_path):
         read(folder)
     with pytest.raises(UsageError, match=r"holds no dataset_dict.json or state.json; data.name=hf reads what save_to"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, content, told",
+    [
+        ("dataset_dict.json", '{"splits": 5}', "key splits: found a int, a list is expected"),
+        ("train/state.json", '{"_data_files": 5}', "key _data_files: found a int, a list is expected"),
+        ("train/state.json", "[]", "(no object)"),
+        ("train/dataset_info.json", '{"features": [1]}', "key features: found a list, a dict is expected"),
+        ("train/dataset_info.json", '{"a":' * 100_000, "truncated or not what its name says"),
+        (
+            "train/dataset_info.json",
+            '{"features": {"image": "Image", "label": {"_type": "ClassLabel", "names": ["cat"]}}}',
+            "column label: found label 1, and its ClassLabel has 1 names",
+        ),
+    ],
+)
+def test_descriptions_that_say_nothing_of_use_are_one_line(tmp_path, name, content, told):
+    folder = save(tmp_path / "set")
+    (folder / name).write_text(content)
+    with pytest.raises(UsageError) as caught:
+        read(folder)
+    assert told in str(caught.value)
+
+
+def test_arrow_files_of_other_columns_are_one_line(tmp_path):
+    folder = save(tmp_path / "set")
+    save_split(tmp_path / "other", {"age": [1, 2]}, shards=1)
+    [shard, *_] = sorted((folder / "train").glob("*.arrow"))
+    (tmp_path / "other/data-00000-of-00001.arrow").replace(shard)
+    with pytest.raises(UsageError, match=r"set/train: truncated or not what its name says \(Schema"):
+        read(folder)

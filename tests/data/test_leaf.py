@@ -88,6 +88,7 @@ def test_other_numbers_are_rows(tmp_path):
         ({"a": (["ab", "a"], ["b", "c"])}, "user a: texts must have one length; LEAF's Shakespeare has 80"),
         ({"a": (["ä"], ["b"])}, "user a: the character 'ä' is not in LEAF's alphabet of 80"),
         ({"a": ([DARK], [0.5])}, "user a: y must be whole numbers, or texts, one for each sample"),
+        ({"a": ([DARK, DARK], [[1], [1, 2]])}, "user a: y must be whole numbers, or texts, one for each sample"),
         ({"a": ([DARK], [0]), "b": ([[1, 2]], [1])}, "the x of user b are float32 (2,), those of a uint8 (28, 28)"),
         ({"a": ([DARK], [0])}, "test/ has the label 7, which no sample of train/ has"),
         ({}, "train: holds no sample"),
@@ -109,6 +110,18 @@ def test_wrong_samples_are_one_line(tmp_path, train, told):
         ("[]", "truncated or not what its name says"),
         ('{"users": ["a"], "num_samples": [1]}', "key user_data is missing; LEAF's are users, num_samples, user_data"),
         ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user a: user_data has no x and y of it"),
+        (
+            '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 5, "y": null}}}',
+            "user a: x and y must be lists, one entry for each sample",
+        ),
+        (
+            '{"users": ["a"], "num_samples": ["1"], "user_data": {}}',
+            "(num_samples must have one whole number for each of users)",
+        ),
+        (
+            '{"users": ["a", "b"], "num_samples": [1], "user_data": {}}',
+            "(num_samples must have one whole number for each of users)",
+        ),
         (
             '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1]], "y": [1]}}}',
             "user a: 1 x and 1 y, num_samples says 2",

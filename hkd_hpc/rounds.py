@@ -175,23 +175,37 @@ def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> Non
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
-    weight = mean_into(run, run.weights_V, run.worker.sums, "weights")
+    weights = mean_into(run, run.weights_V, run.worker.sums, "weights")
     if run.server_optimizer:
-        weight = weight if gathered is None else run.worker.weight_of_all(gathered["weight"])
-        run.server_optimizer.step(received_P, weights_P, weight / run.worker.weight_of_all(run.worker.images_M))
+        weights = weights if gathered is None else run.worker.weights_by_member(gathered["client"], gathered["weight"])
+        step(run, run.server_optimizer, received_P, weights_P, weights)
     if run.config.train.batchnorm == "reestimate":
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
-def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> float:
-    """The weighted means of what the workers of all ranks added to these sums, in every rank; the sum of the weights,
-    but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
-    comm, weight = run.comm, 0.0
-    for total in sums.values():
+def step(
+    run: RankRun, rule: GlobalStep, received_P: torch.Tensor, weights_P: torch.Tensor, weights: Mapping[str, float]
+) -> None:
+    """The server's step from the means. Of unequal models those that no client of the cohort has stay as they are, and
+    so does what the rule keeps of them. `weights`: in the mean, by member."""
+    absent = [name for name, weight in weights.items() if not weight]
+    spans = [span for name in absent for span in run.trainer.flat.parameter_spans_of(name)]
+    parts = [vector_P[start:stop] for vector_P in (weights_P, *rule.state.values()) for start, stop in spans]
+    before = [part.clone() for part in parts]
+    rule.step(received_P, weights_P, sum(weights.values()) / run.worker.weight_of_all(run.worker.images_M))
+    for part, values in zip(parts, before):
+        part.copy_(values)
+
+
+def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> dict[str, float]:
+    """The weighted means of what the workers of all ranks added to these sums, in every rank; the sum of the weights by
+    member, but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
+    comm, weights = run.comm, {}
+    for name, total in sums.items():
         summed = (run.secure_sum or comm).summed(total.pieces(comm.piece), total.numbers, kind)
-        weight += total.mean_into(out, summed, may_be_empty=len(sums) > 1)
+        weights[name] = total.mean_into(out, summed, may_be_empty=len(sums) > 1)
         comm.relay(total.parts(out), kind)
-    return weight
+    return weights
 
 
 def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Tensor:

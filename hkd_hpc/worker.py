@@ -217,6 +217,11 @@ class Worker:
         images = np.asarray(images_M)
         return int(images.sum() if self.trainer.config.fed.average == "images" else np.count_nonzero(images))
 
+    def weights_by_member(self, client_M: np.ndarray, images_M: np.ndarray) -> dict[str, float]:
+        """The same of each member, of the clients with these numbers."""
+        member_M = np.array([self.trainer.config.model.member_of(int(client)) for client in client_M])
+        return {name: self.weight_of_all(images_M[member_M == name]) for name in self.sums}
+
     def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
         clear(self.statistics_sums)

@@ -171,8 +171,11 @@ class FlatModel:
 
     def parameter_counts(self, names: Sequence[str]) -> dict[str, int]:
         """Trainable numbers of each member."""
-        trainable = [(0, len(self.parameters_P))]
-        return {name: self.floats_in(common(trainable, self._spans_of_member(name))) for name in names}
+        return {name: self.floats_in(self.parameter_spans_of(name)) for name in names}
+
+    def parameter_spans_of(self, name: str) -> Spans:
+        """(start, stop) of the member's trainable floats in `parameters_P`."""
+        return common([(0, len(self.parameters_P))], self._spans_of_member(name))
 
     def _spans_of_member(self, name: str) -> Spans:
         prefix = prefix_of(self.net, name)

@@ -43,7 +43,7 @@ def play_some(run, clients, count):
     for round in range(part.done + 1, part.done + count + 1):
         reports = part.worker.train(round, clients, part.weights_V, part.counters, run.message, False)
         gathered = rounds.gather_reports(part, round, reports)
-        rounds.average(part, round)
+        rounds.average(part, round, gathered)
         rounds.send_message(part, round, gathered)
         part.done = round
 
@@ -80,6 +80,21 @@ def test_an_architecture_without_a_client_in_the_cohort_stays_as_it_is(data):
     after = weights_of(run, NORMED), weights_of(run, TINY)
     assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])
     assert not torch.equal(before[1]["classifier.weight"], after[1]["classifier.weight"])
+
+
+@pytest.mark.parametrize("optimizer", ["avgm", "yogi"])
+def test_nor_does_the_servers_momentum_move_it(data, optimizer):
+    run = federation(data, "fedavg", f"model.names={TINY},{NORMED}", f"fed.server_optimizer={optimizer}")
+    play_some(run, [0, 1, 2, 3], 1)
+    spans, rule = run.flat.parameter_spans_of(NORMED), run.part.server_optimizer
+    held = lambda: [
+        vector[start:stop].clone() for vector in (run.part.weights_V, *rule.state.values()) for start, stop in spans
+    ]
+    before, other = held(), weights_of(run, TINY)
+    play_some(run, [0, 2], 2)
+    assert all(map(torch.equal, before, held()))
+    assert not torch.equal(other["classifier.weight"], weights_of(run, TINY)["classifier.weight"])
+    assert bool(before[-1].any())
 
 
 def test_batch_norm_is_measured_anew_within_an_architecture(data):

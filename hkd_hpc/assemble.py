@@ -123,6 +123,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     require_private_updates(trainer)
     require_releasable(config, trainer)
     require_received(config, trainer)
+    require_validation(config, partition)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))
@@ -394,6 +395,14 @@ def require_received(config: Config, trainer: LocalTrainer) -> None:
             f"privacy.extractor=received: clients go on from their own {', '.join(own)} here, not from what they "
             "received; let all weights travel (scheme.weights=average, train.batchnorm=average)"
         )
+
+
+def require_validation(config: Config, partition: Partition) -> None:
+    """UsageError where run.stop_patience would wait for tests on no image."""
+    if config.run.stop_patience and not any(map(len, partition.val)):
+        is_file = config.data.partition == "file"
+        mend = "make data.partition_file anew with data.val_fraction" if is_file else "raise data.val_fraction"
+        raise UsageError(f"run.stop_patience={config.run.stop_patience}: no client has a validation image; {mend}")
 
 
 def node_copy(config: Config, comm: Comm) -> sources.DataSet:

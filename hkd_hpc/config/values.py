@@ -77,7 +77,7 @@ def check_together(config: Config) -> None:
             f"{1 - data.fraction:.4g} fits"
         )
     _check_models(config)
-    if config.run.stop_patience and not data.val_fraction:
+    if config.run.stop_patience and not data.val_fraction and data.partition != "file":
         raise UsageError(
             f"run.stop_patience={config.run.stop_patience}: needs validation images; set data.val_fraction, which is 0"
         )
@@ -88,11 +88,11 @@ def check_together(config: Config) -> None:
 
 def check_training(train: TrainSettings) -> None:
     """What the optimizer and the schedule of local training ask."""
-    for name in ("momentum", "nesterov"):
+    for name, without in {"momentum": "0", "nesterov": "false"}.items():
         if getattr(train, name) and train.optimizer != "sgd":
             raise UsageError(
                 f"train.{name}={getattr(train, name)}: only train.optimizer=sgd has it; train.optimizer is "
-                f"{train.optimizer}"
+                f"{train.optimizer}, which wants train.{name}={without}"
             )
     if train.nesterov and not train.momentum:
         raise UsageError("train.nesterov=True: needs train.momentum above 0")

@@ -445,8 +445,14 @@ def test_what_is_neither_toml_nor_a_config_json_is_told_as_neither(tmp_path, con
         (["data.val_fraction=1"], "data.val_fraction must be a number >= 0 and < 1"),
         (["model.name=resnet19"], "one of small, resnet18, shufflenet_v2, moon_cnn, or module:Class"),
         (["comm.backend=nccl", "run.device=cpu"], "comm.backend=nccl"),
-        (["train.momentum=0.9"], "train.momentum=0.9: only train.optimizer=sgd has it; train.optimizer is adam"),
-        (["train.nesterov=true", "train.optimizer=adamw"], "train.nesterov=True: only train.optimizer=sgd has it"),
+        (
+            ["train.momentum=0.9"],
+            "train.momentum=0.9: only train.optimizer=sgd has it; train.optimizer is adam, which wants train.momentum=",
+        ),
+        (
+            ["train.nesterov=true", "train.optimizer=adamw"],
+            "train.optimizer is adamw, which wants train.nesterov=false",
+        ),
         (["train.nesterov=true", "train.optimizer=sgd"], "train.nesterov=True: needs train.momentum above 0"),
         (["train.lr_schedule=cosine", "train.lr_floor=0.1"], "train.lr_floor=0.1: must not be above train.lr=0.001"),
     ],

@@ -10,6 +10,7 @@ import toy
 
 from hkd_hpc import check, config
 from hkd_hpc.config import identity
+from hkd_hpc.data.__main__ import main as data_command
 from hkd_hpc.results import load
 from hkd_hpc.store.folder import RunFolder
 
@@ -106,6 +107,25 @@ def test_patience_needs_validation_images(tmp_path, data):
     assert toy.our_lines([result.output]) == [
         "hkd_hpc: run.stop_patience=2: needs validation images; set data.val_fraction, which is 0"
     ]
+
+
+def test_a_share_that_rounds_to_no_image_is_rejected(tmp_path, data):
+    [result] = toy.train(1, *arguments(data, "data.val_fraction=0.001"), "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert toy.our_lines([result.output]) == [
+        "hkd_hpc: run.stop_patience=2: no client has a validation image; raise data.val_fraction"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("share, code", [("0.3", 0), ("0", 2)])
+def test_the_validation_images_may_be_those_of_a_partition_file(tmp_path, data, share, code):
+    made = toy.settings(data, f"data.val_fraction={share}", "--out", str(tmp_path / "p.npz"))
+    assert data_command(["partition", *made]) == 0
+    words = ("data.val_fraction=0", "data.partition=file", f"data.partition_file={tmp_path / 'p.npz'}", "--dry-run")
+    [result] = toy.train(1, *arguments(data, *words))
+    assert result.exit_code == code, result.output
+    assert ("make data.partition_file anew with data.val_fraction" in result.output) == bool(code)
 
 
 def test_a_target_is_told(early):

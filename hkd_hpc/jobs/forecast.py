@@ -223,7 +223,7 @@ def cost_of(work: Work, sizes: SchemeSizes, ranks: int, workers: int, busiest_s:
     """
     load = cost.Load(
         work.cohort,
-        work.images * work.config.train.epochs,
+        work.used,
         sizes["flat_bytes"] // 4,
         sizes["report_bytes"],
         sizes["message_bytes"],

@@ -19,6 +19,7 @@ from hkd_hpc.data.partition import floor
 from hkd_hpc.data.registry import Sizes
 from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.jobs.sweep import Trial
+from hkd_hpc.schemes.base import SchemeSettings
 from hkd_hpc.store.tree import BadFile, load_tree
 
 # ---- the work of a trial
@@ -61,9 +62,16 @@ class Work:
     def _times(self) -> int:
         return self.config.fed.clients if self._pools else 1
 
+    @property
+    def used(self) -> int:
+        """Training images of a client, each as often as a round uses it; a pass that leaves weights alone, as those of
+        FedRep's head, counts as a whole one."""
+        scheme, epochs = self.config.scheme, self.config.train.epochs
+        return self.images * (scheme.local_epochs(epochs) if isinstance(scheme, SchemeSettings) else epochs)
+
     def trained(self, workers: int) -> int:
         """Images that the busiest of so many workers trains on in a round, each as often as it is used."""
-        return math.ceil(self.cohort / workers) * self.images * self.config.train.epochs
+        return math.ceil(self.cohort / workers) * self.used
 
     def tested(self, workers: int, ranks: int) -> float:
         """Images that it tests in a round; in one process the global test is no other rank's."""

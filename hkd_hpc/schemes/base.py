@@ -145,6 +145,11 @@ class SchemeSettings:
         """{"scheme.key": "the setting because of which nothing reads it"}, for a warning where somebody gave it."""
         return {}
 
+    def local_epochs(self, epochs: int) -> int:
+        """Epochs of all phases of a client's round together (`Scheme.phases`), for a forecast; `epochs`:
+        train.epochs."""
+        return epochs
+
 
 class Scheme:
     """FedAvg (McMahan et al., AISTATS 2017), and the base of all others.

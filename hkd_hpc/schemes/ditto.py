@@ -25,6 +25,9 @@ class DittoSettings(SchemeSettings):
     name: str = setting("ditto", "the scheme")
     lam: float = setting(1.0, "weight of the distance of the personal model to the received one", low=0, high=1e6)
 
+    def local_epochs(self, epochs):
+        return 2 * epochs
+
 
 class Ditto(Scheme):
     """Two models a client, as many epochs for each; the global one is FedAvg's, bit for bit."""

@@ -25,6 +25,9 @@ class FedRepSettings(SchemeSettings):
     name: str = setting("fedrep", "the scheme")
     head_epochs: int = setting(10, "local epochs of the head, before the train.epochs of the body", low=1, high=10_000)
 
+    def local_epochs(self, epochs):
+        return self.head_epochs + epochs
+
 
 class FedRep(Scheme):
     """A head of one's own on a common representation."""

@@ -99,6 +99,11 @@ def test_sampling_validation_and_pooled_data_change_the_work():
     assert (pooled.clients, pooled.images, pooled.trained(1)) == (1, 3_750, 18_750)
 
 
+def test_the_epochs_of_all_parts_of_a_clients_round_count():
+    assert work_of("ditto").trained(10) == 2 * 1_875
+    assert work_of("fedrep", "scheme.head_epochs=3").trained(10) == (3 + 5) * 375
+
+
 def test_sizes_come_from_the_heads_of_the_files(data, tmp_path):
     assert sizes_of(DataSettings("file", path=str(data))) == Sizes(300, 100, 10, (3, 32, 32))
     with h5py.File(tmp_path / "grey.h5", "w") as file:

@@ -105,6 +105,15 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_forecast_counts_the_epochs_of_all_phases(data, scheme):
+    run = Federation(data, scheme)
+    client = run.clients[0]
+    client.net = run.flat.lend("")
+    phases = run.scheme.phases(client, 3)
+    assert run.scheme.settings.local_epochs(3) == sum(phase.epochs for phase in phases)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_labels_are_smoothed_alike(data, scheme):
     """In round 1, one batch at the initial weights: .7 of its label and .3 of the mean of all, whatever the scheme."""
     run = Federation(data, scheme, "train.label_smoothing=0.3", "train.batch_size=1000", "train.lr=1e-12")

@@ -70,6 +70,8 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
     for name, schedules in OF_SCHEDULES.items():
         if train.lr_schedule not in schedules:
             yield f"train.{name}", f"train.lr_schedule={train.lr_schedule}"
+    if train.lr_warmup >= fed.rounds:
+        yield "train.lr_schedule", f"train.lr_warmup={train.lr_warmup}, which lasts all of fed.rounds={fed.rounds}"
     for name, optimizers in OF_SERVER_OPTIMIZERS.items():
         if fed.server_optimizer not in optimizers:
             yield f"fed.{name}", f"fed.server_optimizer={fed.server_optimizer}"

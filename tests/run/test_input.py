@@ -329,6 +329,10 @@ def test_on_three_ranks(tmp_path, name):
         (["train.lr_every=3"], ["train.lr_every=3 has no effect with train.lr_schedule=halve"]),
         (["train.lr_factor=.5", "train.lr_schedule=step"], []),
         (
+            ["train.lr_schedule=cosine", "train.lr_warmup=10"],
+            ["train.lr_schedule=cosine has no effect with train.lr_warmup=10, which lasts all of fed.rounds=10"],
+        ),
+        (
             ["train.augment_padding=2", "train.augment=flip"],
             ["train.augment_padding=2 has no effect with train.augment=flip"],
         ),

@@ -15,6 +15,8 @@ from hkd_hpc import config, quarantine, rng
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.privacy.releases import weights_mu
+from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.privacy.updates import UpdatePrivacy, clip_factor
 
 TINY, NORMED = "model.name=tiny_models:Tiny", "model.name=tiny_models:Normed"
@@ -97,6 +99,8 @@ def test_the_sum_has_the_noise_of_those_that_delivered():
     assert float(sum(sent[:7]).std()) == pytest.approx(1.25499, rel=0.02)
     assert updates.summed_std(10) == pytest.approx(1.5)
     assert updates.summed_std(7) == pytest.approx(1.25499, rel=1e-5)
+    settings = PrivacySettings(update_clip=0.25, update_multiplier=3.0)
+    assert weights_mu(settings, delivered=7, cohort=10) == pytest.approx(updates.sensitivity / updates.summed_std(7))
     assert updates.share_std == pytest.approx(1.5 / math.sqrt(10))
     assert abs(float(torch.corrcoef(torch.stack(sent[:2]))[0, 1])) < 0.02
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 
 import h5py
 import numpy as np
@@ -51,22 +50,12 @@ def forecast_of(root, trials, executor="slurm", options=GPU, study=()):
     return out
 
 
-@pytest.fixture(scope="module")
-def probed(tmp_path_factory):
-    """A folder whose probe.json serves the tests that do not try the probe itself."""
-    return tmp_path_factory.mktemp("probed")
-
-
 @pytest.fixture
-def root(probed, tmp_path):
-    """The root of a study, with what was probed before; what is probed in it is kept for later."""
+def root(tmp_path):
+    """The root of a study."""
     place = tmp_path / "root"
     place.mkdir()
-    for path in probed.iterdir():
-        shutil.copy(path, place)
-    yield place
-    for path in place.glob("probe.json"):
-        shutil.copy(path, probed)
+    return place
 
 
 @pytest.fixture(scope="module")

@@ -204,8 +204,8 @@ def check_timed(found: dict, sizes: Sizes) -> None:
 
 
 def run_ours(job: str, sizes: Sizes) -> tuple[list[float], int]:
-    last_only = f"run.evaluate_every={whole_round.ROUNDS}", f"run.checkpoint_every={whole_round.ROUNDS}"
-    rounds = whole_round.run_program(job, schemes.REFERENCE, 1, sizes.images, *last_only)
+    last_only = f"run.evaluate_every={sizes.rounds + 2}", f"run.checkpoint_every={sizes.rounds + 2}"
+    rounds = whole_round.run_program(job, schemes.REFERENCE, 1, sizes.images, sizes.rounds, *last_only)
     return rounds.wall_s, rounds.peak_bytes
 
 

@@ -49,6 +49,7 @@ class Sizes:
     passes: int = 2
     job: str = "J"
     images: int = 130
+    rounds: int = 3  # of a run, without its first and last
     strong: tuple[tuple[int, int], ...] = ((2, 10), (3, 10), (5, 10))  # ranks, clients
     weak: tuple[tuple[int, int], ...] = ((2, 2), (3, 4), (5, 8))
 
@@ -60,8 +61,9 @@ QUICK = Sizes(
     repeats=2,
     coordinator_ranks=(3, 9),
     passes=1,
-    job="S",
+    job="tiny",
     images=16,
+    rounds=1,
     strong=((2, 2), (3, 2)),
     weak=((2, 1), (3, 2)),
 )
@@ -205,7 +207,7 @@ def runs(sizes: Sizes) -> dict[tuple[int, int], Run]:
     for _ in range(sizes.passes):
         for ranks, clients in dict.fromkeys([*sizes.strong, *sizes.weak]):
             found[ranks, clients].append(
-                run_program(sizes.job, schemes.REFERENCE, 1, sizes.images, ranks=ranks, clients=clients)
+                run_program(sizes.job, schemes.REFERENCE, 1, sizes.images, sizes.rounds, ranks=ranks, clients=clients)
             )
     return {pair: Run.joined(*pair, passes) for pair, passes in found.items()}
 

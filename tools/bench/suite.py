@@ -49,6 +49,8 @@ class Sizes:
     """How much is measured. A pair is one alternation; after `fewest` of them a row stops when its time is used up."""
 
     images: int = 375
+    clients: int = CLIENTS  # of a whole round
+    rounds: int = 3  # of a run, without its first and last
     epochs: int = 5
     floats: int = 11_219_594  # parameters and BatchNorm buffers of job J
     averaged: int = NUMBERS_J
@@ -65,7 +67,9 @@ class Sizes:
 
 
 QUICK = Sizes(
-    images=72,
+    images=16,
+    clients=2,
+    rounds=1,
     epochs=2,
     floats=100_000,
     averaged=50_000,

@@ -24,9 +24,13 @@ from hkd_hpc.store.tree import load_tree
 from .processes import Child, finish, peak_until, start_mpi
 from .table import Line
 
-CLIENTS, RANKS, ROUNDS = 10, 3, 5
+CLIENTS, RANKS = 10, 3
 GIGA = 1e9
-MODEL = {"J": ("model.name=resnet18", "model.latent=64"), "S": ("model.name=shufflenet_v2", "model.latent=32")}
+MODEL = {
+    "J": ("model.name=resnet18", "model.latent=64"),
+    "S": ("model.name=shufflenet_v2", "model.latent=32"),
+    "tiny": ("model.name=small", "model.latent=8"),
+}
 TARGETS = {"J": 0.45, "S": 0.82}
 
 
@@ -59,9 +63,9 @@ def write_images(path: Path, images: int, clients: int) -> None:
 
 
 def run_program(
-    job: str, scheme: str, epochs: int, images: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS
+    job: str, scheme: str, epochs: int, images: int, rounds: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS
 ) -> Rounds:
-    """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings."""
+    """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings; so many rounds count."""
     with tempfile.TemporaryDirectory() as folder:
         data, out = Path(folder, "data.npz"), Path(folder, "run")
         write_images(data, images, clients)
@@ -77,7 +81,7 @@ def run_program(
             "data.fraction=1",
             "data.public_fraction=0",
             f"fed.clients={clients}",
-            f"fed.rounds={ROUNDS}",
+            f"fed.rounds={rounds + 2}",
             "run.client_models=false",
             f"train.epochs={epochs}",
             f"scheme.name={scheme}",
@@ -90,26 +94,26 @@ def run_program(
             )
             finish(process)
         tree = load_tree(out / "metrics.h5", only=["rounds", "clients"])
-    rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
+    of_rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
     # clients begin a round while rank 0 still tests and saves the one before
-    wall_s = (rounds["wall_s"][1:] + rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
+    wall_s = (of_rounds["wall_s"][1:] + of_rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
     rank_of = np.array(assign_clients([images] * clients, ranks))
     busiest_s = np.max([train_s[1:-1, rank_of == rank].sum(1) for rank in range(1, ranks)], axis=0)
     return Rounds(
         wall_s.tolist(),
         (wall_s - busiest_s).tolist(),
         train_s[1:-1],
-        rounds["seconds"]["evaluate_and_save"][1:-1].tolist(),
+        of_rounds["seconds"]["evaluate_and_save"][1:-1].tolist(),
         peak_bytes.result(),
     )
 
 
-def run_bare(pair: list[Child], epochs: int) -> float:
-    """Seconds in which the two processes train five clients each, side by side."""
-    clients = [",".join(map(str, range(first, CLIENTS, len(pair)))) for first in range(len(pair))]
+def run_bare(pair: list[Child], epochs: int, clients: int = CLIENTS) -> float:
+    """Seconds in which the two processes train half of the clients each, side by side."""
+    own_clients = [",".join(map(str, range(first, clients, len(pair)))) for first in range(len(pair))]
     start_s = time.monotonic()
     with ThreadPoolExecutor() as beside:
-        list(beside.map(lambda child, own: child.ask(f"bare {own} {epochs}"), pair, clients))
+        list(beside.map(lambda child, own: child.ask(f"bare {own} {epochs}"), pair, own_clients))
     return time.monotonic() - start_s
 
 
@@ -119,10 +123,10 @@ def whole_round(bench, job: str, epochs: int = 1) -> list[Line]:
     pair = [Child(f"{__package__}.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
     runs, bare_s = [], []
     try:
-        run_bare(pair, epochs)  # warm up
+        run_bare(pair, epochs, sizes.clients)  # warm up
         for _ in range(sizes.round_pairs):
-            runs.append(run_program(job, schemes.REFERENCE, epochs, sizes.images))
-            bare_s += [run_bare(pair, epochs) for _ in runs[-1].wall_s]
+            runs.append(run_program(job, schemes.REFERENCE, epochs, sizes.images, sizes.rounds, clients=sizes.clients))
+            bare_s += [run_bare(pair, epochs, sizes.clients) for _ in runs[-1].wall_s]
     finally:
         for child in pair:
             child.close()

@@ -86,7 +86,9 @@ def train_rank(rank: int, arguments: list[str], patch: Patch | None) -> None:
 
 def train(size: int, *arguments: object, patch: Patch | None = None, **options) -> list[Result]:
     """The job with `size` ranks: how each rank ended. `options`: those of run_ranks."""
-    import hkd_hpc.run  # noqa: F401  (here, so that no rank has to)
+    import hkd_hpc.comm.transports.torch_dist
+    import hkd_hpc.run
+    import hkd_hpc.train  # noqa: F401  (here, so that no rank has to)
 
     return run_ranks(size, train_rank, [str(argument) for argument in arguments], patch, **options)
 

@@ -23,6 +23,7 @@ from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 
+SUFFIXES = (".html", ".htm")
 MANY = 100  # runs, of which a process more reads enough to pay for its start
 READ = {"local_test_accuracy", "report_s", "status", "train_s"}  # columns of clients of which all runs' are shown
 
@@ -78,8 +79,10 @@ def write(options: Namespace) -> int:
 
 
 def checked_out(path: str) -> Path:
-    """Where the report goes. UsageError where it cannot, or where it would replace what is no report."""
+    """Where the report goes. UsageError where it cannot, is no HTML, or would replace what is no report."""
     out = named_path(path, "--out ")
+    if out.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--out {out}: a report is HTML; name a file that ends in .html (figures: --figures DIR)")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}; make it, or name another")
     if out.is_dir():

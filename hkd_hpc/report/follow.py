@@ -97,9 +97,11 @@ def follow(path: str | os.PathLike, wait: bool = False, every_s: float = EVERY_S
         The exit code: 0 complete, or left by Ctrl-C; 1 broken; 75 stopped.
 
     Raises:
-        UsageError: there is no run, or the terminal needs a package that is not installed.
+        UsageError: there is no run's folder, or the terminal needs a package that is not installed.
     """
     folder = named_path(path, "")
+    if folder.is_file():
+        raise UsageError(f"{folder}: is a file; --follow looks at all that a run writes: name its folder")
     if not wait:
         load(folder)
     try:

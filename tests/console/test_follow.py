@@ -159,6 +159,12 @@ def test_where_there_is_no_run_one_line_says_so(tmp_path):
         follow(tmp_path)
 
 
+def test_a_metrics_file_by_itself_is_one_line(tmp_path):
+    (tmp_path / "metrics.h5").touch()
+    with pytest.raises(UsageError, match=r"metrics\.h5: is a file; --follow .*: name its folder$"):
+        follow(tmp_path / "metrics.h5")
+
+
 # ---- numbers by hand
 
 

@@ -242,6 +242,14 @@ def test_no_run_is_one_line(tmp_path, capsys, make, part):
     assert not (tmp_path / "r.html").exists()
 
 
+def test_a_name_of_another_format_is_one_line(study, tmp_path, capsys):
+    assert main([str(study), "--out", str(tmp_path / "r.pdf")]) == 2
+    assert line_of(capsys) == (
+        f"hkd_hpc: --out {tmp_path}/r.pdf: a report is HTML; name a file that ends in .html (figures: --figures DIR)"
+    )
+    assert not (tmp_path / "r.pdf").exists()
+
+
 def test_half_a_file_alone_is_one_line(study, tmp_path, capsys):
     assert main([str(study / "broken"), "--out", str(tmp_path / "r.html")]) == 2
     assert line_of(capsys).startswith(f"hkd_hpc: nothing to report: {study / 'broken/metrics.h5'}: ")

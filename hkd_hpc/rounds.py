@@ -96,7 +96,7 @@ def one_round(run: RankRun, round: int) -> None:
     with timed(run, "train"):
         reports = train_cohort(run, round)
     with timed(run, "weights"):
-        make_masks(run)  # while slower ranks still train
+        mask_weights(run)  # while slower ranks still train
     with timed(run, "knowledge"):
         gathered = gather_reports(run, round, reports)
     with timed(run, "weights"):
@@ -140,12 +140,20 @@ def agree_on_keys(run: RankRun, done: int) -> None:
         run.secure_sum.begin(done, [client for client in cohort_of(run, done + 1) if client in able])
 
 
-def make_masks(run: RankRun) -> None:
-    """Of the clients here that are in this round's sums, which are not waited for."""
+def mask_weights(run: RankRun) -> None:
+    """What this rank adds to the sum, before it waits for others."""
     if run.secure_sum:
         statistics = run.worker.statistics_sums if run.config.train.batchnorm == "reestimate" else {}
         sums = [*run.worker.sums.values(), *statistics.values()]
         run.secure_sum.make([total.numbers for total in sums], run.worker.delivered)
+        take(run, run.worker.sums)
+
+
+def take(run: RankRun, sums: Mapping[str, FixedPointSum]) -> None:
+    """Have what the clients here added to these sums masked, if that is asked for."""
+    if run.secure_sum:
+        for total in sums.values():
+            run.secure_sum.take(total.pieces(run.comm.piece))
 
 
 def gather_reports(run: RankRun, round: int, reports: np.ndarray) -> np.ndarray | None:
@@ -202,7 +210,10 @@ def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum]
     member, but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
     comm, weights = run.comm, {}
     for name, total in sums.items():
-        summed = (run.secure_sum or comm).summed(total.pieces(comm.piece), total.numbers, kind)
+        if run.secure_sum:
+            summed = run.secure_sum.summed(total.numbers, kind)
+        else:
+            summed = comm.summed(total.pieces(comm.piece), total.numbers, kind)
         weights[name] = total.mean_into(out, summed, may_be_empty=len(sums) > 1)
         comm.relay(total.parts(out), kind)
     return weights
@@ -213,6 +224,7 @@ def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Ten
     here.
     """
     run.worker.measure_statistics(clients, run.weights_V, run.counters)
+    take(run, run.worker.statistics_sums)
     values_V, parameters = run.weights_V.clone(), len(run.trainer.flat.parameters_P)
     mean_into(run, values_V[parameters:], run.worker.statistics_sums, kind)
     return values_V

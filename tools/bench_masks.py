@@ -1,9 +1,9 @@
 """What masks on the weights cost (bench_masks [--quick]): privacy.secure_sum of ten clients, on 3 and on 11 ranks.
 
 Beside the exchange without masks, in turns in the same processes: the small network's weights, and as many as job J
-has. A masked exchange is that with the way to int64 and back and the addition of masks; all steps are that and what
-comes before: keys and shares, the masks themselves (which a rank makes while slower ones still train), and the
-agreement on who delivers. On fewer cores than ranks all of it shares them as the exchange does: only ratios count.
+has. A masked exchange is the sum of what is masked already and the way back to the mean; all steps are that and what
+comes before: keys and shares, masks and the numbers under them (for which a rank does not wait for slower ones), and
+the agreement on who delivers. On fewer cores than ranks all of it shares them as the exchange does: only ratios count.
 Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
 """
 
@@ -46,7 +46,7 @@ def lines(floats: int, ranks: int, repeats: int) -> list[Line]:
     except (ValueError, IndexError):
         raise BenchError(f"masked_exchange on {ranks} ranks: no result\n{output[-2000:]}") from None
     where = f"{floats:,} floats, {ranks} ranks"
-    whole = sum(seconds[step] for step in ("keys", "masks", "settle", "masked"))
+    whole = sum(seconds[step] for step in ("keys", "masks", "take", "settle", "masked"))
     return [
         Line(f"{where}: masked exchange / plain", tuple(seconds["masked"] / seconds["plain"]), 1.10),
         Line(f"{where}: all steps / plain exchange", tuple(whole / seconds["plain"])),
@@ -56,6 +56,7 @@ def lines(floats: int, ranks: int, repeats: int) -> list[Line]:
                 ("plain", "plain exchange", 1),
                 ("keys", "keys and shares, by client", CLIENTS),
                 ("masks", "masks, by client", CLIENTS),
+                ("take", "numbers under masks", 1),
                 ("settle", "who delivers", 1),
                 ("dropped", "who delivers, one of them dropped out", 1),
             )

@@ -25,7 +25,7 @@ KIND = "control"  # under which bytes of keys and shares are counted
 
 
 class SecureSum:
-    """One rank's part. For each cohort `begin`, `make`, `settle`, and the sums, in the same order on all ranks.
+    """One rank's part. For each cohort `begin`, `make`, `take` for each sum, `settle`, and `summed` for each.
 
     Args:
         comm: the collectives.
@@ -39,9 +39,8 @@ class SecureSum:
         self._party = Party(comm.rank)
         self._roster = Roster({}, {})
         self._delivered: list[int] = []  # clients here
-        self._masks: list[np.ndarray] = []  # of the sums to come, uint64; kept from cohort to cohort
-        self._summed = 0
-        self._whole_N = torch.empty(0, dtype=torch.int64, device=comm.device)
+        self._sent: list[np.ndarray] = []  # uint64: masks, then numbers under them; kept from cohort to cohort
+        self._taken = self._summed = 0
         self._real_N = torch.empty(0, dtype=torch.float64, device=comm.device)
 
     @property
@@ -95,13 +94,27 @@ class SecureSum:
             lengths: of the sums that follow, in numbers.
             delivered: clients here whose weights are in these sums; without any there are no masks.
         """
-        self._delivered, self._summed = sorted(delivered), 0
-        kept, self._masks = self._masks, []
-        for number, length in enumerate(lengths if self.is_masked and delivered else ()):
-            fits = number < len(kept) and len(kept[number]) == length
-            self._masks.append(kept[number] if fits else np.empty(length, np.uint64))
-            stream.add(self._masks[number], self._party.masks(number), fresh=True)
+        self._delivered, self._taken, self._summed = sorted(delivered), 0, 0
+        if [len(sent_N) for sent_N in self._sent] != [*lengths]:
+            self._sent = [np.empty(length, np.uint64) for length in lengths if self.comm.rank in self.rank_of]
+        for number, sent_N in enumerate(self._sent):
+            masks = self._party.masks(number) if self.is_masked and self._delivered else []
+            stream.add(sent_N, masks, fresh=True)
         self._party.forget()
+
+    def take(self, pieces: Iterable[torch.Tensor]) -> None:
+        """Add this rank's numbers to its masks, of the next of the sums of `make`; needs no other rank.
+
+        Args:
+            pieces: whole numbers in float64, of which no sum over all clients is beyond 2^53.
+        """
+        if not self._sent:  # rank 0 of several
+            return
+        sent_N, start = self._sent[self._taken].view(np.int64), 0
+        self._taken += 1
+        for piece in pieces:
+            sent_N[start : start + len(piece)] += piece.cpu().numpy().astype(np.int64)
+            start += len(piece)
 
     def settle(self, round: int | None, delivering: Collection[int]) -> None:
         """All ranks: who delivers, told by rank 0 and the same for all; the masks of the others are taken off.
@@ -122,27 +135,23 @@ class SecureSum:
         if self.is_masked and len(delivering_ranks) < len(self._roster.clients):
             self._take_off(list(delivering_ranks))
 
-    def summed(self, pieces: Iterable[torch.Tensor], numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
-        """As Comm.summed, of whole numbers in float64 whose sums are below 2^53; the next of the sums of `make`."""
-        mask_N = self._masks[self._summed] if self._masks else None
+    def summed(self, numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
+        """The all-reduce of the next of the sums of `make`, as Comm.summed.
+
+        Args:
+            numbers: its length.
+            kind: under which the bytes are counted.
+
+        Yields:
+            Pieces of the exact sum over all clients that deliver, float64; nothing on rank 0 of several.
+        """
+        sent_N = self._sent[self._summed].view(np.int64) if self._sent else np.empty(0, np.int64)
         self._summed += 1
-        for whole in self.comm.summed(self._masked(pieces, mask_N), numbers, kind):
-            yield self._real_N[: len(whole)].copy_(whole)
-
-    def _masked(self, pieces: Iterable[torch.Tensor], mask_N: np.ndarray | None) -> Iterator[torch.Tensor]:
-        """Each piece as int64 under its part of the masks, in one reused tensor."""
-        mask, start = None if mask_N is None else torch.from_numpy(mask_N.view(np.int64)), 0
-        for piece in pieces:
-            whole, stop = self._room(len(piece)).copy_(piece), start + len(piece)
-            if mask is not None:
-                whole.add_(mask[start:stop].to(whole.device))
-            yield whole
-            start = stop
-
-    def _room(self, size: int) -> torch.Tensor:
-        if len(self._whole_N) < size:
-            self._whole_N, self._real_N = self._whole_N.new_empty(size), self._real_N.new_empty(size)
-        return self._whole_N[:size]
+        pieces = (torch.from_numpy(part).to(self.comm.device) for part in in_pieces(sent_N, self.comm.piece))
+        for whole in self.comm.summed(pieces, numbers, kind):
+            if len(self._real_N) < len(whole):
+                self._real_N = self._real_N.new_empty(len(whole))
+            yield converted(whole, self._real_N[: len(whole)])
 
     def _parties(self, clients: Iterable[int]) -> dict[int, int]:
         """The ranks on which these clients live, ascending, and how many there."""
@@ -170,8 +179,8 @@ class SecureSum:
         mine = b"".join(revealed.get(rank, b"").ljust(cell, b"\0") for rank in dropped)
         rows = self._spread(mine, len(mine), delivering)
         pairs = rebuilt({rank: dict(zip(dropped, cut(row, cell))) for rank, row in rows.items()}, self._roster)
-        for number, mask_N in enumerate(self._masks):
-            stream.add(mask_N, masks_left(pairs, [self.comm.rank], self._roster, number))
+        for number, sent_N in enumerate(self._sent if self._delivered else ()):
+            stream.add(sent_N, masks_left(pairs, [self.comm.rank], self._roster, number))
 
     def _spread(self, mine: bytes, size: int, ranks: Iterable[int]) -> dict[int, bytes]:
         """What each of these ranks sends, `size` bytes, in every rank."""
@@ -179,3 +188,16 @@ class SecureSum:
         rows = np.zeros((self.comm.size, size), np.uint8) if blocks is None else np.ascontiguousarray(blocks)
         self.comm.broadcast(rows.reshape(-1), KIND)
         return {rank: rows[rank].tobytes() for rank in ranks}
+
+
+def in_pieces(numbers_N: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Views of so many numbers each, but the last."""
+    return (numbers_N[start : start + size] for start in range(0, len(numbers_N), size))
+
+
+def converted(numbers_N: torch.Tensor, out_N: torch.Tensor) -> torch.Tensor:
+    """The same whole numbers in the dtype of `out_N`; on a CPU by NumPy, which takes half of torch's time."""
+    if numbers_N.is_cuda:
+        return out_N.copy_(numbers_N)
+    np.copyto(out_N.numpy(), numbers_N.numpy(), casting="unsafe")
+    return out_N

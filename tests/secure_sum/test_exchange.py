@@ -55,11 +55,13 @@ def sum_all(sums: SecureSum, folder) -> None:
         sums.begin(turn, range(len(RANK_OF)))
         here = [client for client in delivering if RANK_OF[client] == comm.rank]
         sums.make(LENGTHS, here)
+        plain = [sum((plain_of(client, length) for client in here), np.zeros(length)) for length in LENGTHS]
+        for own in plain:
+            sums.take(in_pieces(own))
         sums.settle(turn, delivering if comm.rank == 0 else [])
-        for number, length in enumerate(LENGTHS):
+        for number, own in enumerate(plain):
             handed.clear()
-            own = sum((plain_of(client, length) for client in here), np.zeros(length))
-            found = [piece.clone() for piece in sums.summed(in_pieces(own), length)]
+            found = [piece.clone() for piece in sums.summed(len(own))]
             if comm.rank:
                 name = folder / f"{turn}_{number}_{comm.rank}.npz"
                 np.savez(name, sent=torch.cat(handed), summed=torch.cat(found), plain=own)

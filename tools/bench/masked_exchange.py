@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -41,24 +41,32 @@ class MaskedExchange:
         """Of the clients here."""
         self.secure_sum.make([self.sum.numbers], [client for client in self.here if client not in self.dropped])
 
+    def take(self) -> None:
+        """The numbers under their masks."""
+        self.sum.clear()
+        if self.comm.rank:
+            self.sum.add(self.values_V, WEIGHT)
+            self.secure_sum.take(self.sum.pieces(self.comm.piece))
+
     def settle(self) -> None:
         """A broadcast and an agreement; with somebody dropped, shares and what his masks left."""
         self.secure_sum.settle(1, [client for client in range(CLIENTS) if client not in self.dropped])
 
     def plain(self) -> None:
         """The exchange as it is without masks."""
-        self._exchange(self.comm.summed)
-
-    def masked(self) -> None:
-        """The same, masks added and off again."""
-        self._exchange(self.secure_sum.summed)
-
-    def _exchange(self, summed: Callable) -> None:
         self.comm.at(1, "weights")
         self.sum.clear()
         if self.comm.rank:
             self.sum.add(self.values_V, WEIGHT)
-        self.sum.mean_into(self.mean_V, summed(self.sum.pieces(self.comm.piece), self.sum.numbers))
+        self._mean(self.comm.summed(self.sum.pieces(self.comm.piece), self.sum.numbers))
+
+    def masked(self) -> None:
+        """The same of what `take` left."""
+        self.comm.at(1, "weights")
+        self._mean(self.secure_sum.summed(self.sum.numbers))
+
+    def _mean(self, summed: Iterator[torch.Tensor]) -> None:
+        self.sum.mean_into(self.mean_V, summed)
         self.comm.relay(self.sum.parts(self.mean_V))
 
     def check(self) -> None:
@@ -78,8 +86,8 @@ def measure(mpi, exchange: MaskedExchange, repeats: int) -> dict[str, list[float
 
     turns = []
     for _ in range(repeats + 1):
-        turn = {step.__name__: seconds(step) for step in (exchange.plain, exchange.keys, exchange.masks)}
-        turn |= {step.__name__: seconds(step) for step in (exchange.settle, exchange.masked)}
+        steps = (exchange.plain, exchange.keys, exchange.masks, exchange.take, exchange.settle, exchange.masked)
+        turn = {step.__name__: seconds(step) for step in steps}
         exchange.check()
         exchange.dropped = {0}
         exchange.keys()

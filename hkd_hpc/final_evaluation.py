@@ -84,7 +84,7 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectur
         messages.summary_essentials(server.history, summary, server.folder),
     )
     if ledger:
-        messages.answer("\n".join(["", *ledger.lines()]), ledger.said())
+        messages.say("\n".join(["", *ledger.lines()]))
     if not has_result:
         raise RunError(
             f"the final global model has {nonfinite}: the run has no result. All its rounds are saved; "

@@ -76,6 +76,7 @@ setup(
             "pytest-xdist>=3.7",
             "hypothesis>=6.100",  # 10,000 generated inputs that are broken on purpose
             "rich>=13",
+            "safetensors>=0.4",  # model.init and export take it where it is installed
             "setuptools>=70.1",
             "tensorboard>=2.12",  # reads back what the logger wrote
         ],

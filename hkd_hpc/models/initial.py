@@ -6,6 +6,8 @@ last layer gives the classes of ImageNet, where ours gives the latent vector, so
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,10 @@ def read(path: str) -> Tensors:
     """A state dict, of which nothing is executed. UsageError for anything else."""
     try:
         found = read_safetensors(path) if path.endswith(".safetensors") else read_pickle(path)
+    except pickle.UnpicklingError:  # torch's own text advises to execute it
+        raise UsageError(
+            f"model.init={path}: is no state dict that can be read without executing what is in it"
+        ) from None
     except Exception as error:  # of any kind: so may the file be
         said = str(error).partition("\n")[0][:100]
         raise UsageError(f"model.init={path}: is no state dict ({type(error).__name__}: {said})") from None
@@ -78,7 +84,9 @@ def read(path: str) -> Tensors:
 
 
 def read_pickle(path: str) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of protocols that torch does not write
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def read_safetensors(path: str) -> Any:

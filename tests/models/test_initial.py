@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 
@@ -123,21 +124,44 @@ def test_what_does_not_fit_is_one_line(saved, text):
     assert str(raised.value) == f"model.init={path}: does not fit model.name=small: {text}"
 
 
+class Code:
+    """Unpickled, it would make a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
 CONTENTS = {
     "text": b"not a state dict",
     "nothing": b"",
     "an object": pickle.dumps(ValueError("never made")),
+    "code": pickle.dumps({"weight": Code()}, protocol=4),
     "no tensors": pickle.dumps({"epoch": 3}),
 }
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_what_is_no_state_dict_is_one_line(tmp_path, name):
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_state_dict_is_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "x.pt").write_bytes(CONTENTS[name])
     with pytest.raises(UsageError) as raised:
         loaded(tmp_path / "x.pt")
     assert str(raised.value).startswith(f"model.init={tmp_path / 'x.pt'}: is no state dict")
     assert "\n" not in str(raised.value)
+    assert "weights_only" not in str(raised.value)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_safetensors_file_is_read_and_a_broken_one_is_one_line(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(state := changed(built()), tmp_path / "x.safetensors")
+    found = loaded(tmp_path / "x.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(UsageError, match=r"x.safetensors: is no state dict \(SafetensorError: "):
+        loaded(tmp_path / "x.safetensors")
 
 
 def test_a_checkpoint_of_a_training_is_no_state_dict(saved):

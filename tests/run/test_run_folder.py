@@ -15,6 +15,19 @@ from hkd_hpc import train
 from hkd_hpc.config import command_line
 
 COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
+HELD = '''
+import os, time
+from hkd_hpc.schemes.fedavg import FedAvg
+
+
+class Held(FedAvg):
+    """FedAvg; it does not get through a round while the file $HOLD is there."""
+
+    def begin(self, client):
+        super().begin(client)
+        while os.path.exists(os.environ["HOLD"]):
+            time.sleep(0.02)
+'''
 
 
 def start(*arguments, **options) -> subprocess.Popen:
@@ -38,15 +51,18 @@ def wait_for(path, process: subprocess.Popen) -> None:
 
 def test_rejected_second_job_leaves_the_first_alone_in_its_first_round(tmp_path):
     """The first job has saved nothing yet, so that its checkpoint folder is empty: it must not be tidied away."""
-    data = toy.save_data(tmp_path / "data.npz")
-    long_round = toy.settings(data, "train.epochs=60", "fed.rounds=1")
-    first = start(*long_round, "--out", tmp_path / "run")
+    data, hold = toy.save_data(tmp_path / "data.npz"), tmp_path / "hold"
+    env = {**os.environ, **toy.write_module(tmp_path, "held", HELD), "HOLD": str(hold)}
+    long_round = toy.settings(data, "scheme.name=held:Held", "fed.rounds=1")
+    hold.touch()
+    first = start(*long_round, "--out", tmp_path / "run", env=env)
     wait_for(tmp_path / "run/config.json", first)
-    second = start(*long_round, "--out", tmp_path / "run")
+    second = start(*long_round, "--out", tmp_path / "run", env=env)
     _, told = second.communicate(timeout=300)
     assert second.returncode == 2
     assert "run" in told
     assert (tmp_path / "run/checkpoints").is_dir()
+    hold.unlink()
     _out, told = first.communicate(timeout=300)
     assert first.returncode == 0, told
     assert toy.rounds_done(tmp_path / "run") == 1

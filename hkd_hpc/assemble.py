@@ -559,7 +559,7 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     kept_floats = kept * sum(stop - start for start, stop in flat.active_spans)
     kept_floats += config.fed.server_vectors * len(flat.parameters_P)
     return Plan(
-        config,
+        replace(config, privacy=run.config.privacy),  # with the noise that meets privacy.epsilon
         run.comm,
         run.rank_of,
         server.client_names.tolist(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 
 import numpy as np
@@ -161,7 +162,10 @@ def test_a_budget_that_allows_no_round_is_rejected(tmp_path, data):
 @pytest.mark.parametrize("target", [1.0, 8.0])
 def test_the_noise_is_found_for_an_epsilon(tmp_path, data, target):
     folder = tmp_path / "run"
-    train(folder, data, "fed.rounds=2", f"privacy.epsilon={target}")
+    output = train(folder, data, "fed.rounds=2", f"privacy.epsilon={target}")
+    [found] = re.findall(r"noise multiplier (\S+) of all that is noisy", output)
+    [told] = re.findall(r"changes of the weights: l2 clip 0.1, noise multiplier ([\d.]+)", output)
+    assert f"{float(told):.4g}" == found
     assert 0.99 * target <= Run(folder).privacy.epsilon().max() <= target
 
 

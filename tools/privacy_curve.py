@@ -1,9 +1,10 @@
 """Accuracy against epsilon of the whole release: python -m tools.privacy_curve --root DIR data.path=cifar10.npz
 
 Trains what DIR has not yet of the runs of tools/specs/privacy_curve.toml (a command that was killed goes on where it
-was), puts the finished ones into the table tools/study/data/privacy_curve.jsonl, prints it, and draws
-docs/privacy_curve.svg. With --collect it trains nothing; without --root it shows the table that is there. Epsilon is
-that of a client, of all rounds and all that leaves it: the spec says how its noise follows from it.
+was), puts the finished ones into the table tools/study/data/privacy_curve.jsonl, prints it, draws
+docs/privacy_curve.svg and writes the table into docs/privacy.md. With --collect it trains nothing; without --root it
+shows the table that is there. Epsilon is that of a client, of all rounds and all that leaves it: the spec says how its
+noise follows from it.
 
 Exit codes: 0 done, 1 a run failed, 2 wrong input.
 """
@@ -11,6 +12,8 @@ Exit codes: 0 done, 1 a run failed, 2 wrong input.
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,6 +28,7 @@ from hkd_hpc.figures import Lines, Series
 from hkd_hpc.figures.bands import band
 from hkd_hpc.jobs import Sweep, launch
 from hkd_hpc.runtime.paths import path_argument
+from hkd_hpc.store.atomic import replace_text
 
 from .study import drawings, records
 from .study.records import Record
@@ -34,6 +38,7 @@ NAME = "privacy_curve"
 SPEC = SPECS / f"{NAME}.toml"
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GOALS = ("local", "global")
+BLOCK = re.compile(r"(<!-- privacy curve -->\n).*?(<!-- privacy curve end -->)", re.DOTALL)
 
 
 def train(root: Path, overrides: Sequence[str]) -> None:
@@ -57,9 +62,14 @@ def place_of(record: Record) -> tuple[str, str]:
     return scheme, epsilon
 
 
+def axes() -> dict[str, list]:
+    """Of the spec: seeds, and schemes with their epsilons."""
+    return {name: list(values) for name, values in load_toml(str(SPEC), "spec")["axes"].items()}
+
+
 def epsilons() -> list[str]:
     """In the order of the spec."""
-    return list(dict.fromkeys(label.partition(", ")[2] for label in load_toml(str(SPEC), "spec")["axes"]["scheme"]))
+    return list(dict.fromkeys(label.partition(", ")[2] for label in axes()["scheme"]))
 
 
 def accuracies(runs: Iterable[Record], goal: str) -> list[float]:
@@ -77,6 +87,14 @@ def table_of(runs: Sequence[Record]) -> Table:
         if (scheme, epsilon) in places
     ]
     return Table(["scheme", "epsilon", *GOALS], rows, names=2)
+
+
+def with_table(text: str, runs: Sequence[Record]) -> str:
+    """The page with how many runs are finished, and their table, in its place."""
+    asked = math.prod(map(len, axes().values()))
+    return BLOCK.sub(
+        lambda found: f"{found[1]}\n{len(runs)} of {asked} runs are finished.\n\n{table_of(runs)}\n\n{found[2]}", text
+    )
 
 
 def curve(runs: Sequence[Record]) -> Lines:
@@ -107,7 +125,9 @@ def main_parser() -> Parser:
     parser.add_argument("--root", type=path_argument, metavar="DIR", help="folder of the runs")
     parser.add_argument("--collect", action="store_true", help="train nothing, take the runs that are finished")
     parser.add_argument("--table", type=path_argument, default=DATA / f"{NAME}.jsonl", metavar="FILE")
-    parser.add_argument("--figure", type=path_argument, default=DOCS, metavar="DIR", help="where the figure goes")
+    parser.add_argument(
+        "--docs", type=path_argument, default=DOCS, metavar="DIR", help="where the figure goes, and privacy.md may be"
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="where the data are: data.path")
     return parser
 
@@ -121,7 +141,10 @@ def main(arguments: list[str] | None = None) -> int:
     runs = collect(options.root, options.table) if options.root else records.read(options.table)
     if not runs:
         raise UsageError(f"{options.table}: has no runs yet; --root DIR data.path=FILE trains them")
-    drawings.write(curve(runs), options.figure)
+    drawings.write(curve(runs), options.docs)
+    page = options.docs / "privacy.md"
+    if page.exists():
+        replace_text(page, with_table(page.read_text(), runs))
     print(table_of(runs))
     return 0
 

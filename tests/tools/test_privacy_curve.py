@@ -8,6 +8,7 @@ import pytest
 from hkd_hpc.figures import csv_of
 from hkd_hpc.jobs import Sweep
 from tools import privacy_curve
+from tools.study import drawings, records
 from tools.study.records import Record
 
 MADE = {"weights_sha256": "ab", "partition_sha256": "cd", "data_sha256": "ef"}
@@ -64,3 +65,15 @@ def test_a_line_has_a_point_where_a_seed_is_finished(runs):
 def test_without_runs_there_is_one_line(tmp_path, capsys):
     assert privacy_curve.main(["--table", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl: has no runs yet" in capsys.readouterr().err
+
+
+def test_the_figure_of_the_docs_is_that_of_the_recorded_runs():
+    runs = records.read(privacy_curve.DATA / "privacy_curve.jsonl")
+    assert drawings.is_drawn(privacy_curve.curve(runs), privacy_curve.DOCS)
+
+
+def test_the_table_of_the_docs_is_that_of_the_recorded_runs():
+    page = (privacy_curve.DOCS / "privacy.md").read_text()
+    runs = records.read(privacy_curve.DATA / "privacy_curve.jsonl")
+    assert f"{len(runs)} of 50 runs are finished." in page
+    assert privacy_curve.with_table(page, runs) == page

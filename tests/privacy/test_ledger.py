@@ -7,6 +7,7 @@ import os
 import re
 import signal
 
+import dp_accounting.pld  # noqa: F401  (here, so that no rank has to)
 import numpy as np
 import pytest
 import toy
@@ -126,10 +127,12 @@ def test_check_accepts_it(whole, capfd):
     assert main([str(whole[0])]) == 0
 
 
-def test_a_round_of_a_release_that_was_killed_is_paid_twice(tmp_path, data):
+def test_a_round_of_a_release_that_was_killed_is_paid_twice_with_the_same_noise(tmp_path, data):
     folder = tmp_path / "run"
     more = ("fed.rounds=2", "privacy.mode=release")
     toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(2, "weights"))
+    (result,) = toy.train(1, "--resume", "--allow-change", "--out", folder, "privacy.multiplier=9")
+    assert "privacy.multiplier cannot change in a run with privacy.mode=release" in result.output
     train(folder, data, *more, "--resume")
     mu_R = np.sqrt((Run(folder).privacy.whole_RMK[:, 0] ** 2).sum(1))
     np.testing.assert_allclose(mu_R, [math.sqrt(3) / Z, math.sqrt(6) / Z])
@@ -159,9 +162,8 @@ def test_a_budget_that_allows_no_round_is_rejected(tmp_path, data):
     )
 
 
-@pytest.mark.parametrize("target", [1.0, 8.0])
-def test_the_noise_is_found_for_an_epsilon(tmp_path, data, target):
-    folder = tmp_path / "run"
+def test_the_noise_is_found_for_an_epsilon(tmp_path, data):
+    folder, target = tmp_path / "run", 4.0
     output = train(folder, data, "fed.rounds=2", f"privacy.epsilon={target}")
     [found] = re.findall(r"noise multiplier (\S+) of all that is noisy", output)
     [told] = re.findall(r"changes of the weights: l2 clip 0.1, noise multiplier ([\d.]+)", output)
@@ -243,15 +245,5 @@ def test_rounds_of_before_there_was_a_ledger_have_no_bound():
 
 
 def test_a_delta_that_says_nothing_is_told(tmp_path, data):
-    output = train(tmp_path / "run", data, "fed.rounds=1", "privacy.delta=.1")
+    (output,) = toy.train_ok(1, "--dry-run", *toy.settings(data, *PRIVATE, "privacy.delta=.1"))
     assert "privacy.delta=0.1: is not below 1 / " in output
-
-
-def test_the_noise_of_rounds_that_may_come_again_cannot_change(tmp_path, data):
-    folder = tmp_path / "run"
-    more = ("fed.rounds=2", "privacy.mode=release")
-    toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(2, "weights"))
-    changed = ("--resume", "--allow-change", "--out", folder, "privacy.multiplier=9")
-    (result,) = toy.train(1, *changed)
-    assert result.exit_code == 2
-    assert "privacy.multiplier cannot change in a run with privacy.mode=release" in result.output

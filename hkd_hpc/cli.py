@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(unknown_text(name))
     module, _, first = COMMANDS[name]
     sys.argv[1:] = [*first, *rest]
+    if "" not in sys.path:
+        sys.path.append("")  # modules of one's own in this folder, as with `python -m`; last: they hide no package
     hkd = "hkd" if Path(sys.argv[0]).name == "hkd" else "python -m hkd_hpc"
     with started_by(hkd if first else f"{hkd} {name}", module):
         runpy.run_module(module, run_name="__main__", alter_sys=True)

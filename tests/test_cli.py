@@ -198,6 +198,13 @@ def test_wrong_options_of_a_command_advise_the_help_of_that_command(command):
     assert result.exit_code == 2
 
 
+def test_a_class_of_one_s_own_is_found_in_this_folder_as_by_the_module(tmp_path, monkeypatch):
+    toy.write_module(tmp_path, "only_here", "class Nothing: pass\n")
+    monkeypatch.chdir(tmp_path)
+    [result] = run_ranks(1, _hkd, ["train", "run.loggers=only_here:Nothing"])
+    assert result.output.startswith("hkd_hpc: run.loggers=only_here:Nothing: is no logger; it needs a method ")
+
+
 @pytest.mark.parametrize("words", ["sweep status", "slurm", "data"])
 def test_help_of_a_command_says_how_it_was_started(words):
     [result] = run_ranks(1, _hkd, [*words.split(), "--help"])

@@ -110,11 +110,14 @@ class SecureSum:
         """
         if not self._sent:  # rank 0 of several
             return
-        sent_N, start = self._sent[self._taken].view(np.int64), 0
+        sent_N, start, whole_N = self._sent[self._taken].view(np.int64), 0, np.empty(0, np.int64)
         self._taken += 1
         for piece in pieces:
-            sent_N[start : start + len(piece)] += piece.cpu().numpy().astype(np.int64)
-            start += len(piece)
+            whole_N = whole_N if len(whole_N) >= len(piece) else np.empty(len(piece), np.int64)
+            part, stop = whole_N[: len(piece)], start + len(piece)
+            np.copyto(part, piece.cpu().numpy(), casting="unsafe")
+            sent_N[start:stop] += part
+            start = stop
 
     def settle(self, round: int | None, delivering: Collection[int]) -> None:
         """All ranks: who delivers, told by rank 0 and the same for all; the masks of the others are taken off.

@@ -93,7 +93,7 @@ def _items(dataset: Any, where: str) -> Arrays:
     x = np.empty((count, *first[0].shape), first[0].dtype)
     rest: list[list] = [[] for _ in first[1:]]
     for index in range(count):
-        own, *others = _item(dataset, index, where)
+        own, *others = _item(dataset, index, where) if index else first
         if (own.shape, own.dtype, len(others)) != (first[0].shape, first[0].dtype, len(rest)):
             raise UsageError(
                 f"{where}: item {index} is {own.dtype} {own.shape}, item 0 is {first[0].dtype} {first[0].shape}; "

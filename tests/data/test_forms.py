@@ -437,3 +437,17 @@ def test_attributes_of_any_object_will_do():
     x = np.ones((2, 2))
     found = arrays_of(SimpleNamespace(x_train=x, y_train=[0, 1], x_test=x, y_test=[0, 1], other=1), "here")
     assert sorted(found) == ["x_test", "x_train", "y_test", "y_train"]
+
+
+def test_each_item_of_a_dataset_is_read_once():
+    from hkd_hpc.data.own import arrays_of
+
+    class Counted(list):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    read: list[int] = []
+    items = Counted([(np.ones(2), label) for label in (0, 1, 0)])
+    assert arrays_of([items], "mine")["y_train"].tolist() == [0, 1, 0]
+    assert read == [0, 1, 2]

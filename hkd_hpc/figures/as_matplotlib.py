@@ -11,7 +11,7 @@ import numpy as np
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
+from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +101,7 @@ def _panels(figure: Lines | Bars) -> Canvas:
     panel_in = PANEL_IN + SLANT_IN * any(_is_slanting(series.x) for series in figure.series)
     canvas = _canvas(width_in, panel_in * down + LEGEND_ROW_IN * math.ceil(len(told) / columns) + 0.1)
     all_axes = list(canvas.subplots(down, across, squeeze=False).flat)
-    look_of = looks(series.name for series in figure.series)
+    look_of = looks_of(figure)
     for axes, name in zip(all_axes, names):
         _panel(axes, figure, [series for series in figure.series if series.panel == name], look_of)
         axes.set_title(name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, legend_names, looks
+from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
 
 DIGITS = 6  # that a page shows, and has to load
 CLEAR = "rgba(0,0,0,0)"
@@ -27,7 +27,7 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
         return _heat_map(figure)
     assert isinstance(figure, Lines | Bars)
     names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
-    look_of, told = looks(series.name for series in figure.series), legend_names(figure)
+    look_of, told = looks_of(figure), legend_names(figure)
     shown = set[str]()
     traces_of = _line if isinstance(figure, Lines) else _bars
     traces: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hkd_hpc.figures import accuracy, confusion, costs, federation, traffic
-from hkd_hpc.figures.figure import Figure, NotRecorded
+from hkd_hpc.figures.figure import Bars, Figure, Lines, NotRecorded
 from hkd_hpc.figures.groups import Group, by_setting, groups_of
 from hkd_hpc.figures.run import Planned, Run
 
@@ -32,11 +32,14 @@ def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:
     """The figures of many runs: those that differ only in the seed are one line with a band.
 
     Schemes are compared within one setting (data, clients, beta ...): each setting has figures of its own, with its
-    name in theirs, and no figure has more than MOST_LINES groups. Runs without a round are passed over.
+    name in theirs, and no figure has more than MOST_LINES groups. A group looks alike in all of them. Runs without a
+    round are passed over.
     """
+    groups = groups_of(with_rounds(runs))
+    labels = tuple(dict.fromkeys(group.label for group in groups))
     return [
-        titled(kind.of(part), *suffix)
-        for suffix, part in _parts(groups_of(with_rounds(runs)))
+        titled(alike(kind.of(part), labels), *suffix)
+        for suffix, part in _parts(groups)
         for kind in KINDS
         if kind.scope != "run"
     ]
@@ -53,6 +56,11 @@ def _parts(groups: list[Group]) -> Iterator[tuple[tuple[str, ...], list[Group]]]
         for first in range(0, len(own), MOST_LINES):
             part = f"part {1 + first // MOST_LINES}" if len(own) > MOST_LINES else ""
             yield tuple(filter(None, (setting, part))), own[first : first + MOST_LINES]
+
+
+def alike(figure: Figure | NotRecorded, known: tuple[str, ...]) -> Figure | NotRecorded:
+    """The same where series of these names look as in all other figures of the study."""
+    return replace(figure, known=known) if isinstance(figure, Lines | Bars) else figure
 
 
 def titled(figure: Figure | NotRecorded, *suffix: str) -> Figure | NotRecorded:

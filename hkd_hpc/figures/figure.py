@@ -55,11 +55,13 @@ class Lines(Figure):
         series: in the order of the legend.
         marks: x of dotted vertical lines.
         mark_label: what these are.
+        known: names of series that look alike in all figures of a study, whichever of them are in this one.
     """
 
     series: tuple[Series, ...]
     marks: tuple[float, ...] = ()
     mark_label: str = ""
+    known: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +71,12 @@ class Bars(Figure):
     Attributes:
         series: all with the same x within a panel.
         stacked: whether they stand upon each other.
+        known: as of lines.
     """
 
     series: tuple[Series, ...]
     stacked: bool = True
+    known: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

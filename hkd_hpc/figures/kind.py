@@ -11,6 +11,7 @@ import numpy as np
 from hkd_hpc.figures import bands
 from hkd_hpc.figures.figure import Figure, NotRecorded, Series
 from hkd_hpc.figures.groups import Group, column, parts
+from hkd_hpc.figures.look import SEEDS
 from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import Units, unit
 
@@ -80,7 +81,7 @@ def has(run: Run, name: str) -> bool:
 
 def named(group: Group, seeds: int) -> str:
     """fedhkd (n=3)"""
-    return f"{group.label} (n={seeds})" if seeds > 1 else group.label
+    return f"{group.label}{SEEDS}{seeds})" if seeds > 1 else group.label
 
 
 def lines(

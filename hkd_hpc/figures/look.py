@@ -12,6 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "x", "star", "pentagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
 HATCHES = ("", "/", "\\", "x", ".", "-", "+")
+SEEDS = " (n="  # before their number, in the name of a group
 MOST_TOLD_APART = len(COLOURS) * len(DASHES)
 DARKER = (  # ColorBrewer's Blues, whose lightness falls all the way
     "#F7FBFF",
@@ -41,6 +42,14 @@ def legend_names(figure: Lines | Bars) -> list[str]:
     names = list(dict.fromkeys(series.name for series in figure.series if series.name != series.panel))
     marks = [figure.mark_label] if isinstance(figure, Lines) and figure.marks and figure.mark_label else []
     return names + marks if len(names + marks) > 1 else []
+
+
+def looks_of(figure: Lines | Bars) -> dict[str, Look]:
+    """Of its series; a group that is known in the study looks as it does in the other figures."""
+    label_of = {series.name: series.name.partition(SEEDS)[0] for series in figure.series}
+    known = () if set(label_of.values()).isdisjoint(figure.known) else figure.known
+    look_of = looks((*known, *label_of.values()))
+    return {name: look_of[label] for name, label in label_of.items()}
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

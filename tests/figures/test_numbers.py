@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hkd_hpc.analysis.statistics import intervals
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, csv_of, of_run, of_study
+from hkd_hpc.figures.look import look, looks_of
 
 T_OF_1 = 12.706205  # Student's t of .975 with one degree of freedom
 
@@ -97,6 +100,14 @@ def test_schemes_are_lines_and_other_settings_figures_of_their_own(recorded):
         ("worst tenth", "fedavg (n=2)"),
     ]
     assert "accuracy_rounds_beta_0_5" in figures
+
+
+def test_a_scheme_looks_alike_in_all_figures_of_a_study(recorded):
+    runs = [recorded(run__seed=seed, scheme__name=scheme) for scheme in ("fedavg", "fedhkd") for seed in (0, 1)]
+    figures = by_name(of_study(runs))
+    assert looks_of(figures["accuracy_rounds"])["fedhkd (n=2)"] == look(1)
+    alone = replace(figures["accuracy_rounds"], series=figures["accuracy_rounds"].series[1:2])
+    assert looks_of(alone) == {"fedhkd (n=2)": look(1)}
 
 
 def test_a_scheme_with_two_settings_is_two_lines(recorded):

@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, Series, csv_of, draw, plotly_of, write_figures
-from hkd_hpc.figures.look import MOST_TOLD_APART, looks
+from hkd_hpc.figures.look import MOST_TOLD_APART, look, looks, looks_of
 
 WORDS = dict(name="one", title="One", caption="Of one.", x_label="round", y_label="accuracy")
 NAN = float("nan")
@@ -76,6 +77,12 @@ def test_plotly_of_bars_and_heat_maps(bars, heat_map):
 def test_looks_differ_in_colour_or_dash():
     found = looks(f"scheme {place}" for place in range(MOST_TOLD_APART))
     assert len({(look.colour, look.dash) for look in found.values()}) == MOST_TOLD_APART
+
+
+def test_a_known_name_looks_alike_whichever_others_are_there(lines):
+    known = replace(lines, known=("other", *dict.fromkeys(series.name for series in lines.series)))
+    assert [looks_of(known)[series.name] for series in lines.series] == [look(1), look(2)]
+    assert looks_of(replace(lines, known=("other", "another"))) == looks_of(lines)
 
 
 def test_files_open_and_are_a_column_wide(bars, heat_map, tmp_path):

@@ -256,7 +256,7 @@ def agree_on_end(run: RankRun, round: int) -> None:
     """Whether a signal stops the run after this round, and which round is the last, as rank 0's tests tell so far."""
     run.stopping = 0 if round == run.last else run.comm.agree(run.stop.asked)
     if may_end_early(run.config) and round < run.last:
-        run.last = run.comm.agree(run.server.last_round() if run.server else 0)
+        run.last = run.comm.agree(max(round, run.server.last_round()) if run.server else 0)  # a budget may be missed
         if run.server:
             run.server.tell_last(run.last)
 

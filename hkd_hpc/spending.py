@@ -17,7 +17,7 @@ import numpy as np
 
 from hkd_hpc.cohort import draw_cohort, draw_failures
 from hkd_hpc.config import Config
-from hkd_hpc.config.updates import update_holes
+from hkd_hpc.config.updates import one_image_mend, update_holes
 from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy import accounting, releases
 from hkd_hpc.privacy.ledger import FIXED, WHOLE, Ledger, Terms, epsilon_text, listed, terms_of
@@ -81,8 +81,9 @@ class Spending:
         found = {releases.WEIGHTS: weights}
         if self.has_statistics:
             found[releases.STATISTICS] = releases.statistics(count)
-        is_private = not unbounded(found)
-        return {**self.scheme.released(self.count_MC[list(clients)], is_private), **found}
+        known = self.scheme.released(self.count_MC[list(clients)], is_private=not unbounded(found))
+        mend = one_image_mend(self.config)
+        return {**(releases.without_bound(known, mend) if mend else known), **found}
 
     def row(self, sent: Sequence[int], drawn: Sequence[int], delivered: int) -> dict[str, np.ndarray]:
         """mu of a round by figure (FIXED, WHOLE), (M, K): NaN of clients that were not drawn, 0 of who sent nothing.
@@ -114,12 +115,15 @@ class Spending:
         """The rows of the clients of a round that is done: (reports, K) by figure.
 
         Args:
-            reports: of its clients (worker.report_type). One that was rejected has sent its report, and counts.
+            reports: of its clients (worker.report_type). One that was rejected has sent its report, and counts; that
+                it was rejected follows from its data without noise, and shows in the sum: no bound.
             times: how often the round was begun: each time something may have been released.
         """
         ids, status = reports["client"], reports["status"]
         sent = ids[np.isin(status, (OK, *INVALID))].tolist()
         row = self.row(sent, ids.tolist(), int((status == OK).sum()))
+        for mu_MK in row.values():
+            mu_MK[ids[np.isin(status, INVALID)], KINDS.index(releases.WEIGHTS)] = math.inf
         return {name: mu_MK[ids] * math.sqrt(times) for name, mu_MK in row.items()}
 
     # --- the budget

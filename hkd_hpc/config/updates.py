@@ -28,11 +28,20 @@ def update_holes(config: Config) -> list[str]:
         "BatchNorm's statistics would travel, and with noise its variances be negative: give model.norm=group and "
         "model.latent_norm=none": has_batchnorm(config),
         "data.normalise=measured is by mean and deviation of everybody's images: give data.mean and data.std": (
-            data.normalise == "measured" and not data.mean
+            data.normalise == "measured"
         ),
-        "data.partition=heuristic gives an image to several clients: take another": data.partition == "heuristic",
+        "data.partition=heuristic gives an image to its client several times: take another": (
+            data.partition == "heuristic"
+        ),
         f"run.stop_patience={config.run.stop_patience} ends the run by accuracies without noise: leave it at 0": (
             config.run.stop_patience > 0
         ),
     }
     return [hole for hole, is_open in found.items() if is_open]
+
+
+def one_image_mend(config: Config) -> str:
+    """The setting with which one image of a client is one input, and moves no other; empty where it is so."""
+    if config.data.partition == "heuristic":
+        return "data.partition=dirichlet"
+    return "data.normalise=fixed" if config.data.normalise == "measured" else ""

@@ -4,8 +4,8 @@ Neighbouring data differ as privacy.adjacency says: in one image of a client, re
 and presence of classes then do not differ), in one image and its label, or in all data of a client. Two figures of each
 release:
 
-    fixed  the extractor does not depend on the client's data, and the counts of the classes are known: one image moves
-           the mean of one class of N_j images by 2 C / N_j at most. What the paper's kind of claim gives.
+    fixed  the extractor does not depend on anybody's data, and the counts of the classes do not differ, or are noisy:
+           one image moves the mean of one class of N_j images by 2 C / N_j at most. The paper's kind of claim.
     whole  no assumption. The extractor was trained on the image, so that it moves ALL features: the mean of each shared
            class by up to 2 C. Only of a model that is private itself (`is_private`) the figure is the fixed one.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,8 +84,8 @@ def class_means(
     fixed_M = np.where((count_MC > 0).any(1), mu, 0.0)
     if settings.adjacency == "client":  # all classes move, by any number of images
         return Release(_times(fixed_M, math.inf), _times(fixed_M, math.inf), told, "privacy.adjacency=image")
-    if settings.adjacency == "label":  # two classes move
-        fixed_M = _times(fixed_M, math.sqrt(2))
+    if settings.adjacency == "label":  # two classes move, and their counts: noise of another size where these divide it
+        fixed_M = _times(fixed_M, math.sqrt(2) if settings.counts else math.inf)
     mend = mend or ("" if settings.adjacency == "image" or settings.counts else "privacy.counts=1")
     mend = mend or ("" if settings.extractor == RECEIVED else "privacy.extractor=received")
     return Release(fixed_M, _times(fixed_M, _spread(settings, count_MC, is_private)), told, mend)
@@ -93,8 +93,6 @@ def class_means(
 
 def _spread(settings: PrivacySettings, count_MC: np.ndarray, is_private: bool) -> float | np.ndarray:
     """(M,) how many times the figure of a fixed extractor the whole one is."""
-    if settings.adjacency == "label" and not settings.counts:
-        return math.inf
     if settings.extractor == RECEIVED and is_private:
         return 1.0
     return math.inf if settings.adjacency == "label" else np.sqrt((count_MC.astype(float) ** 2).sum(1))
@@ -218,6 +216,23 @@ def at_home(clients: int) -> Release:
 def statistics(clients: int) -> Release:
     """Running statistics and integer buffers of a model that has them: they get no noise."""
     return unnoised(clients, "model.norm=group")
+
+
+def without_bound(found: Releases, mend: str) -> dict[str, Release]:
+    """The same of data in which one image of a client is several, or moves what others are: only what does not differ
+    at all keeps its mu.
+
+    Args:
+        found: by kind.
+        mend: the setting with which an image is one.
+    """
+    nowhere = lambda mu_M: _times(mu_M, math.inf)
+    return {
+        kind: replace(
+            each, fixed_M=nowhere(each.fixed_M), whole_M=nowhere(each.whole_M), mend=f"{mend} {each.mend}".strip()
+        )
+        for kind, each in found.items()
+    }
 
 
 def has_noise(releases: Releases) -> bool:

@@ -365,12 +365,15 @@ class Scheme:
             is_private: whether the weights that clients receive have noise enough to be private themselves.
 
         Returns:
-            By kind; by default what `protects` names, and of a report that names nothing no bound at all.
+            By kind; by default what `protects` names, and no bound at all of a report with more tensors than that.
         """
+        found: dict[str, releases.Release] = {}
         if self.protects:
             privacy, features = self.info.privacy, of_features(self.info.privacy, self.settings.own_mechanism)
-            return releases.knowledge(privacy, features, self.protects, self.info.latent, count_MC, is_private)
-        return {releases.REPORT: releases.of_report(len(count_MC))} if self.report_shapes() else {}
+            found = releases.knowledge(privacy, features, self.protects, self.info.latent, count_MC, is_private)
+        if len(self.report_shapes()) > len(self.protects):
+            found[releases.REPORT] = releases.of_report(len(count_MC))
+        return found
 
     def noise_std(self, reports: Tensors) -> Tensors:
         """Of the noise that clients put on what they share by class.

@@ -82,6 +82,10 @@ def test_noise_scaled_by_counts_that_are_not_public_has_no_bound(settings):
     assert found(is_private=True, **settings)["features"].whole_M.tolist() == [math.inf, math.inf]
 
 
+def test_nor_has_it_for_a_fixed_extractor():
+    assert found(adjacency="label")["features"].fixed_M.tolist() == [math.inf, math.inf]
+
+
 @pytest.mark.parametrize("delivered, mu", [(9, 1 / 2), (4, 3 / 4), (0, math.inf)])
 def test_weights_have_the_noise_of_those_that_delivered(delivered, mu):
     """2 S over 2 S z sqrt(delivered / cohort)."""

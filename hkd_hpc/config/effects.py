@@ -98,18 +98,12 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         why = "model.norm=group, which leaves" if model.norm == "group" else f"model.name={model.name}, which has"
         yield "train.batchnorm", f"{why} no BatchNorm"
         yield "scheme.public_batchnorm", f"{why} no BatchNorm"
-    if not shares_weights(config):
+    if not protection.shares_weights(config):
         for key in ("privacy.update_clip", "privacy.update_multiplier"):
             yield key, f"scheme.name={config.scheme.name}, whose clients' weights stay at home"
     if getattr(schemes.get(config.scheme.name), "pools_data", False):
         for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs"):
             yield key, f"scheme.name={config.scheme.name}, which has one client"
-
-
-def shares_weights(config: Config) -> bool:
-    """Whether clients go on from the mean of the weights, as far as settings tell."""
-    is_shared = getattr(schemes.get(config.scheme.name), "shares_weights", True)
-    return bool(is_shared) and getattr(config.scheme, "weights", "average") != "none"
 
 
 def has_batchnorm(config: Config) -> bool:

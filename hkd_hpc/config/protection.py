@@ -28,13 +28,19 @@ def mechanism_of(config: Config) -> Mechanism:
     return of_features(config.privacy, own) if "features" in protects(config) else Mechanism()
 
 
+def shares_weights(config: Config) -> bool:
+    """Whether clients go on from the mean of the weights, as far as settings tell."""
+    is_shared = getattr(schemes.get(config.scheme.name), "shares_weights", True)
+    return bool(is_shared) and getattr(config.scheme, "weights", "average") != "none"
+
+
 def noise_is_drawn(config: Config) -> bool:
     """Whether anything that leaves a client has noise."""
     privacy, features, kinds = config.privacy, mechanism_of(config), protects(config)
     on_features = features.noise == "code" or (features.noise != "off" and features.multiplier > 0)
     on_predictions = privacy.predictions and privacy.multiplier > 0 and "predictions" in kinds
     on_counts = privacy.counts > 0 and "counts" in kinds
-    return on_features or on_predictions or on_counts or privacy.update_multiplier > 0
+    return on_features or on_predictions or on_counts or (privacy.update_multiplier > 0 and shares_weights(config))
 
 
 def idle(config: Config) -> Iterator[tuple[str, str]]:
@@ -85,7 +91,7 @@ def _kinds(config: Config) -> Iterator[str]:
         yield f"predictions: noise multiplier {privacy.multiplier:g}"
     if privacy.counts and "counts" in kinds:
         yield f"counts: noise multiplier {privacy.counts:g}"
-    if privacy.update_clip:
+    if privacy.update_clip and shares_weights(config):
         noise = f"noise multiplier {privacy.update_multiplier:g}" if privacy.update_multiplier else "no noise"
         yield f"changes of the weights: l2 clip {privacy.update_clip:g}, {noise}"
     if privacy.secure_sum:

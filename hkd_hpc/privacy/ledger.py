@@ -19,6 +19,9 @@ FIXED, WHOLE = COLUMNS = ("privacy_mu_fixed", "privacy_mu_whole")  # of /clients
 HEAD = ("kind", "rounds", "clip and noise", "fixed extractor", "whole release")
 NAMES = {"statistics": "BatchNorm's statistics", "report": "the scheme's report", "presence": "presence of classes"}
 NO_BOUND = "no bound"
+NOT_COUNTED = (
+    "not counted: losses, accuracies, numbers of images, norms and rejections, which rank 0 gets without noise"
+)
 SIMULATED = "simulation, no privacy"
 
 
@@ -77,6 +80,8 @@ def ledger_of(terms: Terms, columns: Mapping[str, Any]) -> Ledger | None:
 @dataclass(frozen=True)
 class Ledger:
     """What the clients released.
+
+    Not in it: losses, accuracies, numbers of images, norms and rejections, which rank 0 gets without noise.
 
     Attributes:
         terms: what the figures mean.
@@ -175,9 +180,13 @@ class Ledger:
         return [self.title(), *(f"  {line}" for line in (*aligned([HEAD, *self.rows()]), *self.conclusions()))]
 
     def conclusions(self) -> list[str]:
-        """What the table comes to, and what would mend it."""
+        """What the table comes to, what would mend it, and, of a whole release with a bound, what is not in it."""
         mended = self.mended()
-        return [self.verdict(), *([f"a bound needs {mended}"] if mended else [])]
+        return [
+            self.verdict(),
+            *([f"a bound needs {mended}"] if mended else []),
+            *([] if self.unbounded() else [NOT_COUNTED]),
+        ]
 
     def figures(self) -> tuple[str, str, str, str]:
         """Where the noise comes from, delta, and both figures, in short."""

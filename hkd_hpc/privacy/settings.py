@@ -79,4 +79,6 @@ class PrivacySettings:
     budget: float | None = setting(
         None, "epsilon of the whole release that no round may exceed: the run ends before; none: not", above=0, high=1e6
     )
-    secure_sum: bool = setting(False, "masks on the weights, so that rank 0 and the transport see their sum alone")
+    secure_sum: bool = setting(
+        False, "masks on the weights that ranks send: rank 0 and the transport see their sum alone"
+    )

@@ -20,7 +20,8 @@ Why a whole release holds (adjacency=image, updates and predictions noised, priv
 7. Clients that do not deliver take their share of the noise with them: `summed_std` is what was in the sum.
 8. Who sees a client's own summand (the transport, a rank with one client) sees M times less variance: secure_sum is
    for that. Clients that tell others their noise take it out of the sum.
-9. Losses, accuracies, numbers of images, norms and rejections that rank 0 records have no noise and are no part of it.
+9. Losses, accuracies, numbers of images, norms and rejections that rank 0 records have no noise and are no part of it;
+   a client that was rejected, which shows in the sum, has no bound from then on (spending.py).
 10. Noise is drawn in float64, then rounded to float32 and to whole numbers: Mironov (2012) on floats applies.
 """
 

@@ -49,9 +49,11 @@ class SecureSum:
         if len(set(self.rank_of)) == 1:
             return "privacy.secure_sum protects nothing here: all clients are in one process"
         one_host = "; all ranks are on one host, whose owner can read them all" * (len(set(self.comm.hosts)) == 1)
+        two = "; two ranks alone have clients, and each can tell the other's sum" * (len(set(self.rank_of)) == 2)
         return (
             "privacy.secure_sum: weights are summed under masks, rank 0 sees their sum alone; it sees reports "
-            f"(knowledge, counts, losses, integer buffers) as they are{one_host}"
+            f"(knowledge, counts, losses, integer buffers) as they are{two}{one_host}; every rank reads the data of "
+            "all clients, so that who runs one needs no weights"
         )
 
     @property
@@ -137,6 +139,7 @@ class SecureSum:
         delivering_ranks = self._parties(told)
         if self.is_masked and len(delivering_ranks) < len(self._roster.clients):
             self._take_off(list(delivering_ranks))
+        self._party.forget_shares()
 
     def summed(self, numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """The all-reduce of the next of the sums of `make`, as Comm.summed.

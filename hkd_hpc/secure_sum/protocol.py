@@ -15,8 +15,9 @@ that the sum over all is the sum of the plain numbers. A party that has shared i
 partners' halves in the sum; from the shares of `threshold_of` clients its key is rebuilt, and they are taken off.
 
 The paper's second mask, a party's own, guards those whose numbers arrive late, after they were taken for dropped and
-their key was rebuilt. It is not needed here: the server says who delivers BEFORE any numbers travel, all parties check
-that they were told the same, and whoever is not named sends nothing. For the same reason a party reveals once.
+their key was rebuilt. It is not needed here, where a server is honest: it says who delivers BEFORE any numbers travel,
+all parties check that they were told the same, and whoever is not named sends nothing. For the same reason a party
+reveals once. What the parties compare passes through the server too: one that forges it is not caught.
 """
 
 from __future__ import annotations
@@ -145,8 +146,12 @@ class Party:
         return {other: shares for other, shares in self._shares.items() if other not in self._told}
 
     def forget(self) -> None:
-        """Drop the secret keys: whoever breaks in later finds none."""
+        """Drop the secret keys; shares of the others' stay until all is revealed."""
         del self._sealing, self._masking
+
+    def forget_shares(self) -> None:
+        """Drop these too: from here on no number of parties can rebuild a key."""
+        self._shares.clear()
 
     def _channel(self, sender: int, receiver: int) -> bytes:
         """The key that seals what one of two parties, of which this is one, sends to the other."""

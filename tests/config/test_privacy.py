@@ -98,6 +98,7 @@ SIMULATION = "; simulation, no privacy: noise is a stream of the seed"
             ["scheme.name=fedavg", "privacy.secure_sum=true", "run.client_models=false"],
             "privacy: weights: summed under masks",
         ),
+        (["scheme.name=local", "privacy.update_clip=2"], "privacy: nothing that a client reports is changed"),
         (["scheme.name=fedavg", "privacy.counts=1"], "privacy: nothing that a client reports is changed"),
     ],
 )

@@ -94,6 +94,8 @@ def test_stdout_has_the_ledger_in_ten_lines_at_most(whole):
     told = [line.split()[0] for line in table[2:7]]
     assert told == ["features", "predictions", "counts", "presence", "weights"]
     assert table[7].startswith("  features alone, for a fixed extractor: epsilon = ")
+    assert table[7].endswith("the whole release: epsilon = " + f"{Run(whole[0]).privacy.epsilon().max():.3g}")
+    assert lines[begin + 8].startswith("  not counted: losses, accuracies, numbers of images")
     assert len(lines) - begin <= 10
 
 

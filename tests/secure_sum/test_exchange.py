@@ -59,6 +59,7 @@ def sum_all(sums: SecureSum, folder) -> None:
         for own in plain:
             sums.take(in_pieces(own))
         sums.settle(turn, delivering if comm.rank == 0 else [])
+        assert sums._party._shares == {}  # nobody can rebuild a key any more
         for number, own in enumerate(plain):
             handed.clear()
             found = [piece.clone() for piece in sums.summed(len(own))]
@@ -222,6 +223,7 @@ def test_some_clients_had_dropped_out(plain):
 def test_a_masked_run_says_what_it_protects(masked):
     assert "privacy.secure_sum: weights are summed under masks, rank 0 sees their sum alone" in masked[1]
     assert "all ranks are on one host, whose owner can read them all" in masked[1]
+    assert "every rank reads the data of all clients" in masked[1]
 
 
 def test_in_one_process_it_says_that_it_protects_nothing(tmp_path, data, plain):

@@ -23,6 +23,7 @@ from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
+from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.quarantine import OK
 from hkd_hpc.server import RoundResult, Server, is_due
 from hkd_hpc.stop import StopRequest
@@ -80,6 +81,7 @@ def all_rounds(run: RankRun) -> bool:
     if run.server:
         run.server.wire_before = dict(run.comm.wire_bytes)  # what the start moved belongs to no round
         run.server.run_pending_evaluation()  # of a resumed round whose test was lost
+    note_next(run, run.done)
     agree_on_keys(run, run.done)
     while run.done < run.last:
         one_round(run, run.done + 1)
@@ -91,8 +93,6 @@ def all_rounds(run: RankRun) -> bool:
 def one_round(run: RankRun, round: int) -> None:
     """Train, report, average, combine, broadcast; then rank 0 records, saves and tests."""
     start_s, run.seconds = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
-    if run.server:
-        run.server.begin_round(round)
     with timed(run, "train"):
         reports = train_cohort(run, round)
     with timed(run, "weights"):
@@ -105,6 +105,7 @@ def one_round(run: RankRun, round: int) -> None:
         with timed(run, "knowledge"):
             send_message(run, round, gathered)
         agree_on_end(run, round)
+        note_next(run, round)
         with timed(run, "weights"):
             agree_on_keys(run, round)  # before rank 0 is busy with saving
         with timed(run, "state"):
@@ -259,6 +260,15 @@ def agree_on_end(run: RankRun, round: int) -> None:
         run.last = run.comm.agree(max(round, run.server.last_round()) if run.server else 0)  # a budget may be missed
         if run.server:
             run.server.tell_last(run.last)
+
+
+def note_next(run: RankRun, done: int) -> None:
+    """Of a release, that the round after this one begins, if there is one: on the disk, before any rank trains for
+    it."""
+    if run.config.privacy.mode == RELEASE and done < run.last and not run.stopping:
+        if run.server:
+            run.server.begin_round(done + 1)
+        run.comm.agree()
 
 
 def may_end_early(config: Config) -> bool:

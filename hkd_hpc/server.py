@@ -106,7 +106,7 @@ class Server:
         """
         self.config, self.trainer, self.folder, self.static = config, trainer, folder, static
         self.spending = spending
-        self.begun = folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()
+        self.cut_off = folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()  # by other processes
         self.uninterrupted = uninterrupted
         self.test_images, self.val_images = test, val
         self.history = History(config.fed.clients)
@@ -137,10 +137,8 @@ class Server:
     # --- within a round
 
     def begin_round(self, round: int) -> None:
-        """Before the training of a round: from here on something of it may be released."""
-        if self.config.privacy.mode == RELEASE:
-            self.folder.note_begun(round)
-            self.begun[round] += 1
+        """Of a release, before the training of a round: from here on something of it may be released."""
+        self.folder.note_begun(round)
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
         """Let the scheme combine the reports of the clients that delivered.
@@ -219,7 +217,7 @@ class Server:
         """What the clients of the round released; a round that was begun twice counts twice."""
         if self.spending is None or not (self.spending.is_told or WHOLE in self.history.clients):
             return {}  # a record that has begun goes on
-        return self.spending.of_reports(result.reports, max(self.begun[result.state.round], 1))
+        return self.spending.of_reports(result.reports, self.cut_off[result.state.round] + 1)
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
@@ -308,7 +306,7 @@ class Server:
     def _budget_ends(self) -> int:
         if self.spending is None:
             return self.config.fed.rounds
-        return self.spending.last_round(self.ledger, len(self.history), self.begun)
+        return self.spending.last_round(self.ledger, len(self.history), self.cut_off)
 
     def tell_last(self, last: int) -> None:
         """Say that patience or the budget has ended, once."""
@@ -320,7 +318,7 @@ class Server:
         """Why an earlier round is the last: no better global accuracy ..."""
         settings = self.config.run
         if self.spending and self._budget_ends() < self._patience_ends():
-            return self.spending.why_early(self.ledger, len(self.history), self.begun)
+            return self.spending.why_early(self.ledger, len(self.history), self.cut_off)
         return messages.patience_text(self.validation_accuracy, settings.stop_on, settings.stop_patience)
 
     # --- beside the next round

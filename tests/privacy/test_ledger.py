@@ -141,10 +141,11 @@ def test_a_round_of_a_release_that_was_killed_is_paid_twice_with_the_same_noise(
     assert Run(folder).privacy.label() == ""
 
 
-def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it(tmp_path, data):
+@pytest.mark.parametrize("mode", ["simulation", "release"])
+def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it(tmp_path, data, mode):
     folder = tmp_path / "run"
     budget = epsilon(math.sqrt(3 * 2.5) / Z, DELTA)  # two rounds, and not three
-    more = (ROUNDS, f"privacy.budget={budget:.6g}")
+    more = (ROUNDS, f"privacy.budget={budget:.6g}", f"privacy.mode={mode}")
     output = train(folder, data, *more)
     after = f"{epsilon(math.sqrt(9) / Z, DELTA):.3g}"
     line = f"privacy.budget={budget:g}: round 3 would bring a client's whole release to epsilon {after}"

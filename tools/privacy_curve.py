@@ -3,8 +3,8 @@
 Trains what DIR has not yet of the runs of tools/specs/privacy_curve.toml (a command that was killed goes on where it
 was), puts the finished ones into the table tools/study/data/privacy_curve.jsonl, prints it, draws
 docs/privacy_curve.svg and writes the table into docs/privacy.md. With --collect it trains nothing; without --root it
-shows the table that is there. Epsilon is that of a client, of all rounds and all kinds of release in the ledger: the spec says
-how its noise follows from it.
+shows the table that is there. Epsilon is that of a client, of all rounds and all kinds of release in the ledger: the
+spec says how its noise follows from it.
 
 Exit codes: 0 done, 1 a run failed, 2 wrong input.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Tree = dict[str, Any]  # what a checkpoint or metrics.h5 holds, by name
 Changes = dict[str, list[Any]]  # {"section.key", "code.module" ...: [before, now]}
-EXTENDING = ("fed.rounds", "privacy.budget", "privacy.delta")  # change nothing of what a round releases
+EXTENDING = ("fed.rounds", "privacy.budget", "privacy.delta")  # of what a round releases only privacy.epsilon's noise
 NEEDED = ("config_json", "partition", "message", "server", "client_states", "global", "rounds", "clients")  # to resume
 
 
@@ -153,7 +153,9 @@ def starting_state(server: Server, options: ResumeOptions) -> RoundState | None:
 def begin_anew(server: Server, options: ResumeOptions) -> None:
     """No checkpoint is there. Rows that a run without checkpoints has left are made again, to the same bits; with other
     settings they would be lost, and the record of the changes with them."""
-    folder, text = server.folder, server.static["config_json"]
+    folder, text, stored = server.folder, server.static["config_json"], server.folder.read_config()
+    if stored and server.cut_off:  # what it released cannot be told from what is to come
+        check_promise(config_module.changes(*map(config_module.from_json, (stored, text))), server.config)
     rows = len(folder.rounds().get("round", ())) if options.resume else 0
     if rows:
         check_rows_can_be_made_again(server, rows, options)
@@ -288,10 +290,11 @@ def check_promise(changes: Changes, config: Config) -> None:
     released = [key for key in changes if key.startswith(("privacy.", "scheme.", "fed.")) and key not in EXTENDING]
     if privacy.mode == RELEASE and released:
         raise UsageError(f"--allow-change: {', '.join(released)} cannot change in a run with privacy.mode=release")
-    if privacy.epsilon and "fed.rounds" in changes:
+    found_for = [key for key in changes if key in (*released, "fed.rounds", "privacy.delta")]
+    if privacy.epsilon and found_for:
         raise UsageError(
-            f"--allow-change: fed.rounds cannot change in a run with privacy.epsilon={privacy.epsilon:g}, whose noise "
-            f"was found for {changes['fed.rounds'][0]} rounds"
+            f"--allow-change: {', '.join(found_for)} cannot change in a run with privacy.epsilon={privacy.epsilon:g}, "
+            "whose noise was found for what it was"
         )
 
 

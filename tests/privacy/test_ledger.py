@@ -13,11 +13,14 @@ import pytest
 import toy
 
 import hkd_hpc
+from hkd_hpc import config
+from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy.accounting import epsilon
 from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
 from hkd_hpc.privacy.releases import KINDS
 from hkd_hpc.report.page import page_of
 from hkd_hpc.results import Run
+from hkd_hpc.resume import check_promise
 
 Z = 4.0
 PRIVATE = (  # features, predictions and weights, each with mu = 1 / Z in each round
@@ -139,6 +142,21 @@ def test_a_round_of_a_release_that_was_killed_is_paid_twice_with_the_same_noise(
     mu_R = np.sqrt((Run(folder).privacy.whole_RMK[:, 0] ** 2).sum(1))
     np.testing.assert_allclose(mu_R, [math.sqrt(3) / Z, math.sqrt(6) / Z])
     assert Run(folder).privacy.label() == ""
+
+
+def test_a_release_that_was_killed_in_its_first_round_keeps_its_noise(tmp_path, data):
+    folder = tmp_path / "run"
+    more = ("fed.rounds=2", "privacy.mode=release")
+    toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(1, "weights"))
+    (result,) = toy.train(1, "--resume", "--allow-change", "--out", folder, "privacy.multiplier=90")
+    assert "privacy.multiplier cannot change in a run with privacy.mode=release" in result.output
+
+
+@pytest.mark.parametrize("key", ["fed.rounds", "privacy.delta", "privacy.epsilon", "privacy.update_clip"])
+def test_what_the_noise_of_an_epsilon_was_found_for_stays(key):
+    settings = config.resolve(overrides=["privacy.epsilon=8"])
+    with pytest.raises(UsageError, match=f"{key} cannot change in a run with privacy.epsilon=8"):
+        check_promise({key: [1, 2]}, settings)
 
 
 @pytest.mark.parametrize("mode", ["simulation", "release"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import submitit  # noqa: F401  (before absl, of dp-accounting, whose log handler it closes with all it writes to)
 import torch
 from torch import nn
 

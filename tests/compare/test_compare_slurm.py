@@ -33,7 +33,7 @@ class Held(FedProx):
 '''
 SPEC = """
 [study]
-schemes = ["fedavg", "held:Held"]
+schemes = ["fedavg", "pausing:Held"]
 controls = false
 seeds = [0, 1]
 [tuning]
@@ -63,7 +63,7 @@ def slurm(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{toy.PROJECT}")
     monkeypatch.setenv("HOLD", str(tmp_path / "hold"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    toy.write_module(tmp_path, "held", SCHEME)
+    toy.write_module(tmp_path, "pausing", SCHEME)
     return cluster
 
 
@@ -104,7 +104,7 @@ def test_a_tuned_comparison_that_is_killed_with_its_job_goes_on_to_the_table_of_
     submitter = subprocess.Popen(
         [sys.executable, "-m", "hkd_hpc.compare", *words, "--wait"], cwd=toy.PROJECT, stdout=subprocess.DEVNULL
     )
-    held = root / "held.Held-paper-s0"
+    held = root / "pausing.Held-paper-s0"
     toy.wait_until(lambda: toy.rounds_done(held) == 1, PATIENCE_S)
     submitter.kill()
     assert submitter.wait() == -signal.SIGKILL
@@ -127,6 +127,6 @@ def test_a_tuned_comparison_that_is_killed_with_its_job_goes_on_to_the_table_of_
     capsys.readouterr()
     assert jobs(["table", str(root)]) == 0
     told = capsys.readouterr().out
-    row = next(line for line in table_of(root).splitlines() if line.startswith("| held:Held | "))
+    row = next(line for line in table_of(root).splitlines() if line.startswith("| pausing:Held | "))
     for difference in row.removesuffix(" |").split(" | ")[-2:]:
         assert difference in told

@@ -139,8 +139,12 @@ def reject_strangers(request: Request | UsageError) -> None:
     from hkd_hpc.doctor import launch
 
     pids = launch.alike(os.getpid())
-    if len(pids) > 1:
-        raise SystemExit(tell_alone(launch.strangers(pids), request) if pids[0] == os.getpid() else 1)
+    if len(pids) < 2:
+        return
+    if pids[0] == os.getpid():
+        raise SystemExit(tell_alone(launch.strangers(pids), request))
+    launch.await_end(pids[0])
+    raise SystemExit(1)
 
 
 def tell_alone(section: Section, request: Request | UsageError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hkd_hpc.runtime.versions import installed
 
 NAME = "launch"
 PMI = {"PMIX_RANK": "PMIx", "PMI_FD": "PMI-1", "PMI_RANK": "PMI"}  # the first that is set
+FIRST_WAIT_S = 30.0  # for the first of several strangers, to find the others and tell it
 PROGRAMS = ("mpirun", "mpiexec", "prte", "orte", "orted", "prted", "hydra", "pmi_proxy", "slurmstepd")  # beginnings
 
 SINGLETONS = Kind(
@@ -110,6 +112,13 @@ def alike(pid: int) -> list[int]:
         return []
     own = _of_process(pid, "cmdline")
     return sorted(child for child in children_of(parent) or [] if own and _of_process(child, "cmdline") == own)
+
+
+def await_end(pid: int) -> None:
+    """Wait for a process to end, FIRST_WAIT_S at most: while it looks for its like, they must be there."""
+    give_up_s = time.monotonic() + FIRST_WAIT_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up_s:
+        time.sleep(0.05)
 
 
 def program_of(pid: int) -> str:

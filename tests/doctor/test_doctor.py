@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ import pytest
 import toy
 from comm_launch import environment, mpirun_path, ours
 
-from hkd_hpc.doctor import collectives, files
+from hkd_hpc.doctor import collectives, files, launch
 from hkd_hpc.doctor.__main__ import main, parse
 from hkd_hpc.errors import UsageError
 from tools.forked_ranks import end_when_last, run_ranks, watch_ranks
@@ -205,6 +206,13 @@ def test_processes_of_a_launcher_that_nobody_knows(tmp_path):
     assert done.returncode == 1
     assert done.stdout.count("ERROR launch.strange_launcher: ") == 1
     assert " started 2 processes of this command, and each takes itself for the only one\n" in done.stdout
+
+
+def test_the_others_of_a_strange_launcher_wait_for_the_first():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"]) as first:
+        threading.Thread(target=first.wait).start()  # as a launcher does
+        launch.await_end(first.pid)
+        assert first.poll() == 0
 
 
 # ---- broken file systems

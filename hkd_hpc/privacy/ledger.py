@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -206,13 +207,18 @@ class Ledger:
 
 
 def epsilon_text(mu: float, delta: float) -> str:
-    """4.43, no bound, or what is missing to tell it."""
+    """4.43, rounded up; no bound; or what is missing to tell it."""
     if math.isinf(mu):
         return NO_BOUND
     try:
-        return f"{accounting.epsilon(mu, delta):.3g}"
+        return rounded_up(accounting.epsilon(mu, delta))
     except UsageError:
         return f"mu {mu:.3g} ({accounting.PIP} for epsilon)"
+
+
+def rounded_up(number: float) -> str:
+    """Three digits that are not below the first six of the number: 4.421 is 4.43, 4.0000001 is 4."""
+    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(f'{number:.6g}').normalize():f}"
 
 
 def listed(kinds: Sequence[str]) -> str:

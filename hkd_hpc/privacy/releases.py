@@ -83,7 +83,7 @@ def class_means(
     """
     fixed_M = np.where((count_MC > 0).any(1), mu, 0.0)
     if settings.adjacency == "client":  # all classes move, by any number of images
-        return Release(_times(fixed_M, math.inf), _times(fixed_M, math.inf), told, "privacy.adjacency=image")
+        return Release(_times(fixed_M, math.inf), _times(fixed_M, math.inf), told)
     if settings.adjacency == "label":  # two classes move, and their counts: noise of another size where these divide it
         fixed_M = _times(fixed_M, math.sqrt(2) if settings.counts else math.inf)
     mend = mend or ("" if settings.adjacency == "image" or settings.counts else "privacy.counts=1")

@@ -156,18 +156,26 @@ class Party:
     def _channel(self, sender: int, receiver: int) -> bytes:
         """The key that seals what one of two parties, of which this is one, sends to the other."""
         other = self._roster.published[receiver if sender == self.number else sender]
-        try:
-            return self._sealing.shared(other[:KEY_BYTES], f"shares {sender} {receiver}")
-        except ValueError as error:
-            raise RunError(f"party {self.number} cannot agree on a key with another: {error}") from None
+        return agreed(self.number, self._sealing, other[:KEY_BYTES], f"shares {sender} {receiver}")
 
 
 def masks_of(number: int, masking: KeyPair, partners: Collection[int], roster: Roster, sum_number: int) -> list[Mask]:
     """The masks of a party, or of one whose key was rebuilt, with its partners: the lower number of a pair adds."""
     return [
-        Mask(masking.shared(roster.published[other][KEY_BYTES:], f"mask {sum_number}"), 1 if number < other else -1)
+        Mask(
+            agreed(number, masking, roster.published[other][KEY_BYTES:], f"mask {sum_number}"),
+            1 if number < other else -1,
+        )
         for other in sorted(partners)
     ]
+
+
+def agreed(number: int, pair: KeyPair, public: bytes, purpose: str) -> bytes:
+    """The secret of a party's pair and another's public key. RunError where no two could agree with that key."""
+    try:
+        return pair.shared(public, purpose)
+    except ValueError as error:
+        raise RunError(f"party {number} cannot agree on a key with another: {error}") from None
 
 
 def rebuilt(revealed: Mapping[int, Mapping[int, bytes]], roster: Roster) -> dict[int, KeyPair]:

@@ -16,7 +16,7 @@ import hkd_hpc
 from hkd_hpc import config
 from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy.accounting import epsilon
-from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
+from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of, rounded_up
 from hkd_hpc.privacy.releases import KINDS
 from hkd_hpc.report.page import page_of
 from hkd_hpc.results import Run
@@ -237,7 +237,7 @@ def test_fedavg_without_settings_of_privacy_says_and_stores_nothing(tmp_path, da
 def test_fedhkd_says_that_its_default_has_no_guarantee(tmp_path, data):
     train = toy.settings(data, "scheme.name=fedhkd", "scheme.clip=box", "fed.rounds=1")
     (output,) = toy.train_ok(1, "--out", tmp_path / "run", *train)
-    told = f"{epsilon(math.sqrt(8) / 7, DELTA):.3g}"  # latent 8
+    told = rounded_up(epsilon(math.sqrt(8) / 7, DELTA))  # latent 8
     assert (
         f"features alone, for a fixed extractor: epsilon = {told}; the whole release: no guarantee, since weights, "
         "predictions and BatchNorm's statistics travel without noise"
@@ -268,3 +268,11 @@ def test_rounds_of_before_there_was_a_ledger_have_no_bound():
 def test_a_delta_that_says_nothing_is_told(tmp_path, data):
     (output,) = toy.train_ok(1, "--dry-run", *toy.settings(data, *PRIVATE, "privacy.delta=.1"))
     assert "privacy.delta=0.1: is not below 1 / " in output
+
+
+@pytest.mark.parametrize(
+    "number, text",
+    [(4.421, "4.43"), (4.0, "4"), (4.0000001, "4"), (50.6, "50.6"), (50.601, "50.7"), (123456.7, "124000"), (0.0, "0")],
+)
+def test_an_epsilon_is_told_rounded_up(number, text):
+    assert rounded_up(number) == text

@@ -220,6 +220,17 @@ def test_a_public_key_that_nobody_can_agree_with_is_refused():
         client.share(Roster(published, dict.fromkeys(published, 1)))
 
 
+def test_so_is_one_that_is_for_masks_alone():
+    clients, one_each = [Party(number) for number in range(3)], dict.fromkeys(range(3), 1)
+    published = {client.number: client.advertise() for client in clients}
+    published[1] = published[1][:32] + bytes(32)
+    roster = Roster(published, one_each)
+    sealed = {client.number: client.share(roster) for client in clients}
+    clients[0].receive({1: sealed[1][0], 2: sealed[2][0]})
+    with pytest.raises(RunError, match="party 0 cannot agree on a key with another"):
+        clients[0].masks(1)
+
+
 def test_the_fingerprint_tells_sets_and_keys_apart():
     published, clients = {0: b"a", 1: b"b", 2: b"c"}, dict.fromkeys(range(3), 1)
     same = fingerprint(Roster(dict(reversed(published.items())), clients), [2, 0, 1])

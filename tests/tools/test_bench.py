@@ -24,6 +24,7 @@ TITLES = [
     "fedavg round, job S: ours / bare loop",
     "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)",
     "round of 5 epochs, job S: fedhkd / fedavg",
+    "fedavg round, job J: with train.augment=crop_flip / none",
     "fedavg round, job J, mpirun -n 3: ours / bare loop in 2 processes",
     "share of a round that is no training, job J",
     "fedavg round, job S, mpirun -n 3: ours / bare loop in 2 processes",
@@ -161,7 +162,7 @@ def test_a_missed_target_is_no_failure(monkeypatch, capsys):
 def test_an_unknown_row_is_exit_code_2(capsys):
     assert suite.main(["--rows", "fedavg_j,nope"]) == 2
     assert (
-        "no such row: nope; known: fedavg_j, fedhkd_j, fedavg_s, fedhkd_s, round_j, round_s, exchange_2"
+        "no such row: nope; known: fedavg_j, fedhkd_j, augmented_j, fedavg_s, fedhkd_s, round_j, round_s, exchange_2"
         in capsys.readouterr().err
     )
 
@@ -261,13 +262,15 @@ def test_scaling_is_a_bench_of_its_own(more, capsys):
 
 
 def test_the_record_of_a_run_is_measured(capsys):
-    """Each row once; 15 numbers of each client."""
+    """Each row once."""
     assert bench_metrics.main(["--quick"]) == 0
     told = capsys.readouterr().out
+    numbers = len(bench_metrics.OF_CLIENTS)
+    assert numbers >= 15
     for title in (
-        "metrics.h5, 6 rounds x 2 clients x 15 numbers: all rounds",
-        "metrics.h5, 80 rounds x 3 clients x 15 numbers: all rounds",
-        "metrics.h5, 80 rounds x 3 clients x 15 numbers: a last round / a first one",
+        f"metrics.h5, 6 rounds x 2 clients x {numbers} numbers: all rounds",
+        f"metrics.h5, 80 rounds x 3 clients x {numbers} numbers: all rounds",
+        f"metrics.h5, 80 rounds x 3 clients x {numbers} numbers: a last round / a first one",
         "the same 6 rounds x 2 clients, written anew in each: all rounds",
         "a checkpoint in each of 6 rounds x 2 clients: a last one / a first one",
     ):

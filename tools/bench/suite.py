@@ -180,6 +180,16 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
     return lines
 
 
+def augmented(bench: Bench, job: str) -> list[Line]:
+    """The reference scheme with crops and mirror images against itself without."""
+    ours, _ = bench.pair_of(job)
+    plain, cropped = f"{REFERENCE} 0 1", f"{REFERENCE} 0 1 crop_flip"
+    for request in (cropped, plain):
+        ours.ask(request)  # warm up
+    cropped_s, plain_s = alternate(bench.sizes, lambda i: ours.ask(cropped), lambda i: ours.ask(plain))
+    return [Line(f"{REFERENCE} round, job {job}: with train.augment=crop_flip / none", ratios(cropped_s, plain_s), 1.1)]
+
+
 def exchange_s(ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
     """Seconds by way of tools.bench.exchange."""
     process = start_mpi(ranks, "-m", f"{__package__}.exchange", str(floats), str(repeats))
@@ -287,6 +297,7 @@ def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
 ROWS = {
     f"{REFERENCE}_j": partial(reference, job="J"),
     **scheme_rows([OURS], "J"),
+    "augmented_j": partial(augmented, job="J"),
     f"{REFERENCE}_s": partial(reference, job="S"),
     **scheme_rows([OURS], "S"),
     "round_j": partial(whole_round, job="J"),

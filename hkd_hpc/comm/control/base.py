@@ -122,8 +122,9 @@ class NullControl:
         self._give_back()
 
     def finish(self) -> None:
-        """Give the signal back."""
-        if signal.getsignal(signal.SIGTERM) is _raise_terminated:
+        """Give the signal back; outside of the main thread it was never taken."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) is _raise_terminated:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -2,8 +2,9 @@
 
 `python -m tools.bench.client_round JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS [AUGMENT]" on stdin runs one round of
 those clients and answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The
-local test sets are empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the seconds in which
-the server makes its message from M reports. Clients and server keep their state from one line to the next.
+local test sets are empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the
+seconds in which the server makes its message from M reports. Clients and server keep their state from one line to the
+next.
 """
 
 from __future__ import annotations

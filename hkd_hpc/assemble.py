@@ -226,6 +226,7 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, OWN)
     for net in members(flat.net):
+        scheme.check_net(net)
         contract.check_personal(scheme, net)
     if config.model.names:
         contract.check_unequal(scheme)

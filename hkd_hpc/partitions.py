@@ -86,6 +86,8 @@ def show(options: Namespace) -> None:
 def export(options: Namespace) -> None:
     """Write the partition to a file."""
     partition_file.check_ending(options.out, "--out ")
+    if not options.out.parent.is_dir():
+        raise UsageError(f"--out {options.out}: there is no folder {options.out.parent}")
     if options.out.exists() and not options.force:
         raise UsageError(f"--out {options.out}: is there already; name another file, or add --force to write over it")
     shown = look(options.preset, options.config, options.settings)

@@ -78,6 +78,7 @@ def test_a_partition_goes_out_and_comes_back(capsys, tmp_path):
     [
         (["show", "--out", "x.gif"], "--out x.gif: found the ending '.gif', allowed are .pdf, .svg, .png"),
         (["show", "--out", "none/x.png"], "--out none/x.png: there is no folder none"),
+        (["partition", "--out", "none/x.npz"], "--out none/x.npz: there is no folder none"),
         (["show", "data.nme=x"], "data.nme"),
         (["partition"], "the following arguments are required: --out"),
         (["partition", "--out", "x.txt"], "--out x.txt: found the ending '.txt', allowed are .npz and .json"),

@@ -22,6 +22,7 @@ from hkd_hpc.data.partition import floor
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.probe import Kind, ProbeResult, Request, SchemeSizes, Times
 from hkd_hpc.models import evaluate, networks
+from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs
 from hkd_hpc.runtime.machine import peak_memory_bytes
@@ -67,6 +68,8 @@ def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:
     scheme = schemes.get(config.scheme.name)(
         config.scheme, run_info(flat, config, kind, config.fed.clients, public_images)
     )
+    for net in members(flat.net):
+        scheme.check_net(net)
     counters = counter_size(flat.counters)
     kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
     return {

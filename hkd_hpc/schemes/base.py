@@ -230,6 +230,16 @@ class Scheme:
         """
         return ()
 
+    def check_net(self, net: torch.nn.Module) -> None:
+        """Before a run begins: whether this scheme can train the model.
+
+        Args:
+            net: the model; of unequal ones each.
+
+        Raises:
+            UsageError: what it lacks.
+        """
+
     # --- on the clients
 
     def phases(self, client: Client, epochs: int) -> Sequence[Phase]:

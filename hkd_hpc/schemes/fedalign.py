@@ -44,8 +44,8 @@ class FedAlign(Scheme):
     about = About(tunes={"mu": (0.05, 0.15, 0.45, 1.0, 2.0)}, slowdown=(1.60, 4.16))
     cuda_graph_safe = True
 
-    def begin(self, client):
-        if not hasattr(client.net, "last_stage"):
+    def check_net(self, net):
+        if not hasattr(net, "last_stage"):
             raise UsageError("scheme.name=fedalign: model.name has no `last_stage`, the module of its last maps")
 
     def loss(self, client, batch):

@@ -101,12 +101,14 @@ class FedGen(Scheme):
         """Those whose generated vectors its head judges."""
         return reports["count_C"] > 0
 
+    def check_net(self, net):
+        head = net.classifier
+        if not isinstance(head, torch.nn.Linear) or head.bias is None:
+            raise UsageError("scheme.name=fedgen: the `classifier` of model.name must be a torch.nn.Linear with bias")
+
     # --- on the clients
 
     def begin(self, client):
-        head = client.net.classifier
-        if not isinstance(head, torch.nn.Linear) or head.bias is None:
-            raise UsageError("scheme.name=fedgen: the `classifier` of model.name must be a torch.nn.Linear with bias")
         client.cache["factor"] = self.settings.decay ** (client.round - 1)
         client.cache["random"] = client.random("generated vectors")
         client.cache["labels"], client.cache["law"] = label_law(self.settings.form, client.message["count_C"])

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 
 from hkd_hpc.client import Batch
-from hkd_hpc.errors import UsageError
 from hkd_hpc.models import networks
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.schemes import fedalign
@@ -251,22 +250,6 @@ def test_student_of_full_width_is_the_teacher(prepared):
     assert 0 <= terms["alignment"].item() <= 0.45 * terms["cross_entropy"].item() * 1.0001
     assert all(torch.isfinite(each).all() for each in found.values())
     assert max(float(each.abs().max()) for each in found.values()) < 1
-
-
-def test_a_model_without_last_stage_is_rejected(toy_trainer, toy_client):
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.classifier = nn.Linear(12, 4), nn.Linear(4, 3)
-
-        def forward(self, x):
-            feature = self.body(x.flatten(1))
-            return feature, self.classifier(feature)
-
-    trainer = toy_trainer(Own(), "fedalign")
-    with pytest.raises(UsageError, match="last_stage") as caught:
-        trainer.scheme.begin(plain.prepare(trainer, toy_client([0, 1])))
-    assert "\n" not in str(caught.value)
 
 
 def test_share_of_channels():

@@ -12,7 +12,8 @@ function colour(name) {
   return getComputedStyle(root).getPropertyValue(name).trim();
 }
 
-const DARK = { "#0072B2": "#3D9DE0" }; // a line that is lost on dark paper; all others do on both
+// A blue that is lost on dark paper, and the other, from which it must stay apart; all other colours do on both.
+const DARK = { "#0072B2": "#3D9DE0", "#56B4E9": "#B5E2FF" };
 
 function onThisPaper(value) {
   if (Array.isArray(value)) return value;

@@ -18,6 +18,7 @@ MOST_FLIPPED = 16  # differences whose sign patterns are all counted: 65,536; of
 NOT_SEPARATED = "not separated"
 POWER = 0.8
 MOST_SEEDS = 100_000  # of which anybody needs to know
+MOST_DRAWN, DRAWN = 12, 2000  # seeds up to which power is that of the exact test, in so many drawn studies
 
 
 def interval(values) -> tuple[float, float]:
@@ -86,19 +87,20 @@ def _signs(count: int) -> np.ndarray:
     return drawn
 
 
-def holm(p_by_name: dict[str, float]) -> dict[str, float]:
+def holm(p_by_name: dict[str, float], family: int = 0) -> dict[str, float]:
     """Holm's step-down correction (1979): the chance that any of a family is called a difference where none is stays
     at the level.
 
     Args:
-        p_by_name: {name: p} of the whole family.
+        p_by_name: {name: p} of the family.
+        family: how many it will have, if more: what is called then stays called, whatever the others are.
 
     Returns:
         {name: corrected p}, in the same order.
     """
-    corrected, largest = {}, 0.0
+    corrected, largest, size = {}, 0.0, max(family, len(p_by_name))
     for rank, name in enumerate(sorted(p_by_name, key=lambda name: p_by_name[name])):
-        largest = max(largest, min(1.0, (len(p_by_name) - rank) * p_by_name[name]))
+        largest = max(largest, min(1.0, (size - rank) * p_by_name[name]))
         corrected[name] = largest
     return {name: corrected[name] for name in p_by_name}
 
@@ -111,7 +113,8 @@ def seeds_needed(family: int) -> int:
 
 
 def seeds_to_see(effect: float, deviation: float, family: int = 1) -> int:
-    """About how many seeds a difference needs to be called: planned by the t test, which the exact test comes near.
+    """About how many seeds a difference needs to be called, if it is normal: up to MOST_DRAWN from the exact test of
+    drawn studies, beyond by the t test, which the exact test then comes near.
 
     Args:
         effect: the true difference, not 0.
@@ -125,31 +128,45 @@ def seeds_to_see(effect: float, deviation: float, family: int = 1) -> int:
     fewest = seeds_needed(family)
     if not deviation:
         return fewest
-    is_seen = lambda seeds: _power(abs(effect) / deviation, seeds, LEVEL / family) >= POWER
+    ratio = round(abs(effect) / deviation, 3)
+    is_seen = lambda seeds: _power(ratio, seeds, LEVEL / family) >= POWER
     return fewest + bisect.bisect_left(range(fewest, MOST_SEEDS), True, key=is_seen)
 
 
+@lru_cache(maxsize=1024)
 def _power(ratio: float, seeds: int, level: float) -> float:
-    """How often a two-sided t test at the level calls a difference of so many standard deviations on its side."""
+    """How often the level calls a difference of so many standard deviations on its side."""
+    if seeds <= MOST_DRAWN:
+        drawn_SX = np.random.default_rng(seeds).normal(ratio, 1, (seeds, DRAWN))
+        reached_X = np.zeros(DRAWN)
+        for signs_PS in np.array_split(_signs(seeds), 16):
+            reached_X += (np.abs(signs_PS @ drawn_SX) >= np.abs(drawn_SX.sum(0)) - 1e-12).sum(0)
+        return float(np.mean((reached_X <= level * 2**seeds) & (drawn_SX.sum(0) > 0)))
     from scipy import stats
 
     bound = stats.t.ppf(1 - level / 2, seeds - 1)
     return float(stats.nct.sf(bound, seeds - 1, ratio * math.sqrt(seeds)))
 
 
-def verdicts(difference_S_by_name: dict[str, np.ndarray]) -> dict[str, str]:
+def verdicts(difference_S_by_name: dict[str, np.ndarray], family: int = 0) -> dict[str, str]:
     """What a paired comparison says of each scheme.
 
     Args:
         difference_S_by_name: {scheme: (S,) scheme - reference, one value a seed, without NaN}; all of one column,
             which are one family.
+        family: how many it will have, if more than are there yet.
 
     Returns:
         {scheme: "better", "worse", NOT_SEPARATED, or "cannot be told with n seeds" where even equal signs would not do}
+
+    Raises:
+        ValueError: NaN, of which a test would say anything.
     """
-    family = len(difference_S_by_name)
-    p = holm({name: sign_flip_p(values) for name, values in difference_S_by_name.items()})
-    return {name: _verdict(np.asarray(values, float), p[name], family) for name, values in difference_S_by_name.items()}
+    if any(np.isnan(np.asarray(values, float)).any() for values in difference_S_by_name.values()):
+        raise ValueError("verdicts: a difference is NaN")
+    size = max(family, len(difference_S_by_name))
+    p = holm({name: sign_flip_p(values) for name, values in difference_S_by_name.items()}, size)
+    return {name: _verdict(np.asarray(values, float), p[name], size) for name, values in difference_S_by_name.items()}
 
 
 def _verdict(difference_S: np.ndarray, corrected_p: float, family: int) -> str:

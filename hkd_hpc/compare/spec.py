@@ -10,8 +10,8 @@ from hkd_hpc.config import read_toml
 from hkd_hpc.config.words import flat
 from hkd_hpc.errors import UsageError
 
-GRID, OPTUNA = "grid", "optuna"
-SAMPLERS = (GRID, OPTUNA)
+GRID, LATIN, OPTUNA = "grid", "latin", "optuna"
+SAMPLERS = (GRID, LATIN, OPTUNA)
 
 
 @dataclass(frozen=True)

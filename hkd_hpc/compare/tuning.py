@@ -2,10 +2,12 @@
 
 Trial 0 is the paper's settings (of a scheme without one: its defaults). Trial i of the grid draws the learning rate
 from the same log-uniform stream for all schemes, and the scheme's own hyper-parameters from the grid that its class
-names (`about.tunes`). Optuna's sampler begins with the first half of the same trials, at most FIRST; each further one
-is what TPE (Bergstra et al. 2011; for two goals Ozaki et al. 2020) suggests after all before it, within the same range
-of learning rates and the same grid. A suggestion follows from the seed, the number of the trial and the finished runs:
-there is no other state, and what was begun once stays as it is.
+names (`about.tunes`): each independently, so that of few trials some points may be missed. The Latin hypercube (McKay
+et al. 1979) draws both so that n trials have a learning rate in each n-th of the range, and each point as often as
+any other; with another number of trials all of them are others. Optuna's sampler begins with the first half of the
+grid's trials, at most FIRST; each further one is what TPE (Bergstra et al. 2011; for two goals Ozaki et al. 2020)
+suggests after all before it, within the same range of learning rates and the same grid. A suggestion follows from the
+seed, the number of the trial and the finished runs: there is no other state, and what was begun once stays as it is.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from hkd_hpc.compare.runs import (
     Runs,
     Settings,
     Summary,
+    chained,
     config_of,
+    paper_runs,
     papers_or_own,
     summary_of,
     trial_run,
     tuned_run,
 )
-from hkd_hpc.compare.spec import GRID, OPTUNA, Spec, Tuning
+from hkd_hpc.compare.spec import LATIN, OPTUNA, Spec, Tuning
 from hkd_hpc.config import Config, as_values, from_file
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.files import read_trials
@@ -49,7 +53,7 @@ LR, POINT = "train.lr", "point"  # what is searched: the learning rate, and the 
 
 def drawn_trials(tuning: Tuning) -> int:
     """How many trials of a scheme are known before the first has run."""
-    return tuning.trials if tuning.sampler == GRID else min(-(-tuning.trials // 2), FIRST)
+    return tuning.trials if tuning.sampler != OPTUNA else min(-(-tuning.trials // 2), FIRST)
 
 
 def tuned_schemes(spec: Spec) -> list[str]:
@@ -68,15 +72,41 @@ def tuning_runs(spec: Spec, tuning: Tuning) -> Runs:
     }
 
 
+def possible_runs(spec: Spec) -> list[Run]:
+    """With the paper's settings; the trials that are known from the start; and of each of these what would run if it
+    were chosen."""
+    found = chained(paper_runs(spec))
+    for scheme, trials in tuning_runs(spec, spec.tuning).items() if spec.tuning else ():
+        found += trials
+        for number, trial in enumerate(trials[1:], 1):
+            found += [tuned_run(spec, scheme, number, dict(trial.tried), seed) for seed in spec.seeds]
+    return found
+
+
 def trial_settings(tuning: Tuning, scheme: str, trial: int) -> Settings:
     """What a trial of the grid changes; nothing for trial 0. The learning rate of trial i is the same for every
     scheme."""
     if trial == 0:
         return {}
-    random = rng.stream(tuning.seed, "tuning", trial)
-    lr = float(np.exp(random.uniform(np.log(tuning.lr_low), np.log(tuning.lr_high))))
     points = grid_of(scheme)
-    return {LR: rounded(lr)} | (points[random.integers(len(points))] if points else {})
+    share, place = (hypercube if tuning.sampler == LATIN else independent)(tuning, trial, len(points))
+    lr = float(np.exp(np.log(tuning.lr_low) + share * (np.log(tuning.lr_high) - np.log(tuning.lr_low))))
+    return {LR: rounded(lr)} | (points[place] if points else {})
+
+
+def independent(tuning: Tuning, trial: int, points: int) -> tuple[float, int]:
+    """(share of the way from lr_low to lr_high, place of the point)."""
+    random = rng.stream(tuning.seed, "tuning", trial)
+    return random.uniform(), int(random.integers(points)) if points else 0
+
+
+def hypercube(tuning: Tuning, trial: int, points: int) -> tuple[float, int]:
+    """The same, spread over all trials."""
+    count = tuning.trials - 1
+    random = rng.stream(tuning.seed, "tuning/latin", count)
+    share = (random.permutation(count)[trial - 1] + random.uniform(size=count)[trial - 1]) / count
+    places = [place for _ in range(-(-count // max(points, 1))) for place in random.permutation(points)]
+    return float(share), int(places[trial - 1]) if points else 0
 
 
 def grid_of(scheme: str) -> list[Settings]:

@@ -16,12 +16,13 @@ AGAINST = {goal: f"{goal} – {schemes.REFERENCE}" for goal in GOALS}  # how the
 Accuracies = Mapping[str, Mapping[str, Sequence[float]]]  # by row, whose name is mostly its scheme's, and column
 
 
-def differences(found: Accuracies, goal: str) -> dict[str, Cell | str]:
+def differences(found: Accuracies, goal: str, schemes_asked: int = 0) -> dict[str, Cell | str]:
     """Of each row from the reference scheme's, by pairs of one seed.
 
     Args:
         found: Accuracies of the rows that are compared, one a seed, in the order of the seeds; NaN: not measured.
         goal: Their column.
+        schemes_asked: how many schemes will be compared with the reference, if more than are there yet.
 
     Returns:
         {row: mean of the differences, half of its 95 % interval, and a verdict; – where a pair is missing}. Schemes
@@ -33,16 +34,18 @@ def differences(found: Accuracies, goal: str) -> dict[str, Cell | str]:
     verdicts: dict[str, str] = {}
     for are_controls in (False, True):
         family = {name: values for name, values in told.items() if (name in schemes.CONTROLS) == are_controls}
-        verdicts |= statistics.verdicts(family)
+        verdicts |= statistics.verdicts(family, 0 if are_controls else schemes_asked)
     return {
         name: Difference(*statistics.interval(told[name]), verdicts[name]) if name in told else NOTHING
         for name in pairs
     }
 
 
-def method_text(found: Accuracies) -> str:
-    """The test behind better and worse, and the seeds that it needs; empty where no scheme is compared."""
-    family = sum(name != schemes.REFERENCE and name not in schemes.CONTROLS for name in found)
+def method_text(found: Accuracies, schemes_asked: int = 0) -> str:
+    """The test behind better and worse, and the seeds that it needs; empty where no scheme is compared. Arguments as of
+    `differences`."""
+    there = sum(name != schemes.REFERENCE and name not in schemes.CONTROLS for name in found)
+    family = max(there, schemes_asked) if there else 0
     return (
         "better, worse: exact sign-flip test of the paired differences, two-sided, corrected by Holm over the "
         f"{family} "

@@ -116,3 +116,15 @@ def test_a_point_of_difference_is_found_with_enough_seeds():
     called = [verdicts(dict(enumerate(study)))[0] for study in studies(10, 1, 0.03, rng)]
     assert np.mean([verdict == "better" for verdict in called]) > 0.9
     assert "worse" not in called
+
+
+def test_a_family_of_which_some_are_not_there_yet_is_corrected_for_as_a_whole():
+    """By hand: .005 x 8 = .04, then .007 x 7 = .049."""
+    assert holm({"a": 0.005, "b": 0.007}, family=8) == pytest.approx({"a": 0.04, "b": 0.049})
+    found = verdicts({"a": np.full(8, 0.1)}, family=8)
+    assert found == {"a": "cannot be told with 8 seeds"}
+
+
+def test_of_what_was_not_measured_there_is_no_verdict():
+    with pytest.raises(ValueError, match="is NaN"):
+        verdicts({"a": np.array([0.1, np.nan])})

@@ -13,7 +13,7 @@ import toy
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, document, estimate
 from hkd_hpc.compare import main, report, runs, tuning
-from hkd_hpc.compare.spec import read_spec
+from hkd_hpc.compare.spec import Spec, Tuning, read_spec
 from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import load_tree, save_tree
@@ -84,8 +84,12 @@ def test_all_means_nine_schemes_and_the_controls(spec):
                 ("3e-4", '"x"', "tuning.lr_low=x: must be a number"),
                 ("3e-4", "-1.0", "tuning.lr_low=-1.0: must be > 0"),
                 ("3e-3", "1e-5", "tuning.lr_high=1e-05: must be >= tuning.lr_low"),
-                ("trials = 4", 'trials = 4\nsampler = "random"', "tuning.sampler=random: must be one of grid, optuna"),
-                ("trials = 4", "trials = 4\nsampler = 1", "tuning.sampler=1: must be one of grid, optuna"),
+                (
+                    "trials = 4",
+                    'trials = 4\nsampler = "random"',
+                    "tuning.sampler=random: must be one of grid, latin, optuna",
+                ),
+                ("trials = 4", "trials = 4\nsampler = 1", "tuning.sampler=1: must be one of grid, latin, optuna"),
             )
         ),
     ],
@@ -344,3 +348,43 @@ def test_a_run_whose_defaults_were_changed_is_of_other_settings(spec, tmp_path, 
     save_tree(metrics, tree | {"config_json": tree["config_json"].replace('"lr": 0.001', '"lr": 0.1')})
     assert main([path, "--root", str(root)]) == 2
     assert "fedavg-paper-s0 was begun with other settings; train.lr: stored 0.1, asked 0.001" in capsys.readouterr().err
+
+
+# ---- a Latin hypercube of trials
+
+
+@pytest.mark.parametrize("trials", [2, 6, 11])
+@pytest.mark.parametrize("scheme", ["fedavg", "moon", "fedhkd"])
+def test_a_hypercube_has_a_rate_in_each_part_of_the_range_and_each_point_as_often(scheme, trials):
+    latin = Tuning(trials, 100, 0.2, 1e-4, 1e-1, "latin")
+    tried = [tuning.trial_settings(latin, scheme, trial) for trial in range(trials)]
+    assert tried[0] == {}
+    parts = [int((np.log10(one["train.lr"]) + 4) / 3 * (trials - 1)) for one in tried[1:]]
+    assert sorted(parts) == list(range(trials - 1))
+    points = tuning.grid_of(scheme)
+    own = [{key: value for key, value in one.items() if key != "train.lr"} for one in tried[1:]]
+    if points:
+        assert {own.count(point) for point in points} <= {(trials - 1) // len(points), -(-(trials - 1) // len(points))}
+    assert tried == [tuning.trial_settings(latin, scheme, trial) for trial in range(trials)]
+
+
+def test_the_grid_draws_what_it_always_drew():
+    grid = Tuning(6, 100, 0.2, 3e-4, 3e-3)
+    assert [tuning.trial_settings(grid, "moon", trial) for trial in (1, 5)] == [
+        {"train.lr": 0.000647, "scheme.mu": 5.0},
+        {"train.lr": 0.00172, "scheme.mu": 10.0},
+    ]
+
+
+def test_all_that_a_tuned_comparison_may_run():
+    spec = Spec(("fedavg", "local"), (0, 1), {"fed.rounds": 1}, Tuning(2, 100, 0.2, 3e-4, 3e-3))
+    assert [run.name for run in tuning.possible_runs(spec)] == [
+        "fedavg-paper-s0",
+        "local-paper-s0",
+        "fedavg-paper-s1",
+        "local-paper-s1",
+        "fedavg-trial0",
+        "fedavg-trial1",
+        "fedavg-tuned1-s0",
+        "fedavg-tuned1-s1",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ from hkd_hpc.compare.runs import config_of, paper_run
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.results.differences import differences
-from tools.study import answers, coverage, page, records, rerun, sections, tables
+from tools.study import answers, coverage, page, records, rerun, seconds, sections, tables
 from tools.study.__main__ import main
 from tools.study.gradients import gradient_norm
 from tools.study.records import Record
 from tools.synthetic_runs import write_run
 
 STUDIES = 1000
-SPECS = {"table1": 20, "small": 55, "beta02": 15, "beta5": 15, "why": 55, "gradients": 3, "tuned": 55, "smoke": 33}
+SPECS = {"table1": 40, "small": 110, "beta02": 30, "beta5": 30, "why": 55, "gradients": 3, "tuned": 110, "smoke": 33}
 
 
 def planted(scheme: str, seed: int, local: float, whole: float, made: dict | None = None, row: str = "") -> Record:
@@ -41,7 +42,7 @@ def planted(scheme: str, seed: int, local: float, whole: float, made: dict | Non
 
 
 def study(gains: dict[str, list[float]]) -> tables.Results:
-    """Schemes that are so much better than FedAvg, one number a seed, in both columns."""
+    """Schemes that are so much better than FedAvg, one number a seed from seed 0 on, in both columns."""
     seeds = range(len(next(iter(gains.values()))))
     rows = {"fedavg": [0.0] * len(seeds), **gains}
     return tables.Results(
@@ -82,6 +83,15 @@ def test_a_figure_of_other_runs_is_named(copied, capsys):
     figure.write_text("<svg/>")
     assert main(["verify", "--page", str(copied)]) == 1
     assert "study_smoke.svg: does not show the runs that are there now" in capsys.readouterr().err
+
+
+def test_a_part_that_is_missing_or_there_twice_is_wrong_input(copied, capsys):
+    text = copied.read_text()
+    block = page.BLOCK.search(text)[0]
+    for changed, count in ((text.replace(block, "FedHKD is best: +0.100."), 0), (f"{text}\n{block}\n", 2)):
+        copied.write_text(changed)
+        assert main(["verify", "--page", str(copied)]) == 2
+        assert f"<!-- study: claims -->: is {count} times on the page, must be there once" in capsys.readouterr().err
 
 
 def test_a_part_that_nobody_computes_is_wrong_input(copied, capsys):
@@ -148,14 +158,85 @@ def test_more_seeds_are_added_and_another_run_of_one_is_not():
 def test_a_damaged_table_is_told_in_one_line(tmp_path):
     (tmp_path / "smoke.jsonl").write_text('{"a": 1}\n{"row": "fedavg"}\n')
     with pytest.raises(UsageError, match=r"smoke\.jsonl: is no table of the study"):
-        tables.results_of("smoke", tmp_path)
+        tables.results_of(SMOKE, tmp_path)
 
 
-def test_only_seeds_that_all_rows_have_are_compared():
-    found = [planted("fedavg", seed, 0.5, 0.5) for seed in (0, 1, 2)] + [
-        planted("moon", seed, 0.6, 0.6) for seed in (2, 0)
-    ]
-    assert tables.Results(found).seeds == [0, 2]
+@pytest.mark.parametrize(
+    "seeds_of_moon, compared", [((1, 0), [0, 1]), ((2, 0), [0]), ((1, 2), []), ((0, 1, 2, 3), [0, 1, 2])]
+)
+def test_the_first_seeds_that_all_schemes_have_are_compared(seeds_of_moon, compared):
+    found = [planted("fedavg", seed, 0.5, 0.5) for seed in (0, 1, 2)]
+    found += [planted("moon", seed, 0.6, 0.6) for seed in seeds_of_moon]
+    assert tables.Results(found).seeds == compared
+
+
+def test_a_control_takes_no_seed_from_the_schemes():
+    found = tables.Results([*(planted("fedavg", seed, 0.5, 0.5) for seed in (0, 1)), planted("local", 0, 0.6, 0.6)])
+    assert found.seeds == [0, 1]
+    np.testing.assert_array_equal(found.values("local", answers.LAST["local"]), [0.6, np.nan])
+
+
+SMOKE = next(asked for asked in tables.ASKED if asked.name == "smoke")
+
+
+@pytest.fixture
+def smoke():
+    """The recorded runs of the smoke test."""
+    return records.read(tables.DATA / "smoke.jsonl")
+
+
+def of_table(found, folder):
+    records.write(folder / "smoke.jsonl", found)
+    return tables.results_of(SMOKE, folder)
+
+
+def changed(record, **settings):
+    return replace(record, settings=record.settings | {key.replace("_", ".", 1): v for key, v in settings.items()})
+
+
+def test_runs_with_other_settings_than_the_spec_are_refused(smoke, tmp_path):
+    assert len(of_table(smoke, tmp_path).records) == len(smoke)
+    smoke[3] = changed(smoke[3], train_lr=0.003)
+    row, seed = smoke[3].row, smoke[3].seed
+    with pytest.raises(UsageError, match=f"smoke: {row}, seed {seed}: was run with train.lr=0.003, cifar10_smoke.toml"):
+        of_table(smoke, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "made, told",
+    [
+        ({"code_sha256": "f" * 64}, "code is ffffffffffff, and "),
+        ({"cpu": {"model": "Other"}}, "CPU is Other, and "),
+        ({"versions": {"torch": "9", "numpy": "2.4.6"}}, "torch is 9, and "),
+    ],
+)
+def test_runs_of_another_code_or_machine_are_refused(smoke, tmp_path, made, told):
+    smoke[-1] = replace(smoke[-1], made={**smoke[-1].made, **made})
+    with pytest.raises(UsageError, match=f"smoke: .*: {told}"):
+        of_table(smoke, tmp_path)
+
+
+def test_seeds_that_the_spec_does_not_ask_for_are_left_out(smoke, tmp_path):
+    more = [changed(record, run_seed=7) for record in smoke if record.seed == 0]
+    assert of_table([*smoke, *more], tmp_path).records == of_table(smoke, tmp_path).records
+
+
+def test_accuracies_that_are_not_those_of_the_last_round_are_refused(smoke, tmp_path):
+    smoke[0] = replace(smoke[0], summary=smoke[0].summary | {answers.LAST["local"]: 0.9})
+    with pytest.raises(UsageError, match="the accuracies of its end are not those of its last round"):
+        of_table(smoke, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "made, part", [({"partition_sha256": "12"}, "has other images"), ({"code_sha256": "12"}, "code")]
+)
+def test_tables_that_are_compared_are_of_one_code_and_one_partition(tmp_path, made, part):
+    """What was changed for FedHKD is compared with the runs of another table."""
+    for name, row, settings in (("small", "fedhkd", {}), ("why", "no noise", {"scheme.sigma": 0.0})):
+        record = planted("fedhkd", 0, 0.5, 0.5, made if name == "why" else {}, row)
+        records.write(tmp_path / f"{name}.jsonl", [replace(record, settings=record.settings | settings)])
+    with pytest.raises(UsageError, match=part):
+        tables.all_results(tmp_path)
 
 
 def test_runs_of_one_seed_with_other_images_are_no_pair():
@@ -167,20 +248,33 @@ def test_runs_of_one_seed_with_other_images_are_no_pair():
 # ---------------------------------------------------------------------------------------------- the answers
 
 
-NOISE = np.array([1, -1, 1, -1, 1, -1, 1, -1, 1]) / 1000  # of 9 seeds, which eight schemes need
+NOISE = np.array([1, -1, 1, -1, 1, -1, 1, -1, 1, -1]) / 1000  # of 10 seeds; eight schemes need 9
 STEADY = {"fedhkd": 0.05 + NOISE, "fedhkd_star": 0.03 - NOISE, "moon": 0.01 + NOISE}
+ALL = {**STEADY, **dict.fromkeys(("fedprox", "fedalign", "fedgen", "fedmd", "fedproto"), 0.005 - NOISE)}
 
 
 def test_what_is_better_than_every_other_scheme_is_the_best():
-    found = answers.best("local", "t", study(STEADY))
+    found = answers.best("local", "t", study(ALL))
     assert found.verdict == "holds"
-    assert found.measured.endswith("rank 1 of 4")
-    assert answers.between("local", "t", study(STEADY)).verdict == "holds"
+    assert found.table == "t (10 seeds)"
+    assert found.measured.endswith("rank 1 of 9")
+    assert answers.between("local", "t", study(ALL)).verdict == "holds"
+    assert answers.above("fedhkd", "fedavg", "local", "t", study(ALL)).verdict == "holds"
+
+
+def test_before_the_last_seed_all_is_provisional():
+    found = study({scheme: own[:9] for scheme, own in ALL.items()})
+    assert answers.best("local", "t", found).verdict == "provisionally holds"
+    assert answers.between("local", "t", found).verdict == "provisionally holds"
+    assert (
+        answers.above("fedavg", "fedhkd", "local", "t", found).verdict
+        == "provisionally does not hold: worse than FedHKD"
+    )
 
 
 def test_nothing_is_the_best_before_all_have_run():
-    found = answers.best("local", "t", study(STEADY), ["FedMD"])
-    assert found.verdict == "cannot be told before there are runs of FedMD"
+    found = answers.best("local", "t", study(STEADY))
+    assert found.verdict == "cannot be told before there are runs of FedProx, FedAlign, FedGen, FedMD, FedProto"
 
 
 def test_what_is_worse_than_any_is_not():
@@ -189,24 +283,34 @@ def test_what_is_worse_than_any_is_not():
     assert found.measured.endswith("rank 2 of 4")
 
 
+def test_what_was_not_measured_cannot_be_told():
+    found = answers.best("local", "t", study({**ALL, "fedmd": np.full(10, np.nan)}))
+    assert found.verdict == "cannot be told: not measured in every run"
+    assert found.needed == "–"
+
+
 def test_a_step_that_is_called_below_0_is_named():
     found = answers.between("local", "t", study({**STEADY, "fedhkd_star": 0.09 + NOISE}))
     assert found.verdict == "does not hold: below 0: FedHKD – FedHKD\\*"
 
 
 def test_what_is_not_separated_from_one_cannot_be_told():
-    found = answers.best("local", "t", study({**STEADY, "fedhkd": 0.03 + 5 * NOISE}))
-    assert found.verdict == "cannot be told with 9 seeds; better than FedAvg, MOON"
+    found = answers.best("local", "t", study({**ALL, "fedhkd": 0.03 + 5 * NOISE}))
+    better = "FedAvg, MOON, FedProx, FedAlign, FedGen, FedMD, FedProto"
+    verdict, told = found.verdict.split("; better than ")
+    assert verdict == "cannot be told with 10 seeds"
+    assert set(told.split(", ")) == set(better.split(", "))
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_however_clear_it_is_few_seeds_tell_nothing(seeds):
-    found = study({scheme: own[:seeds] for scheme, own in STEADY.items()})
+    found = study({scheme: own[:seeds] for scheme, own in ALL.items()})
     assert answers.best("local", "t", found).verdict == f"cannot be told with {seeds} seeds"
     assert answers.between("local", "t", found).verdict == f"cannot be told with {seeds} seeds"
 
 
 def test_whether_the_papers_gain_is_more_than_is_found():
+    assert answers.size_text(np.full(9, np.nan), 0.03, 8) == "–"
     assert answers.size_text(0.001 + NOISE, 0.03, 8) == "more than is found"
     assert answers.size_text(0.05 + NOISE, 0.03, 8) == "less than is found"
     assert answers.size_text(0.03 + NOISE, 0.03, 8) == "not separated from what is found"
@@ -219,17 +323,33 @@ def test_less_affected_is_told_from_both_betas():
     found = answers.less_affected("global", severe, even)
     assert found.verdict == "holds"
     assert found.papers.startswith("+0.140")  # (.4736 - .3251) - (.5573 - .5483) = .1395
-    assert answers.less_affected("global", even, severe).verdict == "does not hold: worse than FedAvg"
+    assert answers.less_affected("global", even, severe).verdict == "does not hold: smaller at .2"
 
 
-def test_low_cost_counts_seconds_and_bytes():
-    cheap = {"client_s": 1.05, "payload_bytes": {"x": 1}}
-    runs = [planted("fedavg", seed, 0.5, 0.5) for seed in range(3)]
-    found = tables.Results([*runs, *(planted("fedhkd", seed, 0.5, 0.5, cheap) for seed in range(3))])
-    assert answers.low_cost("t", found).verdict == "holds"
-    dear = {"client_s": 1.05, "payload_bytes": {"x": 2}}
-    found = tables.Results([*runs, *(planted("fedhkd", seed, 0.5, 0.5, dear) for seed in range(3))])
-    assert answers.low_cost("t", found).verdict == "does not hold"
+@pytest.mark.parametrize("payload, verdict", [(100, "holds"), (101, "holds"), (102, "does not hold")])
+def test_bytes_are_counted(payload, verdict):
+    of = lambda scheme, sent: planted(scheme, 0, 0.5, 0.5, {"payload_bytes": {"x": sent}})
+    assert answers.few_bytes("t", tables.Results([of("fedavg", 100), of("fedhkd", payload)])).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "ratios, verdict",
+    [([1.05, 1.06, 1.04], "holds"), ([1.3, 1.31, 1.29], "does not hold"), ([1.0, 1.2, 1.1], "cannot be told")],
+)
+def test_time_is_that_of_the_benchmark(ratios, verdict):
+    found = answers.little_time("Net", ratios)
+    assert (found.table, found.verdict) == ("Net, a client alone (3 pairs)", verdict)
+
+
+def test_seconds_are_kept_and_read_back(tmp_path):
+    file = tmp_path / "seconds.json"
+    assert seconds.read(file) == {}
+    seconds.write({"made": ["machine: m", "date: d"], "ratios": {"Net": [1.1, 1.0, 1.25]}}, file)
+    assert seconds.read(file) == {"Net": [1.1, 1.0, 1.25]}
+    assert "| Net | 1.10 | 1.00 to 1.25 | 3 |" in seconds.table(file)
+    file.write_text("{")
+    with pytest.raises(UsageError, match=r"seconds\.json: is no record of seconds"):
+        seconds.read(file)
 
 
 def test_the_papers_gains_are_those_of_its_table():
@@ -240,15 +360,16 @@ def test_the_papers_gains_are_those_of_its_table():
 
 def test_choices_are_paired_with_the_small_table_and_the_authors_code_with_their_own_fedavg():
     small = study({"fedhkd": 0.01 + NOISE})
-    seeds = range(9)
+    seeds = range(10)
     own = [
         *(planted("fedavg", seed, 0.7, 0.7, row=sections.AUTHORS_FEDAVG) for seed in seeds),
         *(planted("fedhkd", seed, 0.72, 0.72, row="the authors' code H") for seed in seeds),
         *(planted("fedhkd", seed, 0.5, 0.5, row="no noise") for seed in seeds),
     ]
-    table, _ = sections.choices(tables.Results(own), {"small": small})
+    asked = next(asked for asked in tables.ASKED if asked.name == "why")
+    table, _ = sections.choices(asked, {"small": small, "why": tables.Results(own)})
     rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
-    assert "| +0.020 ± 0.000, better |" in rows["the authors' code H"]
+    assert rows["the authors' code H"] == "| the authors' code H" + " | +0.020 ± 0.000, better | –" * 2 + " |"
     assert "| +0.000 ± 0.000, not separated | -0.010 ± 0.001, worse |" in rows["no noise"]
 
 
@@ -259,6 +380,8 @@ def test_tuned_rows_are_what_validation_images_chose():
     )
     found = tables.Results([trial(0, 0.3), trial(1, 0.5), trial(2, 0.1)])
     assert sections.chosen_rows(found, "fedavg") == {"local": "fedavg-tuned1", "global": "fedavg-tuned2"}
+    found = tables.Results([trial(0, 0.3), trial(10, 0.5), trial(2, 0.1)])  # trial 1 failed
+    assert sections.chosen_rows(found, "fedavg") == {"local": "fedavg-tuned10", "global": "fedavg-tuned2"}
     found = tables.Results([trial(0, 0.5), trial(1, 0.5)])
     assert sections.chosen_rows(found, "fedavg") == {"local": "fedavg", "global": "fedavg"}
 
@@ -287,11 +410,16 @@ def test_a_study_in_files_says_what_its_numbers_say(tmp_path):
 
 
 def test_the_number_of_seeds_that_is_asked_for_finds_an_effect():
-    """By the exact test, in as many studies as were promised, or nearly."""
-    assert seeds_to_see(0.01, 0.01) == 10  # of the t test: 1 standard deviation, level .05, power .8
+    """By the exact test, in as many studies as were promised, and one seed less does not."""
     random = np.random.default_rng(3)
-    called = [verdicts({"a": random.normal(0.01, 0.01, 10)})["a"] == "better" for _ in range(STUDIES)]
-    assert np.mean(called) == pytest.approx(0.8, abs=0.04)
+    for effect, family, seeds in ((0.01, 1, 11), (0.016, 8, 10), (0.016, 2, 8)):
+        assert seeds_to_see(effect, 0.01, family) == seeds
+        called = [
+            np.mean([verdicts({"a": random.normal(effect, 0.01, n)}, family)["a"] == "better" for _ in range(STUDIES)])
+            for n in (seeds - 1, seeds)
+        ]
+        assert called[0] < 0.82
+        assert called[1] > 0.78
     assert seeds_to_see(0.03, 0.0, 8) == 9
     assert seeds_to_see(1e-9, 1.0) == 100_000
 
@@ -313,6 +441,10 @@ def test_another_run_is_told_apart():
         "accuracies within 0.03 (local +0.0200, global +0.0000), other weights, 12, not ab; model was a, is b"
     )
     assert rerun.compared(then, then) == "the same weights: ab"
+    other_code = replace(other_cpu, made={**other_cpu.made, "code_sha256": "34"})
+    assert rerun.compared(then, other_code).endswith("; model was a, is b; the code is another, 34, not ")
+    with pytest.raises(RunError, match="the same weights, ab, but other accuracies than recorded: local -0.1000"):
+        rerun.compared(then, planted("fedhkd", 0, 0.4, 0.5, then.made))
     with pytest.raises(RunError, match="of the same versions and kind of CPU"):
         rerun.compared(then, planted("fedhkd", 0, 0.5, 0.5, {**same, "cpu": {"model": "a"}}))
     with pytest.raises(RunError, match=r"not within 0\.03"):

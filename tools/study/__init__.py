@@ -4,6 +4,7 @@
     python -m tools.study page                      the tables, verdicts and figures of docs/study.md, from those files
     python -m tools.study verify                    whether each of its numbers is theirs
     python -m tools.study run TABLE ROW SEED        one of the runs once more: are the weights those of then?
+    python -m tools.study seconds                   what FedHKD takes of FedAvg's time, measured alone
     python -m tools.study coverage                  the statistics on studies whose truth is known
 
 An installed package has it as `python -m hkd_hpc.tools.study`; the page is in a clone alone.

@@ -6,10 +6,12 @@ import argparse
 import sys
 
 from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.errors import RunError
 from hkd_hpc.runtime.paths import path_argument
 
+from ..bench.processes import BenchError
 from . import __doc__ as ABOUT
-from . import coverage, page, records, rerun
+from . import coverage, page, records, rerun, seconds
 from .tables import DATA, all_results
 
 
@@ -37,6 +39,15 @@ def run(options: argparse.Namespace) -> str:
     """One run once more."""
     record = rerun.recorded(DATA, options.table, options.row, options.seed)
     return rerun.compared(record, rerun.again(record, options.places, options.out))
+
+
+def measure(options: argparse.Namespace) -> str:
+    """FedHKD's seconds / FedAvg's."""
+    try:
+        seconds.write(seconds.measure())
+    except BenchError as error:
+        raise RunError(str(error)) from None
+    return f"{seconds.FILE}\n{seconds.table()}"
 
 
 def cover(options: argparse.Namespace) -> str:
@@ -71,6 +82,9 @@ def make_parser() -> Parser:
     own.add_argument("places", nargs="*", metavar="section.key=value", help="where the data are: data.path=cifar10.npz")
     own.add_argument("--out", type=path_argument, metavar="DIR", help="keep the run in this folder")
     own.set_defaults(do=run)
+
+    own = commands.add_parser("seconds", help="measure FedHKD's seconds / FedAvg's; 4 minutes on a quiet machine")
+    own.set_defaults(do=measure)
 
     own = commands.add_parser("coverage", help="intervals and verdicts on studies whose truth is known")
     own.add_argument("--studies", type=int, default=1000, help="of each kind")

@@ -15,14 +15,17 @@ from hkd_hpc.config import load_toml
 from hkd_hpc.report.paper import TABLES
 from hkd_hpc.results.differences import GOALS
 
-from .tables import ASKED, Asked, Results
+from . import tables
+from .tables import ASKED, Results
 
-OURS, STAR, REFERENCE = "fedhkd", "fedhkd_star", schemes.REFERENCE
+OURS, STAR, REFERENCE, PROTO = "fedhkd", "fedhkd_star", schemes.REFERENCE, "fedproto"
 LAST = {goal: f"{goal}_test_accuracy_last" for goal in GOALS}
 POINT = 0.01
 MAIN = ("table1", "small", "smoke")  # tables at beta .5, the paper's own setting first
+BETAS = ("beta02", "beta5")
+LAST_SEEDS = 10  # with which the study ends
 MOST_TIME, MOST_PAYLOAD = 1.10, 1.01  # of FedAvg's: what is still "low cost" here
-NOT_RUN = "not run yet"
+NOT_RUN, NOT_MEASURED = "not run yet", "cannot be told: not measured in every run"
 HOLDS, FAILS = "holds", "does not hold"
 
 
@@ -32,7 +35,7 @@ class Answer:
 
     Attributes:
         claim: in a few words.
-        table: its title.
+        table: its title, and of how many seeds.
         measured: differences with half of their 95 % intervals.
         papers: what the paper has for it.
         verdict: HOLDS, FAILS or that it cannot be told, and why.
@@ -47,40 +50,59 @@ class Answer:
     needed: str
 
 
-def answers(results: Mapping[str, Results]) -> list[Answer]:
-    """All claims in all tables that speak of them."""
-    main = [(asked, results[asked.name]) for asked in ASKED if asked.name in MAIN]
+def answers(results: Mapping[str, Results], ratios: Mapping[str, Sequence[float]]) -> list[Answer]:
+    """All claims in all tables that speak of them; `ratios`: as of seconds.read."""
+    own = {asked.name: (asked.title, without_controls(results[asked.name])) for asked in ASKED}
+    main, betas = [own[name] for name in MAIN], [own[name] for name in BETAS]
+    at = dict(zip((*MAIN, *BETAS), (0.5,) * len(MAIN) + (0.2, 5.0)))
     return [
-        *(best(goal, asked.title, own, missing(asked, own)) for goal in GOALS for asked, own in main),
-        *(between(goal, asked.title, own) for goal in GOALS for asked, own in main),
-        *(low_cost(asked.title, own) for asked, own in main),
-        *(less_affected(goal, results["beta02"], results["beta5"]) for goal in GOALS),
+        *(above(OURS, REFERENCE, goal, *own[name], at[name]) for goal in GOALS for name in (*MAIN, *BETAS)),
+        *(best(goal, *each) for goal in GOALS for each in main),
+        *(above(STAR, PROTO, "global", *each) for each in main),
+        *(little_time(network, values) for network, values in ratios.items()),
+        *(few_bytes(*each) for each in main),
+        *(between(goal, *each) for goal in GOALS for each in main),
+        *(less_affected(goal, *(each for _, each in betas)) for goal in GOALS),
     ]
 
 
 # ---------------------------------------------------------------------------------------------- the claims
 
 
-def missing(asked: Asked, results: Results) -> list[str]:
-    """Schemes of a table without any finished run."""
-    rows = {row for row, _ in asked.places} - set(results.rows) - set(schemes.CONTROLS)
-    return sorted(map(named, rows))
-
-
-def best(goal: str, title: str, results: Results, missing: Sequence[str] = ()) -> Answer:
-    """FedHKD has the best accuracy: it is better than each other scheme of the table."""
-    claim, papers = f"FedHKD has the best {goal} accuracy", gain(OURS, REFERENCE, goal)
-    own = without_controls(results)
-    if not own.seeds or {OURS, REFERENCE} - set(own.rows):
-        return Answer(claim, title, NOT_RUN, f"{papers:+.3f}", NOT_RUN, NOTHING)
-    beside = {row: difference(own, OURS, row, goal) for row in own.rows if row != OURS}
+def above(one: str, other: str, goal: str, title: str, results: Results, beta: float = 0.5) -> Answer:
+    """One scheme is better than another."""
+    claim, papers = f"{named(one)} has a better {goal} accuracy than {named(other)}", gain(one, other, goal, beta)
+    if not has(results, one, other):
+        return not_run(claim, title, f"{papers:+.3f}")
+    gap_S = difference(results, one, other, goal)
     return Answer(
         claim,
-        title,
-        f"FedHKD – FedAvg {interval_text(beside[REFERENCE])}; {rank_text(own, goal)}",
-        f"{papers:+.3f}: {size_text(beside[REFERENCE], papers, len(beside))}",
-        f"cannot be told before there are runs of {', '.join(missing)}" if missing else all_better(beside),
-        needed_text([(beside[REFERENCE], papers)], len(beside)),
+        of_seeds(title, results),
+        interval_text(gap_S),
+        f"{papers:+.3f}: {size_text(gap_S, papers, 1)}",
+        provisional(all_better({other: gap_S}), results.seeds),
+        needed_text([(gap_S, papers)], 1),
+    )
+
+
+def best(goal: str, title: str, results: Results) -> Answer:
+    """FedHKD has the best accuracy: it is better than each other scheme of the paper."""
+    claim, papers = f"FedHKD has the best {goal} accuracy of the nine", gain(OURS, REFERENCE, goal)
+    if not has(results, OURS, REFERENCE):
+        return not_run(claim, title, f"{papers:+.3f}")
+    rivals = [row for row in schemes.PAPER if row != OURS]
+    beside = {row: difference(results, OURS, row, goal) for row in rivals if row in results.rows}
+    lacking = [named(row) for row in rivals if row not in results.rows]
+    verdict = all_better(beside, len(rivals))
+    if lacking and not verdict.startswith(FAILS):
+        verdict = f"cannot be told before there are runs of {', '.join(lacking)}"
+    return Answer(
+        claim,
+        of_seeds(title, results),
+        f"FedHKD – FedAvg {interval_text(beside[REFERENCE])}; {rank_text(results, goal)}",
+        f"{papers:+.3f}: {size_text(beside[REFERENCE], papers, len(rivals))}",
+        provisional(verdict, results.seeds),
+        needed_text([(values, gain(OURS, row, goal)) for row, values in beside.items()], len(rivals)),
     )
 
 
@@ -89,66 +111,108 @@ def between(goal: str, title: str, results: Results) -> Answer:
     claim, pairs = f"FedHKD\\* is between FedAvg and FedHKD, {goal}", ((STAR, REFERENCE), (OURS, STAR))
     papers = [gain(*pair, goal) for pair in pairs]
     told = "; ".join(f"{value:+.3f}" for value in papers)
-    if not results.seeds or {OURS, STAR, REFERENCE} - set(results.rows):
-        return Answer(claim, title, NOT_RUN, told, NOT_RUN, NOTHING)
+    if not has(results, OURS, STAR, REFERENCE):
+        return not_run(claim, title, told)
     steps = {f"{named(one)} – {named(other)}": difference(results, one, other, goal) for one, other in pairs}
     return Answer(
         claim,
-        title,
+        of_seeds(title, results),
         "; ".join(f"{name} {interval_text(values)}" for name, values in steps.items()),
         told,
-        all_better(steps, "above 0:", "below 0:"),
+        provisional(all_better(steps, len(steps), "above 0:", "below 0:"), results.seeds),
         needed_text(list(zip(steps.values(), papers)), len(steps)),
     )
 
 
-def low_cost(title: str, results: Results) -> Answer:
-    """FedHKD takes at most MOST_TIME of FedAvg's seconds of a client, and MOST_PAYLOAD of its bytes."""
-    claim, papers = "FedHKD costs little more than FedAvg", f"{papers_time():.2f} of its time"
-    if not results.seeds or {OURS, REFERENCE} - set(results.rows):
-        return Answer(claim, title, NOT_RUN, papers, NOT_RUN, NOTHING)
-    time_S = np.array([seconds(results, OURS, seed) / seconds(results, REFERENCE, seed) for seed in results.seeds])
+def little_time(network: str, ratios: Sequence[float]) -> Answer:
+    """A client's round of FedHKD takes at most MOST_TIME of FedAvg's CPU seconds."""
+    mean, half = statistics.interval(ratios)
+    verdict = HOLDS if mean + half <= MOST_TIME else FAILS if mean - half > MOST_TIME else "cannot be told"
+    measured, papers = f"{interval_text(np.array(ratios), '.2f')} of FedAvg's", f"{shown(papers_time(), '.2f')}"
+    claim = "FedHKD takes little more time than FedAvg"
+    return Answer(claim, f"{network}, a client alone ({len(ratios)} pairs)", measured, papers, verdict, NOTHING)
+
+
+def few_bytes(title: str, results: Results) -> Answer:
+    """A round of FedHKD sends at most MOST_PAYLOAD of FedAvg's bytes. They do not depend on a seed."""
+    claim = "FedHKD sends few more bytes than FedAvg"
+    if not has(results, OURS, REFERENCE):
+        return not_run(claim, title, NOTHING)
     payload = max(payload_ratio(results, seed) for seed in results.seeds)
-    mean, half = statistics.interval(time_S)
-    is_cheap = mean + half <= MOST_TIME and payload <= MOST_PAYLOAD
-    is_dear = mean - half > MOST_TIME or payload > MOST_PAYLOAD
-    verdict = HOLDS if is_cheap else FAILS if is_dear else untold(results.seeds)
-    measured = f"time {interval_text(time_S, '.2f')}, bytes {shown(payload, '.4f')} of FedAvg's"
-    return Answer(claim, title, measured, papers, verdict, NOTHING)
+    verdict = HOLDS if payload <= MOST_PAYLOAD else FAILS
+    return Answer(claim, of_seeds(title, results), f"{shown(payload, '.4f')} of FedAvg's", NOTHING, verdict, NOTHING)
 
 
 def less_affected(goal: str, severe: Results, even: Results) -> Answer:
     """From beta 5 to .2 FedHKD loses less accuracy, or gains more, than FedAvg."""
-    claim, title = f"FedHKD is less affected by beta, {goal}", "Beta .2 and 5, small net"
+    claim, title = f"FedHKD – FedAvg is larger at beta .2 than at 5, {goal}", "Beta .2 and 5, small net"
     papers = gain(OURS, REFERENCE, goal, beta=0.2) - gain(OURS, REFERENCE, goal, beta=5.0)
-    seeds = sorted(set(severe.seeds) & set(even.seeds))
-    if not seeds or {OURS, REFERENCE} - (set(severe.rows) & set(even.rows)):
-        return Answer(claim, title, NOT_RUN, shown(papers, "+.3f"), NOT_RUN, NOTHING)
+    if not has(severe, OURS, REFERENCE) or not has(even, OURS, REFERENCE):
+        return not_run(claim, title, shown(papers, "+.3f"))
+    seeds = min(severe.seeds, even.seeds, key=len)
     change_S = difference(severe, OURS, REFERENCE, goal, seeds) - difference(even, OURS, REFERENCE, goal, seeds)
     measured = f"(FedHKD – FedAvg at .2) – (at 5) {interval_text(change_S)}"
     told = f"{shown(papers, '+.3f')}: {size_text(change_S, papers, 1)}"
-    return Answer(claim, title, measured, told, all_better({REFERENCE: change_S}), needed_text([(change_S, papers)], 1))
+    verdict = all_better({"at .2": change_S}, 1, "larger", "smaller")
+    title = f"{title} ({count_text(seeds)})"
+    return Answer(claim, title, measured, told, provisional(verdict, seeds), needed_text([(change_S, papers)], 1))
 
 
 # ---------------------------------------------------------------------------------------------- how it is told
 
 
+def has(results: Results, *rows: str) -> bool:
+    """Whether there are runs of all these rows, with one seed at least."""
+    return bool(results.seeds) and set(rows) <= set(results.rows)
+
+
+def not_run(claim: str, title: str, papers: str) -> Answer:
+    return Answer(claim, title, NOT_RUN, papers, NOT_RUN, NOTHING)
+
+
+def of_seeds(title: str, results: Results) -> str:
+    return f"{title} ({count_text(results.seeds)})"
+
+
+def count_text(seeds: Sized) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+
+
+def provisional(verdict: str, seeds: Sized) -> str:
+    """The study is not at its end before its last seed, whatever a test says."""
+    is_told = verdict.startswith((HOLDS, FAILS))
+    return f"provisionally {verdict}" if is_told and len(seeds) < LAST_SEEDS else verdict
+
+
 def all_better(
-    difference_S_by_name: Mapping[str, np.ndarray], above: str = "better than", below: str = "worse than"
+    difference_S_by_name: Mapping[str, np.ndarray],
+    family: int = 0,
+    above: str = "better than",
+    below: str = "worse than",
 ) -> str:
-    """HOLDS where every difference is called better, FAILS where any is called worse; `above`, `below`: in words."""
-    found = statistics.verdicts(dict(difference_S_by_name))
+    """HOLDS where every difference is called better, FAILS where any is called worse.
+
+    Args:
+        difference_S_by_name: one a seed.
+        family: how many there will be, if more.
+        above, below: in words.
+    """
+    if any(np.isnan(values).any() for values in difference_S_by_name.values()):
+        return NOT_MEASURED
+    found = statistics.verdicts(dict(difference_S_by_name), family)
     listed = lambda verdict: ", ".join(named(name) for name, own in found.items() if own == verdict)
     if worse := listed("worse"):
         return f"{FAILS}: {below} {worse}"
     if set(found.values()) == {"better"}:
         return HOLDS
     seeds = next(iter(difference_S_by_name.values()))
-    return untold(seeds) + (f"; {above} {better}" if (better := listed("better")) else "")
+    return f"cannot be told with {count_text(seeds)}" + (f"; {above} {better}" if (better := listed("better")) else "")
 
 
 def size_text(difference_S: np.ndarray, effect: float, family: int) -> str:
     """Whether the paper's effect is more than is found, by the same test at the same level."""
+    if np.isnan(difference_S).any():
+        return NOTHING
     interval_of = statistics.interval(difference_S)
     is_outside = abs(effect - interval_of[0]) > interval_of[1]
     if statistics.seeds_needed(family) > len(difference_S):
@@ -160,13 +224,15 @@ def size_text(difference_S: np.ndarray, effect: float, family: int) -> str:
 
 
 def needed_text(effects: Sequence[tuple[np.ndarray, float]], family: int) -> str:
-    """For effects of the paper's size, and of one point: the most that any needs. – of one seed alone."""
-    if any(len(difference_S) < 2 for difference_S, _ in effects):
+    """For effects of the paper's size, and of one point: the most that any needs. – of one seed alone, and where the
+    paper has none."""
+    if any(len(values) < 2 or np.isnan(values).any() for values, _ in effects):
         return NOTHING
     needs = lambda size: max(
         statistics.seeds_to_see(size(effect), deviation(values), family) for values, effect in effects
     )
-    return f"{needs(lambda effect: effect)}; {needs(lambda effect: POINT)}"
+    papers = f"{needs(lambda effect: effect):,}" if all(effect for _, effect in effects) else NOTHING
+    return f"{papers}; {needs(lambda effect: POINT):,}"
 
 
 def deviation(values: np.ndarray) -> float:
@@ -191,10 +257,6 @@ def shown(value: float, form: str) -> str:
     return format(round(value, 9), form)
 
 
-def untold(seeds: Sized) -> str:
-    return f"cannot be told with {len(seeds)} seed{'s' * (len(seeds) != 1)}"
-
-
 def named(row: str) -> str:
     """The scheme's name as people write it."""
     names = {"fedavg": "FedAvg", "fedhkd": "FedHKD", "fedhkd_star": "FedHKD\\*", "fedprox": "FedProx", "moon": "MOON"}
@@ -206,18 +268,13 @@ def named(row: str) -> str:
 
 
 def without_controls(results: Results) -> Results:
-    return results.only(row for row in results.rows if row not in schemes.CONTROLS)
+    return results.only(tables.without_controls(results.rows))
 
 
 def difference(results: Results, one: str, other: str, goal: str, seeds: Sequence[int] | None = None) -> np.ndarray:
     """(S,) of the last round's accuracy, one row minus another, seed by seed."""
     places = [results.seeds.index(seed) for seed in (results.seeds if seeds is None else seeds)]
     return (results.values(one, LAST[goal]) - results.values(other, LAST[goal]))[places]
-
-
-def seconds(results: Results, row: str, seed: int) -> float:
-    """Of a client and round, median."""
-    return results.rows[row][seed].made["client_s"]
 
 
 def payload_ratio(results: Results, seed: int) -> float:

@@ -13,7 +13,7 @@ from hkd_hpc.bundled import PACKAGE
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text
 
-from . import drawings, sections
+from . import drawings, seconds, sections
 from .answers import answers
 from .tables import ASKED, Results
 
@@ -72,21 +72,26 @@ def read(page: Path) -> str:
 
 
 def written(text: str, results: Mapping[str, Results]) -> str:
-    """The text with its computed parts anew. UsageError for a part that nobody computes."""
+    """The text with its computed parts anew. UsageError for a part that nobody computes, or that is not there once."""
     makers = makers_of(results)
+    there = [found[2] for found in BLOCK.finditer(text)]
 
     def block(found: re.Match) -> str:
         if found[2] not in makers:
             raise UsageError(f"<!-- study: {found[2]} -->: is no part of the page; known: {', '.join(makers)}")
         return f"{found[1]}\n{makers[found[2]]()}\n\n{found[3]}"
 
-    return BLOCK.sub(block, text)
+    whole = BLOCK.sub(block, text)
+    for name in makers:
+        if there.count(name) != 1:
+            raise UsageError(f"<!-- study: {name} -->: is {there.count(name)} times on the page, must be there once")
+    return whole
 
 
 def makers_of(results: Mapping[str, Results]) -> dict[str, Callable[[], str]]:
     """What makes each part."""
     own = {asked.name: partial(sections.section, asked, results) for asked in ASKED}
-    return {"claims": partial(claims, results), "cost": cost, **own}
+    return {"claims": partial(claims, results), "seconds": partial(str, seconds.table()), "cost": cost, **own}
 
 
 def figures_of(results: Mapping[str, Results]) -> list[Lines]:
@@ -96,7 +101,10 @@ def figures_of(results: Mapping[str, Results]) -> list[Lines]:
 def claims(results: Mapping[str, Results]) -> str:
     """Every claim with its answer."""
     head = ["claim", "table", "measured", "the paper", "answer", "seeds needed"]
-    rows = [[one.claim, one.table, one.measured, one.papers, one.verdict, one.needed] for one in answers(results)]
+    rows = [
+        [one.claim, one.table, one.measured, one.papers, one.verdict, one.needed]
+        for one in answers(results, seconds.read())
+    ]
     return str(Table(head, rows))
 
 

@@ -23,6 +23,7 @@ from hkd_hpc.store.atomic import replace_text
 ACCURACIES = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "global_test_accuracy")
 SCHEME, SEED = "scheme.name", "run.seed"
 DIGITS = 6  # behind the point; accuracies are multiples of 1 / 1,250 and 1 / 10,000
+KERNELS_OF = ("torch", "numpy")  # packages whose float kernels are part of a result
 PAPERS = "-paper"  # in the names of runs of a comparison: with the settings of the scheme's paper
 
 
@@ -154,9 +155,22 @@ def read(path: Path) -> list[Record]:
         return []
     try:
         common, *lines = map(json.loads, path.read_text().splitlines())
-        return [Record(**{**line, "settings": {**common, **line["settings"]}}) for line in lines]
-    except (ValueError, TypeError, KeyError) as error:
+        found = [Record(**{**line, "settings": {**common, **line["settings"]}}) for line in lines]
+        wrong = [record for record in found if not is_whole(record)]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path}: is no table of the study ({error}); get it back from git") from None
+    if wrong:
+        raise UsageError(
+            f"{path}: {wrong[0].row}, seed {wrong[0].seed}: the accuracies of its end are not those of its last round; "
+            "get it back from git"
+        )
+    return found
+
+
+def is_whole(record: Record) -> bool:
+    """Whether what is kept twice is the same."""
+    ends = {f"{name}_last": values[-1] for name, values in record.rounds.items() if name in ACCURACIES and values}
+    return all(value is None or record.summary.get(name) in (None, value) for name, value in ends.items())
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

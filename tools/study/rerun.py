@@ -19,10 +19,10 @@ from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime.machine import KERNELS
 
 from .answers import LAST
-from .records import Record, read, record_of
+from .records import KERNELS_OF, Record, read, record_of
 
-TOLERANCE = 0.03  # of an accuracy: on another kind of CPU the last bits differ, and training lets them grow
-KERNELS_OF = ("torch", "numpy")  # packages whose float kernels are part of a result
+# of an accuracy: on another kind of CPU the last bits differ, and training lets them grow; no proof of equal code
+TOLERANCE = 0.03
 
 
 def recorded(folder: Path, table: str, row: str, seed: int) -> Record:
@@ -92,22 +92,26 @@ def compared(record: Record, found: Record) -> str:
         One sentence: the same bits, or accuracies within TOLERANCE, and what here is not as it was.
 
     Raises:
-        RunError: neither.
+        RunError: neither; or the same bits with other accuracies.
         UsageError: it was another data set.
     """
     if record.made["data_sha256"] != found.made["data_sha256"]:
         raise UsageError("data.path: has other images than the recorded run had (docs/study.md says how to make them)")
     then, now = record.made["weights_sha256"], found.made["weights_sha256"]
-    if then == now:
-        return f"the same weights: {now}"
     others = excuses(record.made, found.made)
     gaps = {goal: found.summary[LAST[goal]] - record.summary[LAST[goal]] for goal in GOALS}
     told = ", ".join(f"{goal} {gap:+.4f}" for goal, gap in gaps.items())
+    if then == now:
+        if any(gaps.values()) and not others:
+            raise RunError(f"the same weights, {now}, but other accuracies than recorded: {told}")
+        return f"the same weights: {now}"
     if not others:
         raise RunError(f"other weights, {now}, not {then}, of the same versions and kind of CPU; accuracies {told}")
     if max(map(abs, gaps.values())) > TOLERANCE:
         raise RunError(f"other weights, and accuracies are not within {TOLERANCE}: {told}; {others}")
-    return f"accuracies within {TOLERANCE} ({told}), other weights, {now}, not {then}; {others}"
+    codes = [made.get("code_sha256", "")[:12] for made in (record.made, found.made)]
+    code = f"; the code is another, {codes[1]}, not {codes[0]}" if codes[0] != codes[1] else ""
+    return f"accuracies within {TOLERANCE} ({told}), other weights, {now}, not {then}; {others}{code}"
 
 
 def excuses(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 from hkd_hpc import compare, schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.metrics import NAN
-from hkd_hpc.analysis.tables import Cell, Difference, Estimate, Table, estimate
+from hkd_hpc.analysis.tables import NOTHING, Cell, Difference, Estimate, Table, estimate
 from hkd_hpc.figures import Lines
 from hkd_hpc.results.differences import GOALS, differences, method_text
 
 from . import drawings
-from .answers import LAST, OURS, REFERENCE, STAR, interval_text, named, shown
+from .answers import LAST, LAST_SEEDS, OURS, REFERENCE, STAR, interval_text, named, shown
 from .records import Record
-from .tables import Asked, Results
+from .tables import TRIAL, TUNED, Asked, Results, is_tuning
 
 MEASURES = {
     "local": LAST["local"],
@@ -26,12 +26,11 @@ MEASURES = {
     "global model fine-tuned": "finetuned_on_local_test_accuracy",
 }
 READINGS = {"last round": "last", "mean of the last 5": "mean_last_5", "best round, chosen on the test set": "oracle"}
-FEWEST_SEEDS, LAST_SEEDS = 5, 10
+FEWEST_SEEDS = 5
 TOLD_ROUNDS = (1, 2, 5, 10, 20, 30, 40, 50)
 BY_CLASS = {"shared_classes": "classes a client shares", "known_classes": "classes anyone shares"}
 AUTHORS, AUTHORS_FEDAVG = "the authors' code", "FedAvg, the authors' training"
 DRAWN = (REFERENCE, STAR, OURS)
-TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
 Columns = Mapping[str, Mapping[str, np.ndarray]]  # by row and measure, (S,)
 
@@ -43,22 +42,22 @@ def section(asked: Asked, results: Mapping[str, Results]) -> str:
         return f"Not run yet: `{asked.command}`"
     figure = figure_of(asked, results[asked.name])
     tell = {"why": choices, "gradients": gradients, "tuned": tuned}.get(asked.name, compared)
-    parts = [state_text(asked, own), *tell(results[asked.name], results)]
+    parts = [state_text(asked, own), *tell(asked, results)]
     return "\n\n".join([*parts, *([f"![{figure.title}]({figure.name}.svg)"] if figure else []), made_text(asked, own)])
 
 
 def untuned(results: Results) -> Results:
     """Without trials, and without the runs of what they chose."""
-    return results.only(row for row in results.rows if TRIAL not in row and TUNED not in row)
+    return results.only(row for row in results.rows if not is_tuning(row))
 
 
 def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
-    finished = {(record.row, record.seed) for record in own.records}
-    more = f", and {len(finished - asked.places)} beyond them" if finished - asked.places else ""
+    lacking = [named(row) for row in asked.schemes_asked if row not in own.rows]
+    without = f" Not run yet: {', '.join(lacking)}." if lacking else ""
     return (
-        f"{len(finished & asked.places)} of {len(asked.places)} runs are finished{more}; compared are the seeds that "
-        f"all rows have: {', '.join(map(str, own.seeds))}.{worth(len(own.seeds))}"
+        f"{len(own.records)} of {len(asked.places)} runs are finished; compared are the seeds that all schemes here "
+        f"have: {', '.join(map(str, own.seeds))}.{without}{worth(len(own.seeds))}"
     )
 
 
@@ -97,10 +96,11 @@ def made_text(asked: Asked, own: Results) -> str:
 # ---------------------------------------------------------------------------------------------- comparisons
 
 
-def compared(own: Results, results: Mapping[str, Results]) -> list[str]:
+def compared(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Accuracies, differences from FedAvg; of FedHKD other readings of the same runs, and what was shared."""
+    own = results[asked.name]
     rows = {row: {name: own.values(row, measure) for name, measure in MEASURES.items()} for row in own.rows}
-    parts = [accuracy_table(rows), *difference_parts(rows)]
+    parts = [accuracy_table(rows), *difference_parts(rows, len(asked.schemes_asked) - 1)]
     if {OURS, REFERENCE} <= set(own.rows):
         parts += [readings_table(own), rounds_table([own.rows[OURS][seed] for seed in own.seeds])]
     return list(map(str, parts))
@@ -115,14 +115,14 @@ def accuracy_table(rows: Columns) -> Table:
     return Table(["scheme", *there], cells)
 
 
-def difference_parts(rows: Columns) -> list[str | Table]:
-    """As `hkd compare` tells it."""
+def difference_parts(rows: Columns, schemes_asked: int) -> list[str | Table]:
+    """As `hkd compare` tells it, for so many schemes beside FedAvg, of which some may not have run yet."""
     found = {name: {goal: row[goal].tolist() for goal in GOALS} for name, row in rows.items()}
-    against = {goal: differences(found, goal) for goal in GOALS}
+    against = {goal: differences(found, goal, schemes_asked) for goal in GOALS}
     cells: list[list[Cell | str]] = [
         [named(name), *(stable(against[goal][name]) for goal in GOALS)] for name in found if name != REFERENCE
     ]
-    return [Table(["scheme", *(f"{goal} – FedAvg" for goal in GOALS)], cells), method_text(found)]
+    return [Table(["scheme", *(f"{goal} – FedAvg" for goal in GOALS)], cells), method_text(found, schemes_asked)]
 
 
 def stable(cell: Cell | str) -> Cell | str:
@@ -152,15 +152,16 @@ def rounds_table(runs: Sequence[Record]) -> Table:
 
 
 def mean_text(runs: Sequence[Record], column: str, round: int) -> str:
-    return shown(float(np.mean([run.rounds[column][round - 1] or 0.0 for run in runs])), ".4g")
+    values = [value for run in runs if (value := run.rounds[column][round - 1]) is not None]
+    return shown(float(np.mean(values)), ".4g") if values else NOTHING
 
 
 # ---------------------------------------------------------------------------------------------- other tables
 
 
-def choices(own: Results, results: Mapping[str, Results]) -> list[str]:
+def choices(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Each choice of FedHKD against FedAvg and against the paper's choices, in pairs with the runs of the small net."""
-    beside = results["small"]
+    own, beside = results[asked.name], results["small"].only((REFERENCE, OURS, STAR))
     seeds = sorted(set(own.seeds) & set(beside.seeds))
     if not seeds:
         return ["The runs that these are paired with (small net, beta .5) are not there yet."]
@@ -169,11 +170,15 @@ def choices(own: Results, results: Mapping[str, Results]) -> list[str]:
     columns = {}
     for goal in GOALS:
         bases = {row: last(*reference_of(row, own, beside), goal) for row in rows}
-        for title, base in (("FedAvg", bases), ("FedHKD", dict.fromkeys(rows, last(beside, OURS, goal)))):
-            gaps = {row: last(own, row, goal) - base[row] for row in rows}
-            columns[f"{goal} – {title}"] = told(gaps)
-    table = Table(["choice", *columns], [[row, *(column[row] for column in columns.values())] for row in rows])
-    return [str(table), f"Each column is a family of the correction. “– FedAvg” of {AUTHORS}: – {AUTHORS_FEDAVG}."]
+        papers = {row: last(beside, OURS, goal) for row in rows if not row.startswith(AUTHORS)}
+        for title, base in (("FedAvg", bases), ("FedHKD", papers)):
+            columns[f"{goal} – {title}"] = told({row: last(own, row, goal) - base[row] for row in base})
+    cells = [[row, *(column.get(row, NOTHING) for column in columns.values())] for row in rows]
+    note = (
+        f"Each column is a family of the correction. “– FedAvg” of {AUTHORS} is – {AUTHORS_FEDAVG}; they divide the "
+        "images in another way, so that they have no pair in FedHKD's runs."
+    )
+    return [str(Table(["choice", *columns], cells)), note]
 
 
 def reference_of(row: str, own: Results, beside: Results) -> tuple[Results, str]:
@@ -187,8 +192,9 @@ def told(gaps: dict[str, np.ndarray]) -> dict[str, str]:
     return {row: f"{interval_text(values)}, {verdicts[row]}" for row, values in gaps.items()}
 
 
-def tuned(own: Results, results: Mapping[str, Results]) -> list[str]:
+def tuned(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """What each scheme's validation images chose, on the seeds of the study."""
+    own = results[asked.name]
     chosen = {scheme: chosen_rows(own, scheme) for scheme in schemes.PAPER if f"{scheme}{TRIAL}0" in own.rows}
     of_row = [set(own.rows.get(row, {})) for rows in chosen.values() for row in rows.values()]
     seeds = sorted(set.intersection(*of_row)) if of_row else []
@@ -200,18 +206,23 @@ def tuned(own: Results, results: Mapping[str, Results]) -> list[str]:
     how = Table(
         ["scheme", *(f"chosen for {goal}" for goal in GOALS)], [[named(s), *of.values()] for s, of in chosen.items()]
     )
-    return list(map(str, [accuracy_table(rows), *difference_parts(rows), how]))
+    return list(map(str, [accuracy_table(rows), *difference_parts(rows, len(schemes.PAPER) - 1), how]))
 
 
-def gradients(own: Results, results: Mapping[str, Results]) -> list[str]:
+def gradients(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Means over the seeds: each term of FedHKD's loss, and the norm of its gradient."""
-    return [str(rounds_table(own.records))]
+    return [str(rounds_table(results[asked.name].records))]
 
 
 def chosen_rows(own: Results, scheme: str) -> dict[str, str]:
     """By goal, the row of the trial with the best accuracy on validation images, as `hkd compare` chooses."""
-    trials = sorted(row for row in own.rows if row.startswith(f"{scheme}{TRIAL}"))
-    summaries = [next(iter(own.rows[row].values())).summary for row in trials]
+    numbers = [int(row.removeprefix(f"{scheme}{TRIAL}")) for row in own.rows if row.startswith(f"{scheme}{TRIAL}")]
     nothing = dict.fromkeys(compare.CHOSEN_BY.values(), NAN)
-    best = {goal: compare.choose([nothing | dict(one) for one in summaries], goal) for goal in GOALS}
+    summaries = [
+        nothing | dict(next(iter(own.rows[row].values())).summary)
+        if (row := f"{scheme}{TRIAL}{n}") in own.rows
+        else None
+        for n in range(max(numbers) + 1)
+    ]
+    best = {goal: compare.choose(summaries, goal) for goal in GOALS}
     return {goal: f"{scheme}{TUNED}{place}" if place else scheme for goal, place in best.items()}

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hkd_hpc import compare
+from hkd_hpc import compare, schemes
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.bundled import PACKAGE
+from hkd_hpc.config import Config, as_values, split_override
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Sweep
 
-from .records import Record, read, variant_of
+from .records import KERNELS_OF, PAPERS, Record, read, variant_of
 
 DATA = Path(__file__).with_name("data")
 SPECS = PACKAGE / "specs"
 IMAGES = "data.path=cifar10.npz"
+
+
+PAIRED = ("small", "beta02", "beta5", "why", "gradients")  # tables whose runs are compared with each other
+TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
+
+Place = tuple[str, int]  # row and seed
+
+
+def is_tuning(row: str) -> bool:
+    """Whether it is a trial, or of what one chose."""
+    return TRIAL in row or TUNED in row
+
+
+def without_controls(rows: Iterable[str]) -> list[str]:
+    return [row for row in rows if row not in schemes.CONTROLS]
 
 
 @dataclass(frozen=True)
@@ -48,14 +66,51 @@ class Asked:
         return f"{start} tools/specs/{self.spec}{executor} --root runs/{self.name} {' '.join((IMAGES, *self.more))}"
 
     @cached_property
-    def places(self) -> set[tuple[str, int]]:
-        """(row, seed) of each run that the spec asks for, as far as that is known before any is finished."""
-        path = str(SPECS / self.spec)
+    def configs(self) -> dict[Place, Config]:
+        """Of each run that the spec may ask for: what tuning will choose is not known before."""
+        path, over = str(SPECS / self.spec), [IMAGES, *self.more]
         if self.is_sweep:
-            trials, _ = Sweep.from_toml(path, [IMAGES, *self.more]).trials()
-            return {(variant_of(trial.labels), int(trial.settings["run.seed"])) for trial in trials}
+            trials, _ = Sweep.from_toml(path, over).trials()
+            return {(variant_of(trial.labels), int(trial.settings["run.seed"])): trial.config() for trial in trials}
         spec = compare.read_spec(path)
-        return {(scheme.replace(":", "."), seed) for scheme in spec.schemes for seed in spec.seeds}
+        spec.settings.update(map(split_override, over))
+        found: dict[Place, Config] = {}
+        for run in compare.possible_runs(spec):
+            config = compare.config_of(run)
+            found[run.name.removesuffix(f"-s{config.run.seed}").removesuffix(PAPERS), config.run.seed] = config
+        return found
+
+    @property
+    def places(self) -> set[Place]:
+        """Of the runs that are asked for in any case."""
+        return {place for place in self.configs if not is_tuning(place[0])}
+
+    @property
+    def schemes_asked(self) -> list[str]:
+        """Its rows that are schemes."""
+        return list(
+            dict.fromkeys(row for row in without_controls(row for row, _ in self.configs) if not is_tuning(row))
+        )
+
+    def settings(self, place: Place) -> Mapping[str, Any]:
+        """Of a run, as a record has them."""
+        return json.loads(json.dumps(as_values(self.configs[place])))
+
+    def own(self, records: Sequence[Record]) -> Iterator[Record]:
+        """Those that it asks for. UsageError for one of other settings; what an older version did not know was not
+        set."""
+        for record in records:
+            place = record.row, record.seed
+            if place not in self.configs:
+                continue
+            asked = self.settings(place)
+            for key, value in record.settings.items():
+                if key in asked and asked[key] != value:
+                    raise UsageError(
+                        f"{self.name}: {record.row}, seed {record.seed}: was run with {key}={value}, {self.spec} asks "
+                        f"for {asked[key]}"
+                    )
+            yield record
 
 
 ASKED = (
@@ -90,10 +145,13 @@ class Results:
             found.setdefault(record.row, {})[record.seed] = record
         return found
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
-        """Those with which every row has come to its end: the only ones that are compared, so that none is picked."""
-        return sorted(set.intersection(*(set(own) for own in self.rows.values()))) if self.rows else []
+        """0, 1, 2 ... as far as every scheme has come to its end: the only ones that are compared, so that none is
+        picked."""
+        rows = without_controls(self.rows) or list(self.rows)
+        common = set.intersection(*(set(self.rows[row]) for row in rows)) if rows else set()
+        return [seed for place, seed in enumerate(sorted(common)) if seed == place]
 
     def only(self, rows: Iterable[str]) -> Results:
         """The same with fewer rows."""
@@ -102,7 +160,8 @@ class Results:
 
     def values(self, row: str, measure: str) -> np.ndarray:
         """(S,) what the summaries of a row have, by the seeds in their order; NaN where it was not measured."""
-        return np.array([self.rows[row][seed].summary.get(measure, NAN) for seed in self.seeds])
+        own = self.rows[row]
+        return np.array([own[seed].summary.get(measure, NAN) if seed in own else NAN for seed in self.seeds])
 
     def check_pairs(self) -> None:
         """UsageError where runs of one seed and of the same settings of the data had different images."""
@@ -113,14 +172,52 @@ class Results:
             if images.setdefault(key, own) != own:
                 raise UsageError(f"{record.row}, seed {record.seed}: has other images than the other runs of its seed")
 
+    def check_origin(self, where: str) -> None:
+        """UsageError where not all were made by one code, with one torch, on one kind of CPU, of one file of images."""
+        first: dict[str, str] = {}
+        for record in self.records:
+            for fact, value in origin_of(record).items():
+                if first.setdefault(fact, value) != value:
+                    raise UsageError(
+                        f"{where}: {record.row}, seed {record.seed}: {fact} is {value}, and {first[fact]} of "
+                        "other runs that it is compared with"
+                    )
 
-def results_of(name: str, folder: Path = DATA) -> Results:
-    """The finished runs in a table's file. UsageError for one that is damaged, or whose runs are no pairs."""
-    results = Results(read(folder / f"{name}.jsonl"))
+
+def origin_of(record: Record) -> dict[str, str]:
+    """What else than settings and seed its numbers depend on."""
+    made = record.made
+    return {
+        "code": made.get("code_sha256", "")[:12],
+        **{name: made.get("versions", {}).get(name, "") for name in KERNELS_OF},
+        "CPU": " ".join(made.get("cpu", {}).values()),
+        "images": made["data_sha256"][:12],
+    }
+
+
+def results_of(asked: Asked, folder: Path = DATA) -> Results:
+    """The finished runs of a table.
+
+    Args:
+        asked: the table.
+        folder: of the files.
+
+    Returns:
+        Those that its spec asks for.
+
+    Raises:
+        UsageError: The file is damaged; runs have other settings than the spec, are no pairs, or of several codes.
+    """
+    results = Results(list(asked.own(read(folder / f"{asked.name}.jsonl"))))
     results.check_pairs()
+    results.check_origin(asked.name)
     return results
 
 
 def all_results(folder: Path = DATA) -> Mapping[str, Results]:
-    """Of every table that is asked for, by its name."""
-    return {asked.name: results_of(asked.name, folder) for asked in ASKED}
+    """Of every table that is asked for, by its name. UsageError as `results_of`, of paired tables together too."""
+    found = {asked.name: results_of(asked, folder) for asked in ASKED}
+    together = Results([record for name in PAIRED for record in found[name].records])
+    together.check_pairs()
+    together.check_origin(" and ".join(name for name in PAIRED if found[name].records))
+    return found

@@ -1,0 +1,63 @@
+"""What a client's round of FedHKD takes, in CPU seconds of FedAvg's: measured by itself, the two in turns.
+
+The study's runs do not tell it: they share their cores with each other and with other work. `python -m tools.study
+seconds` measures, on a quiet machine, and keeps the ratios in data/seconds.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hkd_hpc.analysis.tables import Table
+from hkd_hpc.errors import UsageError
+from hkd_hpc.runtime.machine import header
+from hkd_hpc.store.atomic import replace_text
+
+from .tables import DATA
+
+FILE = DATA / "seconds.json"
+ROWS = {"ResNet18": "fedhkd_j", "ShuffleNetV2": "fedhkd_s"}  # of tools.bench
+
+
+def measure() -> dict[str, Any]:
+    """Both networks, 4 minutes. BenchError when it crashes."""
+    from ..bench import suite  # starts processes of its own
+
+    ratios = {}
+    for network, row in ROWS.items():
+        lines: list = []
+        suite.measure(suite.Sizes(), {row: suite.ROWS[row]}, lines)
+        ratios[network] = [round(value, 4) for value in lines[0].values]
+    return {"made": header().splitlines(), "ratios": ratios}
+
+
+def write(found: Mapping[str, Any], path: Path = FILE) -> None:
+    """The file, whole."""
+    replace_text(path, json.dumps(found, indent=1) + "\n")
+
+
+def read(path: Path = FILE) -> Mapping[str, Sequence[float]]:
+    """FedHKD's seconds / FedAvg's by network, one of each pair of rounds; none where nothing was measured."""
+    return _file(path)["ratios"]
+
+
+def table(path: Path = FILE) -> str:
+    """What was measured, and where."""
+    found = _file(path)
+    rows = [
+        [network, f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}", str(len(values))]
+        for network, values in found["ratios"].items()
+    ]
+    made = "; ".join(found["made"])
+    return f"{Table(['round of 5 epochs, FedHKD / FedAvg', 'median', 'spread', 'pairs'], rows)}\n\n{made}."
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text()) if path.exists() else {"made": [], "ratios": {}}
+    except ValueError as error:
+        raise UsageError(f"{path}: is no record of seconds ({error}); get it back from git") from None

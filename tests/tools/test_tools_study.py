@@ -148,6 +148,13 @@ def test_finished_runs_are_collected_and_read_back(root, tmp_path, capsys):
     assert capsys.readouterr().out == f"{file}: 2 runs, 0 of them new\n"
 
 
+def test_runs_of_another_spec_are_not_collected(root, tmp_path, capsys):
+    file = tmp_path / "table.jsonl"
+    assert main(["collect", str(root), "small", "--out", str(file)]) == 2
+    assert "small: fedavg, seed 0: was run with " in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_more_seeds_are_added_and_another_run_of_one_is_not():
     known, more = [planted("fedavg", 0, 0.5, 0.5)], planted("fedavg", 1, 0.6, 0.6)
     assert records.merged(known, [known[0], more]) == [*known, more]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.errors import RunError
@@ -12,27 +13,37 @@ from hkd_hpc.runtime.paths import path_argument
 from ..bench.processes import BenchError
 from . import __doc__ as ABOUT
 from . import coverage, page, records, rerun, seconds
-from .tables import DATA, all_results
+from .tables import ASKED, DATA, all_results, checked
 
 
 def collect(options: argparse.Namespace) -> str:
-    """The finished runs of a root into a table's file."""
+    """The finished runs of a root into a table's file, if they are what its spec asks for."""
     path = options.out or DATA / f"{options.table}.jsonl"
     known = records.read(path)
     found = records.merged(known, records.collected(options.root))
+    for asked in ASKED:
+        if asked.name == options.table:
+            checked(asked, found)
     records.write(path, found)
     return f"{path}: {len(found)} runs, {len(found) - len(known)} of them new"
 
 
 def make_page(options: argparse.Namespace) -> str:
     """The page and its figures anew."""
-    return "\n".join(map(str, page.update(options.page, all_results())))
+    results = all_results()
+    return "\n".join(str(path) for own in pages(options) for path in page.update(own, results))
 
 
 def verify(options: argparse.Namespace) -> str:
     """Whether the page's numbers are those of the files."""
-    page.verify(options.page, all_results())
-    return f"{options.page}: every number is that of the recorded runs"
+    results = all_results()
+    for own in pages(options):
+        page.verify(own, results)
+    return f"{' and '.join(map(str, pages(options)))}: every number is that of the recorded runs"
+
+
+def pages(options: argparse.Namespace) -> list[Path]:
+    return [options.page] if options.page else [page.PAGE, page.README]
 
 
 def run(options: argparse.Namespace) -> str:
@@ -72,7 +83,7 @@ def make_parser() -> Parser:
         ("verify", verify, "compare them with the recorded runs"),
     ):
         own = commands.add_parser(name, help=text)
-        own.add_argument("--page", type=path_argument, default=page.PAGE, metavar="FILE", help="default: docs/study.md")
+        own.add_argument("--page", type=path_argument, metavar="FILE", help="default: docs/study.md and README.md")
         own.set_defaults(do=do)
 
     own = commands.add_parser("run", help="train one of the runs once more, and compare its weights")
@@ -83,7 +94,7 @@ def make_parser() -> Parser:
     own.add_argument("--out", type=path_argument, metavar="DIR", help="keep the run in this folder")
     own.set_defaults(do=run)
 
-    own = commands.add_parser("seconds", help="measure FedHKD's seconds / FedAvg's; 4 minutes on a quiet machine")
+    own = commands.add_parser("seconds", help="measure FedHKD's seconds / FedAvg's; 7 minutes on a quiet machine")
     own.set_defaults(do=measure)
 
     own = commands.add_parser("coverage", help="intervals and verdicts on studies whose truth is known")

@@ -1,4 +1,5 @@
-"""docs/study.md: what stands between `<!-- study: NAME -->` and `<!-- study end -->` is computed; it is verified."""
+"""docs/study.md, and its summary in README.md: what stands between `<!-- study: NAME -->` and `<!-- study end -->` is
+computed; it is verified."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hkd_hpc.figures import Lines
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/study.md"
+README = PAGE.parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- study end -->)", re.DOTALL)
 MEND = "python -m tools.study page mends it"
 LEFT = ("table1.toml", "table2.toml")  # what the paper has beside, as specs of sweeps
@@ -28,7 +30,7 @@ COST = re.compile(r"^# (\d+) runs; about (\S+) GPU hours", re.MULTILINE)
 
 
 def update(page: Path, results: Mapping[str, Results]) -> list[Path]:
-    """Write the page and its figures.
+    """Write the page and its figures, or the README's summary.
 
     Args:
         page: the file, whose other text stays.
@@ -40,7 +42,7 @@ def update(page: Path, results: Mapping[str, Results]) -> list[Path]:
     Raises:
         UsageError: the page has a part that nobody computes, or matplotlib is missing.
     """
-    text, figures = written(read(page), results), figures_of(results)
+    text, figures = written(read(page), makers_of(page, results)), figures_of(page, results)
     for figure in figures:
         drawings.write(figure, page.parent)
     replace_text(page, text)
@@ -55,11 +57,11 @@ def verify(page: Path, results: Mapping[str, Results]) -> None:
         UsageError: the page has a part that nobody computes.
     """
     text = read(page)
-    wanted = written(text, results).splitlines()
+    wanted = written(text, makers_of(page, results)).splitlines()
     for number, (its, ours) in enumerate(zip([*text.splitlines(), ""], [*wanted, ""]), 1):
         if its != ours:
             raise RunError(f"{page}, line {number}: {first_difference(its, ours)}; {MEND}")
-    for figure in figures_of(results):
+    for figure in figures_of(page, results):
         if not drawings.is_drawn(figure, page.parent):
             raise RunError(f"{page.parent / figure.name}.svg: does not show the runs that are there now; {MEND}")
 
@@ -71,9 +73,8 @@ def read(page: Path) -> str:
         raise UsageError(f"{page}: cannot be read ({error.strerror}); the page is in a clone") from None
 
 
-def written(text: str, results: Mapping[str, Results]) -> str:
+def written(text: str, makers: Mapping[str, Callable[[], str]]) -> str:
     """The text with its computed parts anew. UsageError for a part that nobody computes, or that is not there once."""
-    makers = makers_of(results)
     there = [found[2] for found in BLOCK.finditer(text)]
 
     def block(found: re.Match) -> str:
@@ -88,13 +89,17 @@ def written(text: str, results: Mapping[str, Results]) -> str:
     return whole
 
 
-def makers_of(results: Mapping[str, Results]) -> dict[str, Callable[[], str]]:
+def makers_of(page: Path, results: Mapping[str, Results]) -> dict[str, Callable[[], str]]:
     """What makes each part."""
+    if page.name == README.name:
+        return {"summary": partial(sections.summary, results)}
     own = {asked.name: partial(sections.section, asked, results) for asked in ASKED}
     return {"claims": partial(claims, results), "seconds": partial(str, seconds.table()), "cost": cost, **own}
 
 
-def figures_of(results: Mapping[str, Results]) -> list[Lines]:
+def figures_of(page: Path, results: Mapping[str, Results]) -> list[Lines]:
+    if page.name == README.name:
+        return []
     return [figure for asked in ASKED if (figure := sections.figure_of(asked, results[asked.name]))]
 
 

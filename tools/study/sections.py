@@ -15,9 +15,9 @@ from hkd_hpc.figures import Lines
 from hkd_hpc.results.differences import GOALS, differences, method_text
 
 from . import drawings
-from .answers import LAST, LAST_SEEDS, OURS, REFERENCE, STAR, interval_text, named, shown
+from .answers import LAST, LAST_SEEDS, MAIN, OURS, REFERENCE, STAR, interval_text, named, shown, without_controls
 from .records import Record
-from .tables import TRIAL, TUNED, Asked, Results, is_tuning
+from .tables import ASKED, TRIAL, TUNED, Asked, Results, is_tuning
 
 MEASURES = {
     "local": LAST["local"],
@@ -27,6 +27,7 @@ MEASURES = {
 }
 READINGS = {"last round": "last", "mean of the last 5": "mean_last_5", "best round, chosen on the test set": "oracle"}
 FEWEST_SEEDS = 5
+IMAGES_PAGE = "docs/data.md#10000-images-of-cifar-10"  # from the README
 TOLD_ROUNDS = (1, 2, 5, 10, 20, 30, 40, 50)
 BY_CLASS = {"shared_classes": "classes a client shares", "known_classes": "classes anyone shares"}
 AUTHORS, AUTHORS_FEDAVG = "the authors' code", "FedAvg, the authors' training"
@@ -44,6 +45,29 @@ def section(asked: Asked, results: Mapping[str, Results]) -> str:
     tell = {"why": choices, "gradients": gradients, "tuned": tuned}.get(asked.name, compared)
     parts = [state_text(asked, own), *tell(asked, results)]
     return "\n\n".join([*parts, *([f"![{figure.title}]({figure.name}.svg)"] if figure else []), made_text(asked, own)])
+
+
+def summary(results: Mapping[str, Results]) -> str:
+    """Of the README: the best table that there is, in short."""
+    asked = next(asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name]))
+    own = without_controls(results[asked.name])
+    rows = {row: {goal: own.values(row, LAST[goal]) for goal in GOALS} for row in own.rows}
+    family = len(asked.schemes_asked) - 1
+    head = (
+        f"{asked.title}; beta .5, 10 clients with 500 images each of [10,000 of CIFAR-10]({IMAGES_PAGE}); last round. "
+        f"{state_text(asked, own)} `{asked.command}`"
+    )
+    against = difference_table(rows, family)
+    cells = [
+        [named(row), *(stable(estimate(values[goal])) for goal in GOALS), *against.get(row, ["", ""])]
+        for row, values in rows.items()
+    ]
+    columns = ["scheme", *GOALS, *(f"{goal} – FedAvg" for goal in GOALS)]
+    return f"{head}\n\n{Table(columns, cells)}"
+
+
+def has_pairs(results: Results) -> bool:
+    return len(results.seeds) > 1 and {OURS, REFERENCE} <= set(results.rows)
 
 
 def untuned(results: Results) -> Results:
@@ -117,12 +141,19 @@ def accuracy_table(rows: Columns) -> Table:
 
 def difference_parts(rows: Columns, schemes_asked: int) -> list[str | Table]:
     """As `hkd compare` tells it, for so many schemes beside FedAvg, of which some may not have run yet."""
-    found = {name: {goal: row[goal].tolist() for goal in GOALS} for name, row in rows.items()}
-    against = {goal: differences(found, goal, schemes_asked) for goal in GOALS}
-    cells: list[list[Cell | str]] = [
-        [named(name), *(stable(against[goal][name]) for goal in GOALS)] for name in found if name != REFERENCE
-    ]
-    return [Table(["scheme", *(f"{goal} – FedAvg" for goal in GOALS)], cells), method_text(found, schemes_asked)]
+    cells = [[named(name), *own] for name, own in difference_table(rows, schemes_asked).items()]
+    head = ["scheme", *(f"{goal} – FedAvg" for goal in GOALS)]
+    return [Table(head, cells), method_text(accuracies(rows), schemes_asked)]
+
+
+def difference_table(rows: Columns, schemes_asked: int) -> dict[str, list[Cell | str]]:
+    """By row, FedAvg aside: the difference in each goal."""
+    against = [differences(accuracies(rows), goal, schemes_asked) for goal in GOALS]
+    return {name: [stable(column[name]) for column in against] for name in rows if name != REFERENCE}
+
+
+def accuracies(rows: Columns) -> dict[str, dict[str, list[float]]]:
+    return {name: {goal: row[goal].tolist() for goal in GOALS} for name, row in rows.items()}
 
 
 def stable(cell: Cell | str) -> Cell | str:

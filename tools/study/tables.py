@@ -195,23 +195,18 @@ def origin_of(record: Record) -> dict[str, str]:
     }
 
 
-def results_of(asked: Asked, folder: Path = DATA) -> Results:
-    """The finished runs of a table.
-
-    Args:
-        asked: the table.
-        folder: of the files.
-
-    Returns:
-        Those that its spec asks for.
-
-    Raises:
-        UsageError: The file is damaged; runs have other settings than the spec, are no pairs, or of several codes.
-    """
-    results = Results(list(asked.own(read(folder / f"{asked.name}.jsonl"))))
+def checked(asked: Asked, records: Sequence[Record]) -> Results:
+    """What a table's spec asks for, of finished runs. UsageError where they have other settings than the spec, are no
+    pairs, or are of several codes, kinds of CPU or files of images."""
+    results = Results(list(asked.own(records)))
     results.check_pairs()
     results.check_origin(asked.name)
     return results
+
+
+def results_of(asked: Asked, folder: Path = DATA) -> Results:
+    """The finished runs in a table's file. UsageError for a damaged one, and as `checked`."""
+    return checked(asked, read(folder / f"{asked.name}.jsonl"))
 
 
 def all_results(folder: Path = DATA) -> Mapping[str, Results]:

@@ -27,7 +27,7 @@ setup(
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],
         "hkd_hpc.jobs": ["specs/*.toml"],
         "hkd_hpc.report": ["page.*", "paper_tables.toml"],
-        "hkd_hpc.tools.study": ["data/*.jsonl"],
+        "hkd_hpc.tools.study": ["data/*.json*"],
     },
     entry_points={"console_scripts": ["hkd = hkd_hpc.cli:main"]},
     install_requires=[

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 import toy
 
 import hkd_hpc
+from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.base import Comm
 
 
@@ -52,12 +53,26 @@ def test_the_same_bits_and_rows_as_the_command(run, command):
 
 def test_again_after_another_scheme_and_outside_of_the_main_thread(data, run, tmp_path):
     hkd_hpc.train({"scheme": {"name": "fedprox", "mu": 0.5}, **settings(data)}, out=tmp_path / "prox", quiet=True)
-    again = {"out": tmp_path / "again", "quiet": True}
-    thread = threading.Thread(target=hkd_hpc.train, args=[settings(data)], kwargs=again)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(hkd_hpc.train, settings(data), out=tmp_path / "again", quiet=True).result()
     assert toy.last_sha(tmp_path / "again") == toy.last_sha(run.path)
     assert toy.last_sha(tmp_path / "prox") != toy.last_sha(run.path)
+
+
+def test_in_a_thread_beside_a_run_of_the_main_thread_that_has_the_signal(data, run, tmp_path):
+    """Only the main thread may set handlers: what another left there is not a thread's to give back."""
+    before = signal.getsignal(signal.SIGTERM)
+    control = NullControl()
+    taken = signal.getsignal(signal.SIGTERM)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(hkd_hpc.train, settings(data), out=tmp_path / "run", quiet=True).result()
+        assert signal.getsignal(signal.SIGTERM) is taken
+        control.finish()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert toy.last_sha(tmp_path / "run") == toy.last_sha(run.path)
 
 
 def test_it_prints_the_command_s_lines_unless_it_is_to_be_quiet(data, tmp_path, capfd):

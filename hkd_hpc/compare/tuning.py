@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 CHOSEN_BY = {"local": "local_val_accuracy_last", "global": "global_val_accuracy_last"}
 FIRST = 10  # trials of the grid, at most, with which optuna's sampler begins: as many as its own default draws
+HYPERCUBES = 100
 LR, POINT = "train.lr", "point"  # what is searched: the learning rate, and the place in the scheme's own grid
 
 
@@ -101,12 +102,21 @@ def independent(tuning: Tuning, trial: int, points: int) -> tuple[float, int]:
 
 
 def hypercube(tuning: Tuning, trial: int, points: int) -> tuple[float, int]:
-    """The same, spread over all trials."""
+    """The same, spread over all trials; of HYPERCUBES draws the one in which the two go together least, since grids
+    are ordered: else strong terms might be tried at high rates alone."""
     count = tuning.trials - 1
     random = rng.stream(tuning.seed, "tuning/latin", count)
-    share = (random.permutation(count)[trial - 1] + random.uniform(size=count)[trial - 1]) / count
-    places = [place for _ in range(-(-count // max(points, 1))) for place in random.permutation(points)]
-    return float(share), int(places[trial - 1]) if points else 0
+    share_in_part = random.uniform(size=count)  # first, so that all schemes have the same rates
+    repeated = np.tile(np.arange(max(points, 1)), -(-count // max(points, 1)))[:count]
+    drawn = [(random.permutation(count), random.permutation(repeated)) for _ in range(HYPERCUBES)]
+    parts, places = min(drawn, key=lambda pair: abs(covariance(*pair)))
+    part = int(parts[trial - 1])
+    return float((part + share_in_part[part]) / count), int(places[trial - 1])
+
+
+def covariance(one: np.ndarray, other: np.ndarray) -> float:
+    """Rounded, so that no last bit decides between equals."""
+    return round(float(np.mean((one - one.mean()) * (other - other.mean()))), 9)
 
 
 def grid_of(scheme: str) -> list[Settings]:

@@ -10,9 +10,11 @@ import pytest
 import torch
 import toy
 
+from hkd_hpc import compare
 from hkd_hpc.analysis.statistics import seeds_to_see, verdicts
 from hkd_hpc.compare import read_spec
 from hkd_hpc.compare.runs import config_of, paper_run
+from hkd_hpc.config import is_place
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.results.differences import differences
@@ -37,7 +39,7 @@ def planted(scheme: str, seed: int, local: float, whole: float, made: dict | Non
         "payload_bytes": {"x": 1},
     }
     rounds = dict(zip(records.ACCURACIES, ([local], [local], [whole])))
-    settings = {"scheme.name": scheme, "run.seed": seed}
+    settings = {"scheme.name": scheme, "run.seed": seed, "fed.rounds": 1}
     return Record(row or scheme, settings, rounds, summary, {**own, **(made or {})})
 
 
@@ -92,6 +94,18 @@ def test_a_part_that_is_missing_or_there_twice_is_wrong_input(copied, capsys):
         copied.write_text(changed)
         assert main(["verify", "--page", str(copied)]) == 2
         assert f"<!-- study: claims -->: is {count} times on the page, must be there once" in capsys.readouterr().err
+
+
+def test_a_part_that_is_not_marked_as_the_others_is_wrong_input(copied, capsys):
+    copied.write_text(copied.read_text() + "\n<!-- study: table-1 -->\n| forged |\n<!-- study end -->\n")
+    assert main(["verify", "--page", str(copied)]) == 2
+    assert "a part is not marked as the others are" in capsys.readouterr().err
+
+
+def test_a_table_beside_the_computed_ones_is_named(copied, capsys):
+    copied.write_text(copied.read_text() + "\n| FedHKD | +0.100 |\n")
+    assert main(["verify", "--page", str(copied)]) == 1
+    assert "a table stands outside of the computed parts: | FedHKD | +0.100 |" in capsys.readouterr().err
 
 
 def test_a_part_that_nobody_computes_is_wrong_input(copied, capsys):
@@ -215,6 +229,9 @@ def test_runs_with_other_settings_than_the_spec_are_refused(smoke, tmp_path):
         ({"code_sha256": "f" * 64}, "code is ffffffffffff, and "),
         ({"cpu": {"model": "Other"}}, "CPU is Other, and "),
         ({"versions": {"torch": "9", "numpy": "2.4.6"}}, "torch is 9, and "),
+        ({"devices": ["NVIDIA H200"]}, "device is NVIDIA H200, and cpu"),
+        ({"code_sha256": ""}, "does not say its code"),
+        ({"cpu": {"model": "several"}}, "does not say its CPU"),
     ],
 )
 def test_runs_of_another_code_or_machine_are_refused(smoke, tmp_path, made, told):
@@ -230,7 +247,34 @@ def test_seeds_that_the_spec_does_not_ask_for_are_left_out(smoke, tmp_path):
 
 def test_accuracies_that_are_not_those_of_the_last_round_are_refused(smoke, tmp_path):
     smoke[0] = replace(smoke[0], summary=smoke[0].summary | {answers.LAST["local"]: 0.9})
-    with pytest.raises(UsageError, match="the accuracies of its end are not those of its last round"):
+    with pytest.raises(UsageError, match="local_test_accuracy_last is 0.9, its rounds say"):
+        of_table(smoke, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "summary, rounds, told",
+    [
+        ({"global_test_accuracy_oracle": 0.9}, {}, "global_test_accuracy_oracle is 0.9, its rounds say"),
+        ({"global_test_accuracy_mean_last_5": 0.9}, {}, "global_test_accuracy_mean_last_5 is 0.9"),
+        ({}, {"local_test_accuracy": [0.5] * 9}, "local_test_accuracy has 9 rounds, it was trained for 10"),
+        ({}, {"local_test_accuracy": [1.7] * 10}, "local_test_accuracy has numbers beyond 0 and 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_together_are_refused(smoke, tmp_path, summary, rounds, told):
+    smoke[4] = replace(smoke[4], summary=smoke[4].summary | summary, rounds=smoke[4].rounds | rounds)
+    with pytest.raises(UsageError, match=told):
+        of_table(smoke, tmp_path)
+
+
+def test_a_run_that_is_there_twice_is_refused(smoke, tmp_path):
+    with pytest.raises(UsageError, match=f"{smoke[0].row}, seed {smoke[0].seed}: is there 2 times"):
+        of_table([*smoke, smoke[0]], tmp_path)
+
+
+def test_a_setting_that_a_record_lacks_is_its_default(smoke, tmp_path):
+    without = {key: value for key, value in smoke[0].settings.items() if key != "fed.finetune_epochs"}
+    smoke[0] = replace(smoke[0], settings=without)
+    with pytest.raises(UsageError, match=r"was run with fed\.finetune_epochs=0, cifar10_smoke\.toml asks for 2"):
         of_table(smoke, tmp_path)
 
 
@@ -239,9 +283,15 @@ def test_accuracies_that_are_not_those_of_the_last_round_are_refused(smoke, tmp_
 )
 def test_tables_that_are_compared_are_of_one_code_and_one_partition(tmp_path, made, part):
     """What was changed for FedHKD is compared with the runs of another table."""
-    for name, row, settings in (("small", "fedhkd", {}), ("why", "no noise", {"scheme.sigma": 0.0})):
-        record = planted("fedhkd", 0, 0.5, 0.5, made if name == "why" else {}, row)
-        records.write(tmp_path / f"{name}.jsonl", [replace(record, settings=record.settings | settings)])
+    for name, row in (("small", "fedhkd"), ("why", "no noise")):
+        asked = next(asked for asked in tables.ASKED if asked.name == name)
+        own = {"code_sha256": "ab", "versions": dict.fromkeys(records.KERNELS_OF, "1"), "cpu": {"model": "c"}}
+        record = planted("fedhkd", 0, 0.5, 0.5, own | (made if name == "why" else {}), row)
+        rounds = {name: [0.5] * 50 for name in records.ACCURACIES}
+        ends = {f"{name}_{way}": 0.5 for name in records.ACCURACIES for way in ("last", "mean_last_5", "oracle")}
+        settings = {key: value for key, value in asked.settings((row, 0)).items() if not is_place(key)}
+        planted_run = replace(record, settings=settings, rounds=rounds, summary=ends)
+        records.write(tmp_path / f"{name}.jsonl", [planted_run])
     with pytest.raises(UsageError, match=part):
         tables.all_results(tmp_path)
 
@@ -264,7 +314,7 @@ def test_what_is_better_than_every_other_scheme_is_the_best():
     found = answers.best("local", "t", study(ALL))
     assert found.verdict == "holds"
     assert found.table == "t (10 seeds)"
-    assert found.measured.endswith("rank 1 of 9")
+    assert found.measured.endswith("rank 1 of 8")
     assert answers.between("local", "t", study(ALL)).verdict == "holds"
     assert answers.above("fedhkd", "fedavg", "local", "t", study(ALL)).verdict == "holds"
 
@@ -287,13 +337,20 @@ def test_nothing_is_the_best_before_all_have_run():
 def test_what_is_worse_than_any_is_not():
     found = answers.best("global", "t", study({**STEADY, "moon": 0.09 + NOISE}))
     assert found.verdict == "does not hold: worse than MOON"
-    assert found.measured.endswith("rank 2 of 4")
+    assert found.measured.endswith("rank 2 of 3")
 
 
 def test_what_was_not_measured_cannot_be_told():
     found = answers.best("local", "t", study({**ALL, "fedmd": np.full(10, np.nan)}))
     assert found.verdict == "cannot be told: not measured in every run"
+    assert found.measured.endswith("no rank: not measured in every run")
     assert found.needed == "–"
+    worse = {**ALL, "fedmd": np.full(10, np.nan), "moon": 0.09 + NOISE}
+    assert answers.best("local", "t", study(worse)).verdict == "does not hold: worse than MOON"
+
+
+def test_its_own_variant_is_no_rival():
+    assert answers.best("local", "t", study({**ALL, "fedhkd_star": 0.06 + NOISE})).verdict == "holds"
 
 
 def test_a_step_that_is_called_below_0_is_named():
@@ -302,8 +359,8 @@ def test_a_step_that_is_called_below_0_is_named():
 
 
 def test_what_is_not_separated_from_one_cannot_be_told():
-    found = answers.best("local", "t", study({**ALL, "fedhkd": 0.03 + 5 * NOISE}))
-    better = "FedAvg, MOON, FedProx, FedAlign, FedGen, FedMD, FedProto"
+    found = answers.best("local", "t", study({**ALL, "fedhkd": 0.03 + 5 * NOISE, "moon": 0.03 - NOISE}))
+    better = "FedAvg, FedProx, FedAlign, FedGen, FedMD, FedProto"
     verdict, told = found.verdict.split("; better than ")
     assert verdict == "cannot be told with 10 seeds"
     assert set(told.split(", ")) == set(better.split(", "))
@@ -316,13 +373,12 @@ def test_however_clear_it_is_few_seeds_tell_nothing(seeds):
     assert answers.between("local", "t", found).verdict == f"cannot be told with {seeds} seeds"
 
 
-def test_whether_the_papers_gain_is_more_than_is_found():
-    assert answers.size_text(np.full(9, np.nan), 0.03, 8) == "–"
-    assert answers.size_text(0.001 + NOISE, 0.03, 8) == "more than is found"
-    assert answers.size_text(0.05 + NOISE, 0.03, 8) == "less than is found"
-    assert answers.size_text(0.03 + NOISE, 0.03, 8) == "not separated from what is found"
-    assert answers.size_text(0.001 + NOISE[:5], 0.03, 8) == "outside the interval"
-    assert answers.size_text(0.0301 + NOISE[:5], 0.03, 8) == "within the interval"
+def test_where_the_papers_gain_is():
+    assert answers.size_text(0.001 + NOISE, 0.03) == "above the interval"
+    assert answers.size_text(0.05 + NOISE, 0.03) == "below the interval"
+    assert answers.size_text(0.0301 + NOISE, 0.03) == "within the interval"
+    for none in (NOISE[:1], np.full(9, np.nan)):
+        assert answers.size_text(none, 0.03) == "–"
 
 
 def test_less_affected_is_told_from_both_betas():
@@ -335,8 +391,10 @@ def test_less_affected_is_told_from_both_betas():
 
 @pytest.mark.parametrize("payload, verdict", [(100, "holds"), (101, "holds"), (102, "does not hold")])
 def test_bytes_are_counted(payload, verdict):
-    of = lambda scheme, sent: planted(scheme, 0, 0.5, 0.5, {"payload_bytes": {"x": sent}})
-    assert answers.few_bytes("t", tables.Results([of("fedavg", 100), of("fedhkd", payload)])).verdict == verdict
+    sent = lambda scheme, seed, count: planted(scheme, seed, 0.5, 0.5, {"payload_bytes": {"x": count}})
+    runs = [sent("fedavg", seed, 100) for seed in range(10)] + [sent("fedhkd", seed, 100) for seed in range(9)]
+    assert answers.few_bytes("t", tables.Results([*runs, sent("fedhkd", 9, payload)])).verdict == verdict
+    assert answers.few_bytes("t", tables.Results(runs)).verdict == "provisionally holds"
 
 
 @pytest.mark.parametrize(
@@ -346,6 +404,7 @@ def test_bytes_are_counted(payload, verdict):
 def test_time_is_that_of_the_benchmark(ratios, verdict):
     found = answers.little_time("Net", ratios)
     assert (found.table, found.verdict) == ("Net, a client alone (3 pairs)", verdict)
+    assert answers.little_time("Net", ratios[:1]).verdict == "not run yet"
 
 
 def test_seconds_are_kept_and_read_back(tmp_path):
@@ -376,8 +435,42 @@ def test_choices_are_paired_with_the_small_table_and_the_authors_code_with_their
     asked = next(asked for asked in tables.ASKED if asked.name == "why")
     table, _ = sections.choices(asked, {"small": small, "why": tables.Results(own)})
     rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
-    assert rows["the authors' code H"] == "| the authors' code H" + " | +0.020 ± 0.000, better | –" * 2 + " |"
-    assert "| +0.000 ± 0.000, not separated | -0.010 ± 0.001, worse |" in rows["no noise"]
+    assert rows["the authors' code H"] == "| the authors' code H" + " | +0.020 ± 0.000 | –" * 2 + " |"
+    assert "| +0.000 ± 0.000 | -0.010 ± 0.001 |" in rows["no noise"]
+    table, _ = sections.choices(asked, {"small": small, "why": tables.Results(own[10:])})
+    assert "| the authors' code H | – | – | – | – |" in table
+
+
+@pytest.fixture
+def tuned_runs():
+    """All trials, equally good, so that the papers' settings are chosen, and the runs of these on three seeds."""
+    asked = next(asked for asked in tables.ASKED if asked.name == "tuned")
+    summary = lambda value: {
+        **dict.fromkeys(answers.LAST.values(), value),
+        **dict.fromkeys(compare.CHOSEN_BY.values(), 0.5),
+    }
+    place = lambda row, seed: Record(
+        row, {"scheme.name": row.partition("-")[0], "run.seed": seed}, {}, summary(0.5 + 0.01 * seed), {"client_s": 1}
+    )
+    trials = [place(row, seed) for row, seed in asked.configs if tables.TRIAL in row]
+    papers = [place(row, seed) for row, seed in asked.configs if not tables.is_tuning(row) and seed < 3]
+    return asked, trials, papers
+
+
+def test_of_what_is_tuned_the_first_seeds_are_compared(tuned_runs):
+    asked, trials, papers = tuned_runs
+    state, *_ = sections.tuned(asked, {"tuned": tables.Results([*trials, *papers])})
+    assert state.startswith("Of what was chosen compared are the seeds that all schemes here have: 0, 1, 2. **Fewer")
+    without = [record for record in papers if (record.row, record.seed) != ("moon", 1)]
+    state, *_ = sections.tuned(asked, {"tuned": tables.Results([*trials, *without])})
+    assert state.startswith("Of what was chosen compared are the seeds that all schemes here have: 0. **Fewer")
+
+
+def test_nothing_is_chosen_before_all_trials_are_there(tuned_runs):
+    asked, trials, papers = tuned_runs
+    without = [record for record in trials if record.row != "moon-trial3"]
+    [state] = sections.tuned(asked, {"tuned": tables.Results([*without, *papers])})
+    assert state == "Not all trials have come to their end; of MOON some are missing."
 
 
 def test_tuned_rows_are_what_validation_images_chose():
@@ -450,7 +543,9 @@ def test_another_run_is_told_apart():
     assert rerun.compared(then, then) == "the same weights: ab"
     other_code = replace(other_cpu, made={**other_cpu.made, "code_sha256": "34"})
     assert rerun.compared(then, other_code).endswith("; model was a, is b; the code is another, 34, not ")
-    with pytest.raises(RunError, match="the same weights, ab, but other accuracies than recorded: local -0.1000"):
+    with pytest.raises(
+        RunError, match="the same weights, ab, but not the recorded numbers: local_test_accuracy_last was"
+    ):
         rerun.compared(then, planted("fedhkd", 0, 0.4, 0.5, then.made))
     with pytest.raises(RunError, match="of the same versions and kind of CPU"):
         rerun.compared(then, planted("fedhkd", 0, 0.5, 0.5, {**same, "cpu": {"model": "a"}}))

@@ -58,6 +58,9 @@ def verify(page: Path, results: Mapping[str, Results]) -> None:
     """
     text = read(page)
     wanted = written(text, makers_of(page, results)).splitlines()
+    by_hand = [line for line in BLOCK.sub("", text).splitlines() if line.lstrip().startswith("|")]
+    if by_hand and page.name != README.name:
+        raise RunError(f"{page}: a table stands outside of the computed parts: {by_hand[0][:100]}")
     for number, (its, ours) in enumerate(zip([*text.splitlines(), ""], [*wanted, ""]), 1):
         if its != ours:
             raise RunError(f"{page}, line {number}: {first_difference(its, ours)}; {MEND}")
@@ -83,6 +86,10 @@ def written(text: str, makers: Mapping[str, Callable[[], str]]) -> str:
         return f"{found[1]}\n{makers[found[2]]()}\n\n{found[3]}"
 
     whole = BLOCK.sub(block, text)
+    if "<!-- study" in BLOCK.sub("", text):
+        raise UsageError(
+            "<!-- study: a part is not marked as the others are: <!-- study: NAME --> to <!-- study end -->"
+        )
     for name in makers:
         if there.count(name) != 1:
             raise UsageError(f"<!-- study: {name} -->: is {there.count(name)} times on the page, must be there once")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.analysis.metrics import NAN, summarise
 from hkd_hpc.config import is_place
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Study, load_study
@@ -21,7 +23,7 @@ from hkd_hpc.runtime.provenance import CONTENT
 from hkd_hpc.store.atomic import replace_text
 
 ACCURACIES = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "global_test_accuracy")
-SCHEME, SEED = "scheme.name", "run.seed"
+SCHEME, SEED, ROUNDS = "scheme.name", "run.seed", "fed.rounds"
 DIGITS = 6  # behind the point; accuracies are multiples of 1 / 1,250 and 1 / 10,000
 KERNELS_OF = ("torch", "numpy")  # packages whose float kernels are part of a result
 PAPERS = "-paper"  # in the names of runs of a comparison: with the settings of the scheme's paper
@@ -37,8 +39,8 @@ class Record:
         rounds: column to one number a round, None where nothing was measured: accuracies and terms of the loss as in
             /rounds of metrics.h5, "shared_classes" of a client (mean), "known_classes" that any client shared.
         summary: the numbers of /summary of metrics.h5.
-        made: hashes of weights, partition, data and code, versions, CPU, payload of the last round, seconds of all
-            rounds (wall_s), and of training and report of a client in a round, median (client_s).
+        made: hashes of weights, partition, data and code, versions, CPU, devices, payload of the last round, seconds of
+            all rounds (wall_s), and of training and report of a client in a round, median (client_s).
     """
 
     row: str
@@ -115,6 +117,7 @@ def made(run: Run) -> dict[str, Any]:
         "revision": versions.pop("revision", ""),
         "versions": versions,
         "cpu": cpu_of(run),
+        "devices": sorted({device for session in run.sessions for device in session.get("devices", {})}),
         "wall_s": number(columns["wall_s"].sum()),
         "client_s": number(np.nanmedian(run.client_columns["train_s"] + run.client_columns["report_s"])),
         "payload_bytes": {kind: int(values[-1]) for kind, values in payload(columns).items()},
@@ -156,21 +159,29 @@ def read(path: Path) -> list[Record]:
     try:
         common, *lines = map(json.loads, path.read_text().splitlines())
         found = [Record(**{**line, "settings": {**common, **line["settings"]}}) for line in lines]
-        wrong = [record for record in found if not is_whole(record)]
+        wrong = {(record.row, record.seed): problem for record in found if (problem := problem_of(record))}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path}: is no table of the study ({error}); get it back from git") from None
-    if wrong:
-        raise UsageError(
-            f"{path}: {wrong[0].row}, seed {wrong[0].seed}: the accuracies of its end are not those of its last round; "
-            "get it back from git"
-        )
+    counted = Counter((record.row, record.seed) for record in found)
+    wrong |= {place: f"is there {count} times" for place, count in counted.items() if count > 1}
+    for (row, seed), problem in wrong.items():
+        raise UsageError(f"{path}: {row}, seed {seed}: {problem}; get it back from git")
     return found
 
 
-def is_whole(record: Record) -> bool:
-    """Whether what is kept twice is the same."""
-    ends = {f"{name}_last": values[-1] for name, values in record.rounds.items() if name in ACCURACIES and values}
-    return all(value is None or record.summary.get(name) in (None, value) for name, value in ends.items())
+def problem_of(record: Record) -> str:
+    """What of a record does not fit together; empty where all does."""
+    for name in ACCURACIES:
+        values = np.array([NAN if value is None else value for value in record.rounds[name]], float)
+        if len(values) != record.settings[ROUNDS]:
+            return f"{name} has {len(values)} rounds, it was trained for {record.settings[ROUNDS]}"
+        if ((values < 0) | (values > 1)).any():
+            return f"{name} has numbers beyond 0 and 1"
+        for way, value in summarise(values).items():
+            kept = record.summary.get(f"{name}_{way}", value)
+            if not abs(kept - value) < 2 * 10**-DIGITS and not np.isnan(kept):
+                return f"{name}_{way} is {kept}, its rounds say {number(value)}"
+    return ""
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

@@ -19,7 +19,7 @@ from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime.machine import KERNELS
 
 from .answers import LAST
-from .records import KERNELS_OF, Record, read, record_of
+from .records import ACCURACIES, KERNELS_OF, Record, read, record_of
 
 # of an accuracy: on another kind of CPU the last bits differ, and training lets them grow; no proof of equal code
 TOLERANCE = 0.03
@@ -102,8 +102,8 @@ def compared(record: Record, found: Record) -> str:
     gaps = {goal: found.summary[LAST[goal]] - record.summary[LAST[goal]] for goal in GOALS}
     told = ", ".join(f"{goal} {gap:+.4f}" for goal, gap in gaps.items())
     if then == now:
-        if any(gaps.values()) and not others:
-            raise RunError(f"the same weights, {now}, but other accuracies than recorded: {told}")
+        if not others and (other := unequal(record, found)):
+            raise RunError(f"the same weights, {now}, but not the recorded numbers: {other}")
         return f"the same weights: {now}"
     if not others:
         raise RunError(f"other weights, {now}, not {then}, of the same versions and kind of CPU; accuracies {told}")
@@ -112,6 +112,13 @@ def compared(record: Record, found: Record) -> str:
     codes = [made.get("code_sha256", "")[:12] for made in (record.made, found.made)]
     code = f"; the code is another, {codes[1]}, not {codes[0]}" if codes[0] != codes[1] else ""
     return f"accuracies within {TOLERANCE} ({told}), other weights, {now}, not {then}; {others}{code}"
+
+
+def unequal(record: Record, found: Record) -> str:
+    """The first number of the summary or of an accuracy by round that is another; empty where there is none."""
+    rounds = {name: (record.rounds[name], found.rounds[name]) for name in ACCURACIES}
+    ends = {name: (value, found.summary[name]) for name, value in record.summary.items() if name in found.summary}
+    return next((f"{name} was {a}, is {b}" for name, (a, b) in {**ends, **rounds}.items() if a != b), "")
 
 
 def excuses(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

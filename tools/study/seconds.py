@@ -15,6 +15,7 @@ from typing import Any
 from hkd_hpc.analysis.tables import Table
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
+from hkd_hpc.runtime.revision import package_sha256, revision
 from hkd_hpc.store.atomic import replace_text
 
 from .tables import DATA
@@ -25,15 +26,17 @@ PAIRS = 16  # of rounds; single ones are off by a tenth or more where a machine 
 
 
 def measure() -> dict[str, Any]:
-    """Both networks, 7 minutes. BenchError when it crashes."""
+    """Both networks, 7 minutes. BenchError when it crashes, UsageError in a clone with changes."""
     from ..bench import suite  # starts processes of its own
 
+    if revision().endswith("-dirty"):
+        raise UsageError("the clone has changes that are not committed: nobody could tell what was measured")
     ratios = {}
     for network, row in ROWS.items():
         lines: list = []
         suite.measure(suite.Sizes(most=PAIRS, row_s=300.0), {row: suite.ROWS[row]}, lines)
         ratios[network] = [round(value, 4) for value in lines[0].values]
-    return {"made": header().splitlines(), "ratios": ratios}
+    return {"made": [*header().splitlines(), f"code: {package_sha256()[:12]}"], "ratios": ratios}
 
 
 def write(found: Mapping[str, Any], path: Path = FILE) -> None:

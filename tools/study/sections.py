@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from hkd_hpc import compare, schemes
-from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.analysis.tables import NOTHING, Cell, Difference, Estimate, Table, estimate
+from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import Lines
 from hkd_hpc.results.differences import GOALS, differences, method_text
 
@@ -49,13 +49,15 @@ def section(asked: Asked, results: Mapping[str, Results]) -> str:
 
 def summary(results: Mapping[str, Results]) -> str:
     """Of the README: the best table that there is, in short."""
-    asked = next(asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name]))
+    asked = next((asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name])), None)
+    if asked is None:
+        return "No pairs of runs are finished yet."
     own = without_controls(results[asked.name])
     rows = {row: {goal: own.values(row, LAST[goal]) for goal in GOALS} for row in own.rows}
     family = len(asked.schemes_asked) - 1
     head = (
         f"{asked.title}; beta .5, 10 clients with 500 images each of [10,000 of CIFAR-10]({IMAGES_PAGE}); last round. "
-        f"{state_text(asked, own)} `{asked.command}`"
+        f"{state_text(asked, results[asked.name])} `{asked.command}`"
     )
     against = difference_table(rows, family)
     cells = [
@@ -79,17 +81,16 @@ def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
     lacking = [named(row) for row in asked.schemes_asked if row not in own.rows]
     without = f" Not run yet: {', '.join(lacking)}." if lacking else ""
-    return (
-        f"{len(own.records)} of {len(asked.places)} runs are finished; compared are the seeds that all schemes here "
-        f"have: {', '.join(map(str, own.seeds))}.{without}{worth(len(own.seeds))}"
-    )
+    finished = f"{len(own.records)} of {len(asked.places)} runs are finished"
+    return f"{finished}; {seeds_text(own.seeds, len({seed for _, seed in asked.places}))}{without}"
 
 
-def worth(seeds: int) -> str:
-    """What so few seeds are worth."""
-    if seeds < FEWEST_SEEDS:
-        return f" **Fewer than {FEWEST_SEEDS} seeds are no evidence.**"
-    return f" Provisional: the study ends at {LAST_SEEDS} seeds." if seeds < LAST_SEEDS else ""
+def seeds_text(seeds: Sequence[int], last: int) -> str:
+    """Which are compared, and what so few are worth; `last`: how many there will be."""
+    told = f"compared are the seeds that all schemes here have: {', '.join(map(str, seeds))}."
+    if len(seeds) < FEWEST_SEEDS:
+        return f"{told} **Fewer than {FEWEST_SEEDS} seeds are no evidence.**"
+    return told + (f" Provisional: the table ends at {last} seeds." if len(seeds) < last else "")
 
 
 def figure_of(asked: Asked, results: Results) -> Lines | None:
@@ -192,52 +193,52 @@ def mean_text(runs: Sequence[Record], column: str, round: int) -> str:
 
 def choices(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Each choice of FedHKD against FedAvg and against the paper's choices, in pairs with the runs of the small net."""
-    own, beside = results[asked.name], results["small"].only((REFERENCE, OURS, STAR))
-    seeds = sorted(set(own.seeds) & set(beside.seeds))
-    if not seeds:
+    own, beside = results[asked.name], results["small"].only((REFERENCE, OURS))
+    seeds = min(own.seeds, beside.seeds, key=len)
+    if not seeds or len(beside.rows) < 2:
         return ["The runs that these are paired with (small net, beta .5) are not there yet."]
-    last = lambda table, row, goal: np.array([table.rows[row][seed].summary[LAST[goal]] for seed in seeds])
+    last = lambda table, row, goal: table.values(row, LAST[goal])[: len(seeds)]
     rows = [row for row in own.rows if row != AUTHORS_FEDAVG]
     columns = {}
     for goal in GOALS:
-        bases = {row: last(*reference_of(row, own, beside), goal) for row in rows}
+        bases = {row: last(*found, goal) for row in rows if (found := reference_of(row, own, beside))}
         papers = {row: last(beside, OURS, goal) for row in rows if not row.startswith(AUTHORS)}
         for title, base in (("FedAvg", bases), ("FedHKD", papers)):
-            columns[f"{goal} – {title}"] = told({row: last(own, row, goal) - base[row] for row in base})
+            columns[f"{goal} – {title}"] = {row: interval_text(last(own, row, goal) - base[row]) for row in base}
     cells = [[row, *(column.get(row, NOTHING) for column in columns.values())] for row in rows]
     note = (
-        f"Each column is a family of the correction. “– FedAvg” of {AUTHORS} is – {AUTHORS_FEDAVG}; they divide the "
-        "images in another way, so that they have no pair in FedHKD's runs."
+        "Intervals alone: so few seeds can call nothing, and nothing corrects for the number of choices. “– FedAvg” of "
+        f"{AUTHORS} is – {AUTHORS_FEDAVG}; they divide the images in another way: no run of FedHKD is their pair."
     )
     return [str(Table(["choice", *columns], cells)), note]
 
 
-def reference_of(row: str, own: Results, beside: Results) -> tuple[Results, str]:
-    """Whose FedAvg a choice is compared with: the authors' code trains and divides the images in its own way."""
-    return (own, AUTHORS_FEDAVG) if row.startswith(AUTHORS) else (beside, REFERENCE)
-
-
-def told(gaps: dict[str, np.ndarray]) -> dict[str, str]:
-    """Interval and verdict of each."""
-    verdicts = statistics.verdicts(gaps)
-    return {row: f"{interval_text(values)}, {verdicts[row]}" for row, values in gaps.items()}
+def reference_of(row: str, own: Results, beside: Results) -> tuple[Results, str] | None:
+    """Whose FedAvg a choice is compared with: the authors' code trains and divides the images in its own way. None
+    where that has not run."""
+    if not row.startswith(AUTHORS):
+        return beside, REFERENCE
+    return (own, AUTHORS_FEDAVG) if AUTHORS_FEDAVG in own.rows else None
 
 
 def tuned(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """What each scheme's validation images chose, on the seeds of the study."""
     own = results[asked.name]
-    chosen = {scheme: chosen_rows(own, scheme) for scheme in schemes.PAPER if f"{scheme}{TRIAL}0" in own.rows}
-    of_row = [set(own.rows.get(row, {})) for rows in chosen.values() for row in rows.values()]
-    seeds = sorted(set.intersection(*of_row)) if of_row else []
-    if not seeds:
+    trials = {row for row, _ in asked.configs if TRIAL in row}
+    if lacking := sorted({row.partition(TRIAL)[0] for row in trials - set(own.rows)}):
+        return [f"Not all trials have come to their end; of {', '.join(map(named, lacking))} some are missing."]
+    chosen = {scheme: chosen_rows(own, scheme) for scheme in asked.schemes_asked}
+    compared = own.only(row for rows in chosen.values() for row in rows.values())
+    if not compared.seeds or not {row for rows in chosen.values() for row in rows.values()} <= set(compared.rows):
         return ["The settings that the trials chose have not run yet."]
-    nothing = dict.fromkeys(MEASURES, np.full(len(seeds), NAN))
-    last = lambda goal, row: np.array([own.rows[row][seed].summary[LAST[goal]] for seed in seeds])
+    nothing = dict.fromkeys(MEASURES, np.full(len(compared.seeds), NAN))
+    last = lambda goal, row: compared.values(row, LAST[goal])
     rows = {scheme: nothing | {goal: last(goal, row) for goal, row in of.items()} for scheme, of in chosen.items()}
+    state = f"Of what was chosen {seeds_text(compared.seeds, LAST_SEEDS)}"
     how = Table(
         ["scheme", *(f"chosen for {goal}" for goal in GOALS)], [[named(s), *of.values()] for s, of in chosen.items()]
     )
-    return list(map(str, [accuracy_table(rows), *difference_parts(rows, len(schemes.PAPER) - 1), how]))
+    return list(map(str, [state, accuracy_table(rows), *difference_parts(rows, len(schemes.PAPER) - 1), how]))
 
 
 def gradients(asked: Asked, results: Mapping[str, Results]) -> list[str]:
@@ -246,7 +247,8 @@ def gradients(asked: Asked, results: Mapping[str, Results]) -> list[str]:
 
 
 def chosen_rows(own: Results, scheme: str) -> dict[str, str]:
-    """By goal, the row of the trial with the best accuracy on validation images, as `hkd compare` chooses."""
+    """By goal, the row of the trial with the best accuracy on validation images, as `hkd compare` chooses. UsageError
+    where none has one."""
     numbers = [int(row.removeprefix(f"{scheme}{TRIAL}")) for row in own.rows if row.startswith(f"{scheme}{TRIAL}")]
     nothing = dict.fromkeys(compare.CHOSEN_BY.values(), NAN)
     summaries = [
@@ -256,4 +258,6 @@ def chosen_rows(own: Results, scheme: str) -> dict[str, str]:
         for n in range(max(numbers) + 1)
     ]
     best = {goal: compare.choose(summaries, goal) for goal in GOALS}
+    if None in best.values():
+        raise UsageError(f"{scheme}: no trial has an accuracy on validation images")
     return {goal: f"{scheme}{TUNED}{place}" if place else scheme for goal, place in best.items()}

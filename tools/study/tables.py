@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from hkd_hpc import compare, schemes
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.bundled import PACKAGE
-from hkd_hpc.config import Config, as_values, split_override
+from hkd_hpc.config import Config, as_values, is_place, resolve, split_override
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Sweep
 
@@ -29,6 +29,16 @@ PAIRED = ("small", "beta02", "beta5", "why", "gradients")  # tables whose runs a
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
 Place = tuple[str, int]  # row and seed
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    return json.loads(json.dumps(as_values(config)))
+
+
+@cache
+def defaults_of(scheme: str) -> dict[str, Any]:
+    return plain(resolve(overrides=[f"scheme.name={scheme}"]))
 
 
 def is_tuning(row: str) -> bool:
@@ -94,21 +104,22 @@ class Asked:
 
     def settings(self, place: Place) -> Mapping[str, Any]:
         """Of a run, as a record has them."""
-        return json.loads(json.dumps(as_values(self.configs[place])))
+        return plain(self.configs[place])
 
     def own(self, records: Sequence[Record]) -> Iterator[Record]:
-        """Those that it asks for. UsageError for one of other settings; what an older version did not know was not
-        set."""
+        """Those that it asks for. UsageError for one of other settings; what an older version did not know was as it is
+        by default now."""
         for record in records:
             place = record.row, record.seed
             if place not in self.configs:
                 continue
-            asked = self.settings(place)
-            for key, value in record.settings.items():
-                if key in asked and asked[key] != value:
+            asked, defaults = self.settings(place), defaults_of(record.scheme)
+            for key, value in asked.items():
+                own = record.settings.get(key, defaults[key])
+                if own != value and not is_place(key):
                     raise UsageError(
-                        f"{self.name}: {record.row}, seed {record.seed}: was run with {key}={value}, {self.spec} asks "
-                        f"for {asked[key]}"
+                        f"{self.name}: {record.row}, seed {record.seed}: was run with {key}={own}, {self.spec} asks "
+                        f"for {value}"
                     )
             yield record
 
@@ -177,6 +188,8 @@ class Results:
         first: dict[str, str] = {}
         for record in self.records:
             for fact, value in origin_of(record).items():
+                if not value or value == "several":
+                    raise UsageError(f"{where}: {record.row}, seed {record.seed}: does not say its {fact}")
                 if first.setdefault(fact, value) != value:
                     raise UsageError(
                         f"{where}: {record.row}, seed {record.seed}: {fact} is {value}, and {first[fact]} of "
@@ -191,6 +204,7 @@ def origin_of(record: Record) -> dict[str, str]:
         "code": made.get("code_sha256", "")[:12],
         **{name: made.get("versions", {}).get(name, "") for name in KERNELS_OF},
         "CPU": " ".join(made.get("cpu", {}).values()),
+        "device": " ".join(made.get("devices", ["cpu"])),
         "images": made["data_sha256"][:12],
     }
 

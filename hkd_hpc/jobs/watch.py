@@ -22,6 +22,7 @@ BUSY = ("running", "queued")  # not to be started
 OTHER = "other settings"
 STATES = ("complete", *BUSY, "stopped", "cancelled", "failed", "lost", OTHER, "missing")
 NAN = float("nan")
+LOOKING = 0.02  # share of a core that looking at trials may take while waiting for them
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,15 @@ def wait(
     more: Callable[[list[TrialState]], bool] = lambda states: False,
 ) -> list[TrialState]:
     """The states once no trial is running or queued any more, and there are no `more` to come; `tell` takes all before
-    them too."""
+    them too. The longer a look takes, of many trials, the longer it waits for the next: a core is theirs."""
     while True:
+        start_s = time.monotonic()
         states = look()
+        look_s = time.monotonic() - start_s
         tell(states)
         if not any(state.state in BUSY for state in states) and not more(states):
             return states
-        time.sleep(poll_s)
+        time.sleep(max(poll_s, look_s / LOOKING))
 
 
 def when_counts_change(say: Callable[[str], None]) -> Callable[[list[TrialState]], None]:

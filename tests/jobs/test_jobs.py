@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import slurm_cluster
@@ -399,6 +400,20 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     assert (
         states(study) == ["lost"] * 2 + ["queued"] * 5 + ["missing"] * 2
     )  # what was tried is for resubmit, not for this
+
+
+@pytest.mark.parametrize("look_s, slept", [(0.01, 2.0), (3.0, 150.0)])
+def test_waiting_takes_a_fiftieth_of_a_core(monkeypatch, look_s, slept):
+    """However long a look at all trials takes."""
+    now, sleeps, found = [0.0], [], [["running"], ["running"], ["complete"]]
+
+    def look():
+        now[0] += look_s
+        return [watch.TrialState("trial", state, 1, 1) for state in found.pop(0)]
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleeps.append))
+    assert [state.state for state in watch.wait(look, lambda states: None)] == ["complete"]
+    assert sleeps == pytest.approx([slept] * 2)
 
 
 def test_waiting_goes_on_while_trials_are_outside_the_queue(fake, tmp_path, monkeypatch):

@@ -80,7 +80,9 @@ def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectur
     else:
         server.write_metrics()
     messages.answer(
-        messages.summary_table(server.history, summary, server.static["baselines"], server.folder),
+        messages.summary_table(
+            server.history, summary, server.static["baselines"], server.folder, server.config.model.members[0]
+        ),
         messages.summary_essentials(server.history, summary, server.folder),
     )
     if ledger:

@@ -105,10 +105,18 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
     different = config_module.difference(stored, request.asked, request.soft)
     if different:
         raise UsageError(
-            f"--resume {folder.path}: resumes with the stored settings; {different} (--allow-change resumes "
-            "with the others)"
+            f"--resume {folder.path}: resumes with the stored settings; {different} ({advice(stored, request)})"
         )
     return config_module.moved(stored, request.asked)
+
+
+def advice(stored: Config, request: Request) -> str:
+    """For settings that are not the stored ones."""
+    try:
+        config_module.changed(stored, request.asked, request.soft)
+    except UsageError:
+        return "--allow-change does not help: some of these cannot change within a run; start another one"
+    return "--allow-change resumes with the others"
 
 
 def check_is_its_own(folder: RunFolder, config: Config) -> None:

@@ -4,7 +4,7 @@ cifar10, cifar100, svhn: the paper's settings (section 4 and appendix A; 10 clie
 `fed.clients=20 data.fraction=.2` and `fed.clients=50 data.fraction=.5`.
 
 repaired: FedHKD with nu relative to 1 / classes: a class is shared by the clients that have at least the share of it
-that equal classes would give. With the paper's absolute .25 nothing is shared on CIFAR100 nor, nearly, at beta 5.
+that equal classes would give. With the paper's absolute .25 next to nothing is shared on CIFAR100, or at beta 5.
 
 fedprox-code: the effective mu of the FedHKD authors' code, which multiplies by its weight of .1 twice.
 

@@ -187,9 +187,13 @@ def reached_text(summary: Mapping[str, Any], kind: str) -> str:
 
 
 def summary_table(
-    history: History, summary: Mapping[str, Any], baselines: Mapping[str, float], folder: RunFolder
+    history: History,
+    summary: Mapping[str, Any],
+    baselines: Mapping[str, float],
+    folder: RunFolder,
+    architecture: str = "",
 ) -> str:
-    """The small table at the end."""
+    """The small table at the end; `architecture`: one of the unequal models, if they are."""
     lines = ["", *summary_lines(history, summary), *final_lines(summary, baselines)]
     lines += ["  best = the best round, selected on the test set: not a result", ""]
     lines += target_lines(summary)
@@ -198,7 +202,7 @@ def summary_table(
     lines += [f"remark: {summary['remark']}", ""] if summary["remark"] else []
     lines += [summary["reproducible"]] if summary["reproducible"] else []
     lines += [f"changed {summary['changes']}"] if summary["changes"] else []
-    lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder)]
+    lines += bytes_lines(history) + seconds_lines(history) + ["", *files_lines(folder, architecture)]
     return "\n".join(lines)
 
 
@@ -268,10 +272,11 @@ def seconds_lines(history: History) -> list[str]:
     return [f"seconds by phase (rank 0, {len(history)} rounds): {', '.join(parts)}"]
 
 
-def files_lines(folder: RunFolder) -> list[str]:
+def files_lines(folder: RunFolder, architecture: str) -> list[str]:
+    which = f" --architecture {architecture}" if architecture else ""
     newest = folder.checkpoints()[0][1] if folder.checkpoints() else "none"
     return [
         f"metrics     {folder.metrics_path}",
         f"checkpoint  {newest}",
-        f"models      python -m hkd_hpc.export {folder.path} --out global.pt",
+        f"models      python -m hkd_hpc.export {folder.path} --out global.pt{which}",
     ]

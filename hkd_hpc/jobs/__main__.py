@@ -76,7 +76,7 @@ def add_site(parser: Parser) -> None:
 
 def add_launch(parser: Parser) -> None:
     parser.add_argument("spec", metavar="SPEC.toml", help="the sweep; hkd specs list has some")
-    parser.add_argument("--executor", choices=tuple(SUBMIT), default="slurm")
+    parser.add_argument("--executor", choices=tuple(SUBMIT), default="slurm", help="default: slurm")
     parser.add_argument("--root", required=True, metavar="DIR", help="the study's folder; again: resume or extend it")
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be submitted, and what would be rejected"

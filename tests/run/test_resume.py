@@ -239,6 +239,8 @@ def test_changed_settings_are_allowed_on_request_and_recorded(tmp_path, data, wh
             ["--resume", "--allow-change", "scheme.name=fedavg", "fed.rounds=9"],
             "--allow-change: scheme.name cannot change",
         ),
+        (["--resume", "run.seed=3"], "run.seed: stored 0, asked 3 (--allow-change does not help: some of these cannot"),
+        (["--resume", "fed.rounds=9"], "fed.rounds: stored 4, asked 9 (--allow-change resumes with the others)"),
         (["--resume", "--allow-change", "fed.rounds=3"], "--allow-change: fed.rounds=3, but 4 rounds are done"),
         (["--allow-change"], "--allow-change: is for --resume"),
     ],

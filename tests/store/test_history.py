@@ -340,7 +340,10 @@ def test_summary_table_is_plain_text():
         path="runs/a", metrics_path="runs/a/metrics.h5", checkpoints=lambda: [(2, "runs/a/checkpoints/round_0002.h5")]
     )
     baselines = {"local_majority": 0.4, "global_majority": 0.1, "chance": 0.1}
+    unequal = messages.summary_table(history, summary, baselines, folder, "small")
+    assert "python -m hkd_hpc.export runs/a --out global.pt --architecture small" in unequal
     text = messages.summary_table(history, summary, baselines, folder)
+    assert text.endswith("python -m hkd_hpc.export runs/a --out global.pt")
     assert all(line.isprintable() for line in text.split("\n"))
     for word in (
         "last round",

@@ -150,9 +150,9 @@ def wait(
     """The states once no trial is running or queued any more, and there are no `more` to come; `tell` takes all before
     them too. The longer a look takes, of many trials, the longer it waits for the next: a core is theirs."""
     while True:
-        start_s = time.monotonic()
+        start_s = time.process_time()
         states = look()
-        look_s = time.monotonic() - start_s
+        look_s = time.process_time() - start_s
         tell(states)
         if not any(state.state in BUSY for state in states) and not more(states):
             return states

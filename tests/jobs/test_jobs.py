@@ -411,7 +411,7 @@ def test_waiting_takes_a_fiftieth_of_a_core(monkeypatch, look_s, slept):
         now[0] += look_s
         return [watch.TrialState("trial", state, 1, 1) for state in found.pop(0)]
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleeps.append))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(process_time=lambda: now[0], sleep=sleeps.append))
     assert [state.state for state in watch.wait(look, lambda states: None)] == ["complete"]
     assert sleeps == pytest.approx([slept] * 2)
 

@@ -85,8 +85,8 @@ def possible_runs(spec: Spec) -> list[Run]:
 
 
 def trial_settings(tuning: Tuning, scheme: str, trial: int) -> Settings:
-    """What a trial of the grid changes; nothing for trial 0. The learning rate of trial i is the same for every
-    scheme."""
+    """What a trial that is known from the start changes; nothing for trial 0. The learning rates are the same for every
+    scheme, of the grid trial by trial."""
     if trial == 0:
         return {}
     points = grid_of(scheme)

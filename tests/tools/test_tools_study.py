@@ -35,7 +35,6 @@ def planted(scheme: str, seed: int, local: float, whole: float, made: dict | Non
         "weights_sha256": "ab",
         "partition_sha256": "cd",
         "data_sha256": "ef",
-        "client_s": 1.0,
         "payload_bytes": {"x": 1},
     }
     rounds = dict(zip(records.ACCURACIES, ([local], [local], [whole])))

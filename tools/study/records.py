@@ -40,7 +40,7 @@ class Record:
             /rounds of metrics.h5, "shared_classes" of a client (mean), "known_classes" that any client shared.
         summary: the numbers of /summary of metrics.h5.
         made: hashes of weights, partition, data and code, versions, CPU, devices, payload of the last round, seconds of
-            all rounds (wall_s), and of training and report of a client in a round, median (client_s).
+            all rounds (wall_s).
     """
 
     row: str
@@ -119,7 +119,6 @@ def made(run: Run) -> dict[str, Any]:
         "cpu": cpu_of(run),
         "devices": sorted({device for session in run.sessions for device in session.get("devices", {})}),
         "wall_s": number(columns["wall_s"].sum()),
-        "client_s": number(np.nanmedian(run.client_columns["train_s"] + run.client_columns["report_s"])),
         "payload_bytes": {kind: int(values[-1]) for kind, values in payload(columns).items()},
         "finished": as_text(run.summary["finished"]),
     }

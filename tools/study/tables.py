@@ -23,8 +23,6 @@ from .records import KERNELS_OF, PAPERS, Record, read, variant_of
 DATA = Path(__file__).with_name("data")
 SPECS = PACKAGE / "specs"
 IMAGES = "data.path=cifar10.npz"
-
-
 PAIRED = ("small", "beta02", "beta5", "why", "gradients")  # tables whose runs are compared with each other
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 

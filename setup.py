@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 setup(
     name="hkd_hpc",
-    version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/__init__.py").read_text()).group(1),
+    version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/version.py").read_text()).group(1),
     description="Federated learning on non-IID data as an HPC job: FedHKD and the schemes it is compared with",
     # relative links lead nowhere from a package index: there they are plain text
     long_description=re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", (HERE / "README.md").read_text()),

@@ -11,13 +11,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hkd_hpc.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hkd_hpc.errors import RunError, UsageError
     from hkd_hpc.jobs import Study, Sweep, launch, load_study
     from hkd_hpc.results import Run, load
     from hkd_hpc.train import in_this_process as train
 
-__version__ = "0.1.0"
 __all__ = ["Run", "RunError", "Study", "Sweep", "UsageError", "launch", "load", "load_study", "train"]
 
 _HOMES = {

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hkd_hpc import __version__, sessions
 from hkd_hpc import config as config_module
+from hkd_hpc import sessions
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.config import Config, identity
 from hkd_hpc.config.command_line import Request, ResumeOptions
@@ -25,6 +25,7 @@ from hkd_hpc.runtime.provenance import START
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree
+from hkd_hpc.version import __version__
 
 if TYPE_CHECKING:
     from hkd_hpc.checkpoint import RoundState

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import hkd_hpc
 from hkd_hpc import cli, schemes
 from hkd_hpc.config import keys_of
 from hkd_hpc.config.presets import PRESETS
@@ -31,6 +32,10 @@ def hooks():
 
 def test_readme_has_at_most_150_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {hkd_hpc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def name_of(page):

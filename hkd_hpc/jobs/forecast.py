@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import __version__, schemes
+from hkd_hpc import schemes
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import cost, probe, verdict
 from hkd_hpc.jobs.estimate import PROBE_FILE, Estimate, Forecast, StoredProbe
@@ -29,6 +29,7 @@ from hkd_hpc.jobs.probe import Kind, SchemeSizes
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import Measured, Work, data_key, data_sizes, from_measured, measured, slowdown, workers_of
 from hkd_hpc.runtime import versions
+from hkd_hpc.version import __version__
 
 # FedHKD, preset cifar10 (10 clients x 375 images x 5 epochs, ResNet18), one H200, one rank: 3.0 to 4.1 s a round
 REFERENCE_S, REFERENCE_IMAGES, REFERENCE_SCHEME = 3.5, 10 * 375 * 5, schemes.DEFAULT

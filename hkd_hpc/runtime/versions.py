@@ -6,9 +6,9 @@ import platform
 import re
 from importlib import metadata
 
-from hkd_hpc import __version__
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.revision import revision
+from hkd_hpc.version import __version__
 
 OLDEST_TORCH = (2, 4)  # the first with the fused Adam on CPUs
 TORCHVISION_MINOR = 15  # torchvision 0.(n + 15) belongs to torch 2.n

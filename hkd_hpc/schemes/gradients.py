@@ -1,4 +1,4 @@
-"""FedHKD that also measures the gradient of each term of its loss: `scheme.name=tools.study.gradients:MeasuredFedHKD`.
+"""FedHKD that also measures the gradients of its loss: `scheme.name=hkd_hpc.schemes.gradients:MeasuredFedHKD`.
 
 The norms are recorded as terms of the loss (loss/gradient_soft of metrics.h5: mean over the images of the last local
 epoch). They are constants, so that training and its bits are those of FedHKD.

@@ -23,7 +23,13 @@ setup(
     ],
     package_dir={"hkd_hpc.tools": "tools"},
     package_data={
-        "hkd_hpc": ["py.typed", "specs/*.toml", "slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"],
+        "hkd_hpc": [
+            "py.typed",
+            "specs/*.toml",
+            *("slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"),
+            *("docs/*.md", "docs/*.png", "docs/*.svg"),
+            *("examples/*.py", "examples/*.ipynb"),
+        ],
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],
         "hkd_hpc.jobs": ["specs/*.toml"],
         "hkd_hpc.report": ["page.*", "paper_tables.toml"],

@@ -1,8 +1,9 @@
 """Files that come with the package, to read or to change: `hkd slurm copy DIR`, `hkd specs list`.
 
-    python -m hkd_hpc.bundled slurm|specs list|copy [DIR]
+    python -m hkd_hpc.bundled slurm|specs|examples|docs list|copy [DIR]
 
-slurm: sbatch scripts with their README.md, and site files; specs: those of `hkd sweep launch` and `hkd compare`.
+slurm: sbatch scripts with their README.md, and site files; specs: those of `hkd sweep launch` and `hkd compare`;
+examples: a scheme, a logger and data of one's own, a notebook; docs: the documentation's pages, unbuilt.
 Exit codes: 0 done, 2 wrong usage.
 """
 
@@ -19,7 +20,12 @@ from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
 
 PACKAGE = Path(__file__).parent
-FOLDERS = {"slurm": ("slurm",), "specs": ("jobs/specs", "specs")}
+FOLDERS = {
+    "slurm": ("slurm",),
+    "specs": ("jobs/specs", "specs"),
+    "examples": ("examples",),
+    "docs": ("docs",),
+}
 
 
 def files_of(kind: str) -> dict[str, Path]:

@@ -8,6 +8,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def obtainable(place: str) -> str:
+    """A file that messages name as a clone has it, with the command that copies it out of an installed package.
+
+    Args:
+        place: "docs/data.md", perhaps with the heading: "docs/data.md, Rows and sequences".
+    """
+    folder = place.partition("/")[0]
+    return f"{place} (hkd {folder} copy {folder})"
+
+
 class UsageError(Exception):
     """The input is wrong: one line saying what, where and what is allowed. The program ends with exit code 2.
 

@@ -83,8 +83,8 @@ enter_environment() {
         # shellcheck disable=SC1091
         source "$here/stage_env.sh" use "$STAGE"
     elif [[ -n $VENV ]]; then
-        [[ -r $VENV/bin/activate ]] || fail "VENV=$VENV: is no Python environment; make demo makes .venv, VENV= (empty) goes" \
-            "without one"
+        [[ -r $VENV/bin/activate ]] || fail "VENV=$VENV: is no Python environment; name one that has hkd_hpc, or VENV= (empty) to go" \
+            "without"
         # shellcheck disable=SC1091
         source "$VENV/bin/activate"
     fi

@@ -1,4 +1,4 @@
-"""Tools of this repository that are no part of the installed package."""
+"""Tools beside the package: a top-level package in a clone, `hkd_hpc.tools` once installed."""
 
 from hkd_hpc.command import tell_interrupts_of
 

@@ -57,7 +57,7 @@ def measure(name: str, root: Path, out: Path) -> list[Line]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_report", description=first_paragraph(__doc__))
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}.bench_report", description=first_paragraph(__doc__))
     parser.add_argument("--runs", type=int, default=SEEDS * len(SETTINGS) * len(schemes.PAPER))
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args(arguments)

@@ -120,7 +120,9 @@ def line(runs: Sequence[Record], scheme: str, goal: str) -> Series:
 
 def main_parser() -> Parser:
     parser = Parser(
-        prog="python -m tools.privacy_curve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {__package__}.privacy_curve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--root", type=path_argument, metavar="DIR", help="folder of the runs")
     parser.add_argument("--collect", action="store_true", help="train nothing, take the runs that are finished")

@@ -15,6 +15,7 @@ from typing import Any
 from hkd_hpc.comm.devices import BACKENDS
 from hkd_hpc.config.training import TrainSettings
 from hkd_hpc.data.settings import DataSettings
+from hkd_hpc.errors import obtainable
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.settings import setting
@@ -143,7 +144,9 @@ class RunSettings:
 class CommSettings:
     """Collectives (comm/)."""
 
-    backend: str = setting("auto", "for the weights; auto: docs/architecture.md, Ranks", choices=BACKENDS)
+    backend: str = setting(
+        "auto", f"for the weights; auto: {obtainable('docs/architecture.md, Ranks')}", choices=BACKENDS
+    )
     timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
     start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)
 

@@ -11,6 +11,7 @@ from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.console.messages import seconds_text
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
 from hkd_hpc.doctor.job import Job
+from hkd_hpc.errors import obtainable
 from hkd_hpc.jobs import slurm
 from hkd_hpc.stop import SIGNALS, name_of
 
@@ -35,13 +36,14 @@ NO_ANSWER = Kind(
     "batch.no_answer",
     NOTE,
     "limits are not known here; within a container a sweep's job could not requeue itself either",
-    "bind SLURM's programs, configuration and munge's socket into the container (slurm/sites/lumi.toml)",
+    "bind SLURM's programs, configuration and munge's socket into the container, as in "
+    + obtainable("slurm/sites/lumi.toml"),
 )
 SHORT = Kind(
     "batch.short",
     WARNING,
     "a run that begins now is stopped after its round and has to be resumed",
-    "sbatch --time=04:00:00, or resume with --resume=auto as slurm/train.sh does",
+    f"sbatch --time=04:00:00, or resume with --resume=auto as {obtainable('slurm/train.sh')} does",
 )
 NO_REQUEUE = Kind(
     "batch.no_requeue",

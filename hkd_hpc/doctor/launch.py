@@ -13,7 +13,7 @@ from hkd_hpc.comm.launchers import SplitWorld
 from hkd_hpc.comm.world import World
 from hkd_hpc.doctor.findings import ERROR, WARNING, Kind, Section
 from hkd_hpc.doctor.job import Job
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.runtime.versions import installed
 
 NAME = "launch"
@@ -39,13 +39,13 @@ NO_WORLD = Kind(
     "launch.no_world",
     ERROR,
     "the ranks did not come together, so no run can begin; nothing else could be looked at",
-    "what the line itself says; more in docs/troubleshooting.md, Ranks do not find each other",
+    f"what the line itself says; more in {obtainable('docs/troubleshooting.md, Ranks do not find each other')}",
 )
 ONE_OF_MANY = Kind(
     "launch.one_process",
     WARNING,
     "nothing but this process was looked at: a batch script itself is no launcher",
-    "sbatch slurm/doctor.sh, or within the job: srun --mpi=none python -m hkd_hpc.doctor",
+    f"sbatch {obtainable('slurm/doctor.sh')}, or within the job: srun --mpi=none python -m hkd_hpc.doctor",
 )
 
 

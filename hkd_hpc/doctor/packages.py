@@ -11,25 +11,26 @@ from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.config.identity import code_of
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
 from hkd_hpc.doctor.job import Job
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.environment import DEVICE_FILES
 
 NAME = "packages"
 DRIVERS = {"nvidia": "/proc/driver/nvidia/version", "amd": "/sys/module/amdgpu/version"}
+INSTALLING = obtainable("docs/getting_started.md, Installing")
 MPICH_LIKE = ("MPICH", "Intel", "CRAY", "Cray", "MVAPICH", "ParaStation")  # one ABI since 2014
 
 DIFFERENT = Kind(
     "packages.different",
     ERROR,
     "ranks would compute other bits, or speak other protocols, than their neighbours",
-    "one environment for all nodes: a VENV on a shared disk, or STAGE=env.tar (slurm/README.md)",
+    f"one environment for all nodes: a VENV on a shared disk, or STAGE=env.tar: {obtainable('slurm/README.md')}",
 )
 UNFIT = Kind(
     "packages.unfit",
     ERROR,
     "no run begins with these packages",
-    "what the line itself says; docs/getting_started.md, Installing",
+    f"what the line itself says; {INSTALLING}",
 )
 OTHER_MPI = Kind(
     "packages.other_mpi",
@@ -47,7 +48,7 @@ UNUSED_GPU = Kind(
     "packages.unused_gpu",
     WARNING,
     "the CPU is used though a GPU's driver is there",
-    "a torch of this GPU's kind (docs/getting_started.md, Installing), or unset CUDA_VISIBLE_DEVICES and "
+    f"a torch of this GPU's kind: {INSTALLING}; or unset CUDA_VISIBLE_DEVICES and "
     "ROCR_VISIBLE_DEVICES; see python -c 'import torch; print(torch.version.cuda, torch.version.hip)'",
 )
 

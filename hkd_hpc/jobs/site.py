@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hkd_hpc.config import load_toml
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
 from hkd_hpc.runtime.paths import expanded, path_text
 from hkd_hpc.settings import unknown
@@ -231,7 +231,8 @@ def checked(prefix: str, cls: type, values: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         if name not in known:
-            raise UsageError(unknown(prefix + name, [prefix + other for other in known], "slurm/README.md lists them"))
+            listed = f"{obtainable('slurm/README.md')} lists them"
+            raise UsageError(unknown(prefix + name, [prefix + other for other in known], listed))
         kind = known[name].type.removesuffix(" | None")
         allowed, fits = KINDS[kind]
         if not fits(value):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, obtainable
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ def require_images(name: str, kind: str) -> None:
     if name in MODELS and kind != "images":
         raise UsageError(
             f"model.name={name}: takes images, and the data are {kind}; name a network of your own as "
-            "model.name=module:Class (docs/data.md, Rows and sequences)"
+            f"model.name=module:Class: {obtainable('docs/data.md, Rows and sequences')}"
         )

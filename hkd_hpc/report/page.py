@@ -12,7 +12,7 @@ from typing import Any
 
 from hkd_hpc import figures
 from hkd_hpc.analysis.tables import FORMATS, Table
-from hkd_hpc.errors import UsageError, printable
+from hkd_hpc.errors import UsageError, obtainable, printable
 from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import titled
 from hkd_hpc.report import happened, origin
@@ -177,6 +177,7 @@ def html_of(page: Page) -> str:
         plotly=get_plotlyjs(),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         version=versions.text(),
+        manual=obtainable("docs/report.md"),
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
     )

@@ -6,10 +6,11 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TOOLS = "tools"  # in an installed package; no run depends on them
+BESIDE = ("tools", "examples")  # the package in a clone, within it once installed; no run depends on them
 GIT_LIMIT_S = 5.0
 
 
@@ -36,7 +37,7 @@ def described(root: Path) -> str:
 
 def package_sha256() -> str:
     """Of the sources of hkd_hpc, the same in a clone and installed from it."""
-    return sources_sha256(PACKAGE, without=TOOLS)
+    return sources_sha256(PACKAGE, without=BESIDE)
 
 
 def module_sha256(module: str) -> str:
@@ -49,18 +50,18 @@ def module_sha256(module: str) -> str:
     return sources_sha256(file.parent if file.name == "__init__.py" else file) if file else ""
 
 
-def sources_sha256(place: Path, without: str = "") -> str:
+def sources_sha256(place: Path, without: Collection[str] = ()) -> str:
     """64 hex digits over names and bytes of a file, or of all *.py below a folder, in the order of their names.
 
     Args:
         place: the file or folder.
-        without: a folder in `place` that does not count.
+        without: folders in `place` that do not count.
     """
     files = sorted(file for file in place.rglob("*.py") if file.is_file()) if place.is_dir() else [place]
     digest = hashlib.sha256()
     for file in files:
         name = file.relative_to(place)
-        if without in name.parts[:1]:
+        if name.parts and name.parts[0] in without:
             continue
         content = file.read_bytes()
         digest.update(f"{name.as_posix()} {len(content)}\n".encode() + content)

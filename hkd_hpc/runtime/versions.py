@@ -6,7 +6,7 @@ import platform
 import re
 from importlib import metadata
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.runtime.revision import revision
 from hkd_hpc.version import __version__
 
@@ -49,7 +49,8 @@ def check(model_name: str, needs_torchvision: bool) -> None:
     torch = installed("torch")
     if torch is None:
         raise UsageError(
-            "torch is not installed; pip install '.[torch]', or use your site's (docs/getting_started.md, Installing)"
+            "torch is not installed; pip install 'hkd_hpc[torch]', or use your site's: "
+            + obtainable("docs/getting_started.md, Installing")
         )
     if numbers(torch)[:2] < OLDEST_TORCH:
         raise UsageError(f"torch {torch} is too old; the oldest that fits is {'.'.join(map(str, OLDEST_TORCH))}")

@@ -44,7 +44,7 @@ def test_tools_in_a_package_do_not_count(tmp_path):
     alone = revision.sources_sha256(tmp_path)
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/b.py").write_text("y")
-    assert revision.sources_sha256(tmp_path, without="tools") == alone
+    assert revision.sources_sha256(tmp_path, without=("tools",)) == alone
     assert revision.sources_sha256(tmp_path) != alone
 
 

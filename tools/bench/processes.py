@@ -81,7 +81,7 @@ def start(*arguments: str) -> subprocess.Popen:
 def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
     """`mpirun -n ranks python ...`. BenchError when there is no mpirun."""
     if shutil.which("mpirun") is None:
-        raise BenchError("mpirun: not found; activate the environment that `make demo` makes")
+        raise BenchError("mpirun: not found; pip install 'hkd_hpc[mpi]', or load your site's MPI")
     return subprocess.Popen(
         ["mpirun", "-n", str(ranks), sys.executable, *arguments],
         stdout=subprocess.PIPE,

@@ -7,5 +7,5 @@
     python -m tools.study seconds                   what FedHKD takes of FedAvg's time, measured alone
     python -m tools.study coverage                  the statistics on studies whose truth is known
 
-An installed package has it as `python -m hkd_hpc.tools.study`; the page is in a clone alone.
+An installed package has it as `python -m hkd_hpc.tools.study`, with the page; the README's summary is in a clone alone.
 """

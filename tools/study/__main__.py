@@ -43,7 +43,9 @@ def verify(options: argparse.Namespace) -> str:
 
 
 def pages(options: argparse.Namespace) -> list[Path]:
-    return [options.page] if options.page else [page.PAGE, page.README]
+    """An installed package has no README."""
+    own = [path for path in (page.PAGE, page.README) if path == page.PAGE or path.exists()]
+    return [options.page] if options.page else own
 
 
 def run(options: argparse.Namespace) -> str:
@@ -68,7 +70,7 @@ def cover(options: argparse.Namespace) -> str:
 
 def make_parser() -> Parser:
     parser = Parser(
-        prog="python -m tools.study", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {__package__}", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

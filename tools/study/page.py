@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).resolve().parents[2] / "docs/study.md"
 README = PAGE.parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- study end -->)", re.DOTALL)
-MEND = "python -m tools.study page mends it"
+MEND = f"python -m {__package__} page mends it"
 LEFT = ("table1.toml", "table2.toml")  # what the paper has beside, as specs of sweeps
 COST = re.compile(r"^# (\d+) runs; about (\S+) GPU hours", re.MULTILINE)
 
@@ -73,7 +73,7 @@ def read(page: Path) -> str:
     try:
         return page.read_text()
     except OSError as error:
-        raise UsageError(f"{page}: cannot be read ({error.strerror}); the page is in a clone") from None
+        raise UsageError(f"{page}: cannot be read ({error.strerror}); the page is in docs/ of a clone") from None
 
 
 def written(text: str, makers: Mapping[str, Callable[[], str]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hkd_hpc.command import WRONG_INPUT
 from hkd_hpc.config import is_place, split_override
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.results import Run
 from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime.machine import KERNELS
@@ -96,7 +96,8 @@ def compared(record: Record, found: Record) -> str:
         UsageError: it was another data set.
     """
     if record.made["data_sha256"] != found.made["data_sha256"]:
-        raise UsageError("data.path: has other images than the recorded run had (docs/study.md says how to make them)")
+        page = obtainable("docs/data.md, 10,000 images of CIFAR-10")
+        raise UsageError(f"data.path: has other images than the recorded run had; how to make them: {page}")
     then, now = record.made["weights_sha256"], found.made["weights_sha256"]
     others = excuses(record.made, found.made)
     gaps = {goal: found.summary[LAST[goal]] - record.summary[LAST[goal]] for goal in GOALS}

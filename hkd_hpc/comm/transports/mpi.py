@@ -43,7 +43,7 @@ class MpiWorld:
             raise UsageError(
                 f"the job was started by an MPI launcher, but MPI cannot be loaded here "
                 f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
-                f"'.[mpi]'), or start with torchrun, or under srun set comm.backend=gloo"
+                f"'hkd_hpc[mpi]'), or start with torchrun, or under srun set comm.backend=gloo"
             ) from error
         self.MPI = MPI
         self.comm = MPI.COMM_WORLD

@@ -16,7 +16,7 @@ from hkd_hpc.console import messages, output
 from hkd_hpc.console.output import Log
 from hkd_hpc.final_evaluation import final_evaluation
 from hkd_hpc.progress import Progress
-from hkd_hpc.rounds import RankRun
+from hkd_hpc.rank_run import RankRun
 from hkd_hpc.server import Server
 from hkd_hpc.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.store.folder import RunFolder

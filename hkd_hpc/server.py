@@ -26,11 +26,11 @@ from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.privacy.ledger import WHOLE, Ledger, ledger_of
 from hkd_hpc.privacy.settings import RELEASE
+from hkd_hpc.protection.spending import Spending
 from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, describe
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import SchemeServer
-from hkd_hpc.shared_knowledge import shared_knowledge
-from hkd_hpc.spending import Spending
+from hkd_hpc.schemes.shared_knowledge import shared_knowledge
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree

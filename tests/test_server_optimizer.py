@@ -12,7 +12,7 @@ import torch
 import toy
 from federation import Federation, save_images
 
-from hkd_hpc import rounds
+from hkd_hpc import averaging
 from hkd_hpc.config import FedSettings
 from hkd_hpc.errors import UsageError
 from hkd_hpc.server_optimizer import ServerOptimizer
@@ -70,14 +70,14 @@ def test_three_rounds_equal_algorithm_2(tmp_path, monkeypatch, name):
     parameters, updates, means = len(run.flat.parameters_P), [], []
     start = run.part.weights_V[:parameters].numpy().copy()
 
-    def noted(*given, original=rounds.mean_into):
+    def noted(*given, original=averaging.mean_into):
         received = run.part.weights_V.clone()
         weight = original(*given)
         updates.append((run.part.weights_V - received)[:parameters].numpy())
         means.append(run.part.weights_V.clone())
         return weight
 
-    monkeypatch.setattr(rounds, "mean_into", noted)
+    monkeypatch.setattr(averaging, "mean_into", noted)
     played = run.play(3)
     for one, mean_V, expected in zip(played, means, algorithm_2(name, updates, start)):
         np.testing.assert_allclose(one.weights_V[:parameters].numpy(), expected, rtol=0, atol=1e-12)

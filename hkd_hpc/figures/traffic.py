@@ -1,22 +1,21 @@
-"""What travelled, as it was counted, beside the formulas of the papers.
-
-Letters: C classes, D latent size, A public images, n_i classes that client i shares, n classes that any client shares.
-"""
+"""What travelled, as it was counted, beside the formulas of the papers (letters: schemes/traffic.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hkd_hpc import schemes
 from hkd_hpc.figures import bars
 from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
 from hkd_hpc.figures.groups import Group, column
 from hkd_hpc.figures.kind import Kind, Words, adding, in_unit
 from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, with_unit
+from hkd_hpc.schemes.traffic import Exchange, Formula
 from hkd_hpc.store.history import PAYLOAD_KINDS
 
 FLOAT_BYTES = 4
@@ -24,89 +23,13 @@ KNOWLEDGE = ("knowledge_up", "knowledge_down")
 Y_LABEL = "payload of a round"
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a formula is worked out from.
-
-    Attributes:
-        settings: of the run.
-        classes: C.
-        latent: D.
-        public: A.
-        shares_RMC: (rounds, clients, classes) bool, who shared knowledge of which class.
-        delivers_RM: (rounds, clients) bool, whose report entered the average.
-        sampled_R: (rounds,) clients that got a message.
-    """
-
-    settings: Mapping[str, Any]
-    classes: int
-    latent: int
-    public: int
-    shares_RMC: np.ndarray
-    delivers_RM: np.ndarray
-    sampled_R: np.ndarray
-
-    @property
-    def shared_R(self) -> np.ndarray:
-        """(rounds,) the sum of n_i over the clients."""
-        return self.shares_RMC.sum((1, 2))
-
-    @property
-    def known_R(self) -> np.ndarray:
-        """(rounds,) n."""
-        return self.shares_RMC.any(1).sum(1)
-
-    @property
-    def delivering_R(self) -> np.ndarray:
-        """(rounds,) clients that entered the average."""
-        return self.delivers_RM.sum(1)
+def formula_of(run: Run) -> Formula | None:
+    """The paper's, of a scheme that is built in and sends something beside the weights."""
+    name = run.settings["scheme.name"]
+    return schemes.get(name).about.formula if name in schemes.REGISTRY else None
 
 
-Floats = Callable[[Facts], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Formula:
-    """Floats beside the weights, of all clients in a round: as words, and from the facts."""
-
-    words: str
-    up: Floats
-    down: Floats
-
-
-HYPER_KNOWLEDGE = Formula(
-    "up n_i (D + C) + n_i, down n (D + C)",
-    lambda facts: facts.shared_R * (facts.latent + facts.classes + 1),
-    lambda facts: facts.sampled_R * facts.known_R * (facts.latent + facts.classes),
-)
-FORMULAS = {
-    "fedhkd": HYPER_KNOWLEDGE,
-    "fedhkd_star": HYPER_KNOWLEDGE,
-    "fedproto": Formula(
-        "up n_i D, down n D",
-        lambda facts: facts.shared_R * facts.latent,
-        lambda facts: facts.sampled_R * facts.known_R * facts.latent,
-    ),
-    "fedmd": Formula(
-        "A C each way",
-        lambda facts: facts.delivering_R * facts.public * facts.classes,
-        lambda facts: facts.sampled_R * facts.public * facts.classes,
-    ),
-    "fedgen": Formula(
-        "up C, down the generator",
-        lambda facts: facts.delivering_R * facts.classes,
-        lambda facts: facts.sampled_R * generator_floats(facts),
-    ),
-}
-
-
-def generator_floats(facts: Facts) -> int:
-    """FedGen's: noise and label to hidden, with bias and BatchNorm's scale and shift; hidden to latent, with bias."""
-    hidden, noise = (int(facts.settings[f"scheme.{key}"]) for key in ("hidden", "noise_size"))
-    return hidden * (noise + facts.classes + 3) + facts.latent * (hidden + 1)
-
-
-def facts_of(run: Run) -> Facts:
+def exchange_of(run: Run) -> Exchange:
     """Of the shared classes what the run recorded; of an older run what the scheme's rule says of the partition."""
     status_RM, count_MC = run.client_columns["status"], np.asarray(run.partition["train_count"])
     delivers_RM = status_RM == 0
@@ -114,7 +37,7 @@ def facts_of(run: Run) -> Facts:
     known_RMC = column(run, "clients/knowledge_classes")
     if known_RMC is not None:  # not of the rounds that an older version trained
         shares_RMC = np.where(np.isnan(known_RMC).all((1, 2), keepdims=True), shares_RMC, known_RMC == 1)
-    return Facts(
+    return Exchange(
         run.settings,
         count_MC.shape[1],
         int(run.settings["model.latent"]),
@@ -143,7 +66,7 @@ def payload(words: Words, groups: Sequence[Group]) -> Figure | str:
         return "nothing travelled: the clients exchange nothing"
     if not alone:
         return Bars(**words, x_label="", y_label=Y_LABEL, series=series)
-    formula = FORMULAS.get(groups[0].runs[0].settings["scheme.name"])
+    formula = formula_of(groups[0].runs[0])
     words = adding(words, f"The paper's formula, in floats: {formula.words}.") if formula else words
     return Lines(**words, x_label="round", y_label=Y_LABEL, series=series)
 
@@ -155,9 +78,9 @@ def _by_round(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
         return
     rounds = np.arange(1, len(counted_R) + 1)
     yield Series("counted", rounds, counted_R.astype(float))
-    formula = FORMULAS.get(run.settings["scheme.name"])
+    formula = formula_of(run)
     if formula and kind in KNOWLEDGE:
-        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(facts_of(run))
+        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(exchange_of(run))
         yield Series("formula", rounds, FLOAT_BYTES * floats_R.astype(float))
 
 

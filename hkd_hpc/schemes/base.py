@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from hkd_hpc.aggregate import GlobalStep
     from hkd_hpc.client import Batch, Client
+    from hkd_hpc.schemes.traffic import Formula
 
     Tensors = dict[str, torch.Tensor]
 
@@ -75,6 +76,7 @@ class About:
             paper, on CIFAR10) reports; None: nothing, or unknown.
         models_held: models in memory while a client trains, with the frozen ones (the paper's Table 1).
         own_parameters: parameters in memory of networks of its own.
+        formula: what its paper says travels beside the weights; None: nothing, or nothing said.
         remark: what must be known about its results; printed with them.
     """
 
@@ -82,6 +84,7 @@ class About:
     slowdown: tuple[float | None, float | None] = (None, None)
     models_held: int = 1
     own_parameters: int = 0
+    formula: Formula | None = None
     remark: str = ""
 
     def parameters_held(self, model: int) -> int:

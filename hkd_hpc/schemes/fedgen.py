@@ -26,6 +26,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
+from hkd_hpc.schemes.traffic import Exchange, Formula
 from hkd_hpc.settings import setting
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -55,6 +56,12 @@ class FedGenSettings(SchemeSettings):
     weight_decay: float = setting(0.01, "L2 weight decay of the generator", low=0, high=10)
 
 
+def generator_floats(of: Exchange) -> int:
+    """Noise and label to hidden, with bias and BatchNorm's scale and shift; hidden to latent, with bias."""
+    hidden, noise = (int(of.settings[f"scheme.{key}"]) for key in ("hidden", "noise_size"))
+    return hidden * (noise + of.classes + 3) + of.latent * (hidden + 1)
+
+
 class FedGen(Scheme):
     """A generator in latent space; it travels down, heads and label counts travel up."""
 
@@ -62,7 +69,13 @@ class FedGen(Scheme):
     terms = ("cross_entropy", "generated", "divergence")
     # one value for both; 10: its code and the FedHKD paper, 1: its paper's objective; the rest of the grid is ours
     about = About(
-        tunes={"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)}, slowdown=(1.20, 1.21)
+        tunes={"alpha": (0.1, 1.0, 3.0, 10.0, 30.0), "beta": (0.1, 1.0, 3.0, 10.0, 30.0)},
+        slowdown=(1.20, 1.21),
+        formula=Formula(
+            "up C, down the generator",
+            lambda of: of.delivering_R * of.classes,
+            lambda of: of.sampled_R * generator_floats(of),
+        ),
     )
     cuda_graph_safe = False  # noise and labels are drawn in each batch
 

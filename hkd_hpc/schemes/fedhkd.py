@@ -27,7 +27,14 @@ from hkd_hpc.privacy import mechanism
 from hkd_hpc.privacy.settings import CLIPS
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
+from hkd_hpc.schemes.traffic import Formula
 from hkd_hpc.settings import setting
+
+HYPER_KNOWLEDGE = Formula(
+    "up n_i (D + C) + n_i, down n (D + C)",
+    lambda of: of.shared_R * (of.latent + of.classes + 1),
+    lambda of: of.sampled_R * of.known_R * (of.latent + of.classes),
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,9 @@ class FedHKD(Scheme):
     protects = ("features", "predictions", "counts")
     # one value for both, as in the paper (.05) and the authors' code (.1); the rest of the grid is ours
     about = About(
-        tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.47)
+        tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0), "gamma": (0.01, 0.05, 0.1, 0.5, 1.0)},
+        slowdown=(1.10, 1.47),
+        formula=HYPER_KNOWLEDGE,
     )
     cuda_graph_safe = True
 
@@ -194,5 +203,5 @@ class FedHKDStar(FedHKD):
     """FedHKD*: the feature term is off; H still travels, since it is the classifier's input."""
 
     Settings = FedHKDStarSettings
-    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.29))
+    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.29), formula=HYPER_KNOWLEDGE)
     cuda_graph_safe = True

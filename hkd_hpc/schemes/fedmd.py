@@ -21,6 +21,7 @@ from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
+from hkd_hpc.schemes.traffic import Formula
 from hkd_hpc.settings import setting
 
 
@@ -48,7 +49,15 @@ class FedMD(Scheme):
     terms = ("cross_entropy", "distillation")
     needs_public = True
     # .05: the FedHKD paper, .1: its code; the rest is ours
-    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(2.00, 2.58))
+    about = About(
+        tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)},
+        slowdown=(2.00, 2.58),
+        formula=Formula(
+            "A C each way",
+            lambda of: of.delivering_R * of.public * of.classes,
+            lambda of: of.sampled_R * of.public * of.classes,
+        ),
+    )
     cuda_graph_safe = False  # which public images are next is kept from batch to batch, in an order drawn on the way
 
     def __init__(self, settings, info):

@@ -18,6 +18,7 @@ from hkd_hpc.models.precision import real
 from hkd_hpc.privacy import mechanism
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
+from hkd_hpc.schemes.traffic import Formula
 from hkd_hpc.settings import setting
 
 
@@ -47,7 +48,15 @@ class FedProto(Scheme):
     terms = ("cross_entropy", "prototype")
     protects = ("features", "counts")
     # 1 and .1: its code on MNIST and CIFAR10; .05: the FedHKD paper
-    about = About(tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)}, slowdown=(1.10, 1.34))
+    about = About(
+        tunes={"lam": (0.01, 0.05, 0.1, 0.5, 1.0)},
+        slowdown=(1.10, 1.34),
+        formula=Formula(
+            "up n_i D, down n D",
+            lambda of: of.shared_R * of.latent,
+            lambda of: of.sampled_R * of.known_R * of.latent,
+        ),
+    )
     cuda_graph_safe = True
 
     def __init__(self, settings, info):

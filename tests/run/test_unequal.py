@@ -7,7 +7,7 @@ import toy
 from federation import Federation, save_images
 
 import hkd_hpc
-from hkd_hpc import export, rounds
+from hkd_hpc import averaging, export, rounds
 from hkd_hpc.models.family import member
 from hkd_hpc.store.tree import load_tree
 
@@ -43,7 +43,7 @@ def play_some(run, clients, count):
     for round in range(part.done + 1, part.done + count + 1):
         reports = part.worker.train(round, clients, part.weights_V, part.counters, run.message, False)
         gathered = rounds.gather_reports(part, round, reports)
-        rounds.average(part, round, gathered)
+        averaging.average(part, round, gathered)
         rounds.send_message(part, round, gathered)
         part.done = round
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, config, payload, rounds
+from hkd_hpc import assemble, averaging, config, payload, rounds
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.base import RankInfo
@@ -100,7 +100,7 @@ class Federation:
         )
         reports = part.worker.train(round, cohort, part.weights_V, part.counters, self.message, False)
         gathered = rounds.gather_reports(part, round, reports)
-        rounds.average(part, round)
+        averaging.average(part, round)
         rounds.send_message(part, round, gathered)
         part.done = round
         return Round(cohort, gathered, part.weights_V.clone(), [counter.clone() for counter in part.counters])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hkd_hpc.privacy.ledger import FIXED, WHOLE, Ledger
-from hkd_hpc.rounds import RankRun
+from hkd_hpc.rank_run import RankRun
 
 
 def ledger_of(run: RankRun, rounds: int) -> Ledger:

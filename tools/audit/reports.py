@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, config, payload, rounds
+from hkd_hpc import assemble, averaging, config, payload, rounds
 from hkd_hpc.client import Client
 from hkd_hpc.comm.control.base import NullControl
 from hkd_hpc.comm.transports.base import RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
-from hkd_hpc.rounds import RankRun
+from hkd_hpc.rank_run import RankRun
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import ClientRound
 
@@ -171,7 +171,7 @@ def play(run: RankRun, count: int, seed: int) -> Iterator[list[np.ndarray]]:
         received_V = run.weights_V.clone()
         gathered = rounds.gather_reports(run, round, rounds.train_cohort(run, round))
         assert gathered is not None  # one process is rank 0
-        rounds.average(run, round, gathered)
+        averaging.average(run, round, gathered)
         rounds.send_message(run, round, gathered)
         report = payload.tensors_of(gathered[AUDITED])
         report["weights_V"] = run.weights_V - received_V

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from hkd_hpc import client_state
+from hkd_hpc import client_state, schemes
 from hkd_hpc.cohort import cohort_size
 from hkd_hpc.config import Config
 from hkd_hpc.errors import LocalUsageError, UsageError
@@ -39,7 +39,7 @@ def require_nothing_kept(config: Config, trainer: LocalTrainer) -> None:
         raise UsageError(
             f"privacy.secure_sum=true: with scheme.name={config.scheme.name} and train.batchnorm="
             f"{config.train.batchnorm} a client's {', '.join(kept)} goes to rank 0, for checkpoints, without masks; "
-            "take a scheme without client state (fedavg, fedprox, fedhkd), and no batchnorm=local"
+            f"take a scheme whose clients keep nothing ({schemes.REFERENCE}, {schemes.DEFAULT}), and no batchnorm=local"
         )
 
 

@@ -12,7 +12,7 @@ from hkd_hpc import payload
 from hkd_hpc.errors import RunError
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeSettings
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings
-from hkd_hpc.shared_knowledge import shared_knowledge
+from hkd_hpc.schemes.shared_knowledge import shared_knowledge
 
 INFO = RunInfo(classes=3, latent=2, clients=2, parameters=0, values=0, public=0)
 

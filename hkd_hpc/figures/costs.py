@@ -153,8 +153,8 @@ KINDS = (
     Kind(
         "memory",
         "Peak memory",
-        "The most memory (RAM) that a rank had held up to the last report of its clients; of a study that of the "
-        "largest rank, mean over the seeds and 95 % interval.",
+        "The most memory (RAM) that a rank had held up to the last report of its clients, a GPU's own memory not "
+        "included: that is not recorded; of a study that of the largest rank, mean over the seeds and 95 % interval.",
         ("clients/memory_bytes", "client_ranks"),
         memory_bars,
     ),

@@ -123,6 +123,13 @@ def knowledge_map(words: Words, groups: Sequence[Group]) -> Figure | str:
     return heat_map(words, rounds_MC, labels, (class_names(run), range(len(rounds_MC))), (0, max(1, rounds_MC.max())))
 
 
+def knowledge_by_round(words: Words, groups: Sequence[Group]) -> Figure | str:
+    """Classes of which a client shared knowledge, by round."""
+    classes_RM = groups[0].runs[0].client_columns["knowledge_classes"].sum(2, dtype=float)  # NaN: shared nothing at all
+    labels = ("round", "client", "classes")
+    return heat_map(words, classes_RM.T, labels, (rounds_of(classes_RM), range(classes_RM.shape[1])))
+
+
 def shared_pairs(run: Run) -> np.ndarray:
     """(rounds,) pairs of a client and a class of which it shared knowledge."""
     return np.nansum(run.client_columns["knowledge_classes"], axis=(1, 2), dtype=float)
@@ -207,6 +214,16 @@ KINDS = (
         f"(scheme.nu, scheme.min_count) and whose report entered the average. {AVERAGED}",
         ("clients/knowledge_classes", "partition"),
         knowledge_map,
+        scope="run",
+        lacking=NOT_BY_CLASS,
+    ),
+    Kind(
+        "knowledge_rounds",
+        "Who shared hyper-knowledge when",
+        "Of how many classes each client shared knowledge in each round; hatched: not in this round, or its report did "
+        f"not enter the average. {AVERAGED}",
+        ("clients/knowledge_classes",),
+        knowledge_by_round,
         scope="run",
         lacking=NOT_BY_CLASS,
     ),

@@ -211,6 +211,10 @@ def test_memory_of_each_rank_and_of_the_largest(newest):
 def test_who_shared_knowledge_of_what(newest):
     figures = by_name(of_run(newest()))
     assert figures["knowledge"].z_YX.tolist() == [[2, 2, 0], [0, 2, 2], [2, 0, 0]]
+    classes_MR = [[2, 2, np.nan], [2, np.nan, 2], [1, 1, np.nan]]
+    np.testing.assert_array_equal(figures["knowledge_rounds"].z_YX, classes_MR)
+    labels = figures["knowledge_rounds"].x_label, figures["knowledge_rounds"].y_label
+    assert labels == ("round", "client")
     assert figures["knowledge_pairs"].series[0].y.tolist() == [5, 3, 2]
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from hkd_hpc import schemes
-from hkd_hpc.analysis.tables import Estimate, number
+from hkd_hpc.analysis.tables import NOTHING, Cell, Estimate, number
 from hkd_hpc.config import load_toml
 from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.report.trials import DATA, SCHEME, Trial, text_of
 
 TABLES = Path(__file__).with_name("paper_tables.toml")
 CELL = ("fed.clients", "data.beta")  # these and the data set say which cell is a trial's
+COSTS = {"parameters_M": "{:.3f}", "train_s": "{:.2f}"}  # of Table 1 alone, with as many digits as ours
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Published:
     Attributes:
         table: "Table 1".
         accuracy: by "local" and "global".
+        costs: by COSTS, as text; empty where the table has none.
         other_settings: what of the trial is not the paper's: "section.key" to (the trial's, the paper's).
     """
 
     table: str
     accuracy: Mapping[str, float]
+    costs: Mapping[str, str]
     other_settings: Mapping[str, tuple[Any, Any]]
 
 
@@ -63,6 +67,28 @@ class BesidePaper(Estimate):
         return f'{super().__str__()}<span class="paper">paper {self.published:.3f}{mark}</span>'
 
 
+@dataclass(frozen=True)
+class CostBesidePaper:
+    """What training costs, with what the paper has for it, both as text. No mark: it is of another machine."""
+
+    ours: str
+    published: str
+
+    def __str__(self) -> str:
+        return f"{self.ours} [paper {self.published}]"
+
+    def parts(self) -> dict[str, str]:
+        return {"": self.ours, " paper": self.published}
+
+    def __html__(self) -> str:
+        return f'{escape(self.ours)}<span class="paper">paper {self.published}</span>'
+
+
+def cost_cell(ours: str, published: str | None) -> Cell | str:
+    """A cost, beside the paper's where both are there."""
+    return ours if published is None or ours == NOTHING else CostBesidePaper(ours, published)
+
+
 @cache
 def source() -> str:
     return load_toml(str(TABLES), "")["source"]
@@ -82,8 +108,15 @@ def published(trial: Trial) -> Published | None:
             )
             if is_cell and trial.scheme in table["local"]:
                 accuracy = {goal: table[goal][trial.scheme][place] for goal in ("local", "global")}
-                return Published(table["name"], accuracy, other_settings(trial, {**PRESETS[table["preset"]], **column}))
+                costs = {name: form.format(table[name][trial.scheme]) for name, form in COSTS.items() if name in table}
+                papers = {**PRESETS[table["preset"]], **column}
+                return Published(table["name"], accuracy, costs, other_settings(trial, papers))
     return None
+
+
+def published_costs(trials: Sequence[Trial]) -> Mapping[str, str]:
+    """COSTS of the first of these trials of one scheme for which the paper has them; empty where it has none."""
+    return next((its.costs for its in map(published, trials) if its and its.costs), {})
 
 
 def other_settings(trial: Trial, papers: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

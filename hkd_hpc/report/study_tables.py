@@ -79,13 +79,18 @@ def accuracy_cell(trial: Trial, goal: str) -> Cell | str:
 
 
 def costs(trials: Sequence[Trial]) -> list[Cell | str]:
-    """COSTS of jobs.results, over the runs of a row."""
+    """COSTS of jobs.results, over the runs of a row, beside the paper's where it has them."""
     runs = [run for trial in trials for run in trial.complete.values()]
     held_M = sorted({f"{int(run.part('parameters')['held']) / 1e6:.3f}" for run in runs if run.part("parameters")})
     seconds = [run.client_columns["train_s"].ravel() for run in runs if "train_s" in run.client_columns]
     measured = np.concatenate(seconds) if seconds else np.array([])
     mean_s = f"{np.nanmean(measured):.2f}" if np.isfinite(measured).any() else NOTHING
-    return [", ".join(held_M) or NOTHING, mean_s, needs_public(trials[0].scheme)]
+    its = paper.published_costs(trials)
+    return [
+        paper.cost_cell(", ".join(held_M) or NOTHING, its.get("parameters_M")),
+        paper.cost_cell(mean_s, its.get("train_s")),
+        needs_public(trials[0].scheme),
+    ]
 
 
 def needs_public(scheme: str) -> str:
@@ -102,6 +107,7 @@ def notes_of(trials: Sequence[Trial]) -> list[str]:
         return []
     names = " and ".join(dict.fromkeys(its.table for its in found))
     ours = f"“paper”: {names} of {paper.source()}; ↑ or ↓ where it lies above or below our interval."
+    ours += " Its seconds are those of an AMD Vega20." if paper.published_costs(trials) else ""
     others = dict.fromkeys(filter(None, map(paper.other_settings_text, found)))
     return [ours, *(f"Not the paper's setting: {text}." for text in list(others)[:4])]
 

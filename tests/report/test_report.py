@@ -20,6 +20,7 @@ from hkd_hpc.report import page, paper
 from hkd_hpc.report.__main__ import main
 from hkd_hpc.report.trials import trials_of
 from hkd_hpc.results import find_runs
+from hkd_hpc.store.lock import RunLock
 from tools.synthetic_runs import write_run
 
 
@@ -65,13 +66,20 @@ def rows_of(tables, start):
     return rows
 
 
-def test_accuracies_with_interval_seeds_and_the_papers_value(tables):
+def test_accuracies_with_interval_seeds_and_the_papers_values(report, tables):
     # fedavg local: t(.975, 2) = 4.3027, times .1 / sqrt(3); global: the same of .01
     assert rows_of(tables, "Accuracy on cifar10") == [
         ["scheme", "local", "global", "parameters held (M)", "s a client and round", "public data"],
-        ["fedavg", "0.600 ± 0.248 (3)paper 0.595", "0.310 ± 0.025 (3)paper 0.474 ↑", "0.002", "1.00", "no"],
-        ["fedhkd", "0.660 ± 0.273 (3)paper 0.625", "0.340 ± 0.050 (3)paper 0.521 ↑", "0.002", "1.00", "no"],
+        ["fedavg", "0.600 ± 0.248 (3)paper 0.595", "0.310 ± 0.025 (3)paper 0.474 ↑", *costs_beside("8.71"), "no"],
+        ["fedhkd", "0.660 ± 0.273 (3)paper 0.625", "0.340 ± 0.050 (3)paper 0.521 ↑", *costs_beside("12.83"), "no"],
     ]
+    assert "(3) [paper 0.474 ↑] | 0.002 [paper 11.209] | 1.00 [paper 8.71] | no |" in report.read_text()
+    assert "Its seconds are those of an AMD Vega20." in report.read_text()
+
+
+def costs_beside(seconds):
+    """The two cells: 2,000 parameters and 1 s beside the paper's."""
+    return ["0.002paper 11.209", f"1.00paper {seconds}"]
 
 
 def test_paired_differences(tables):
@@ -181,6 +189,15 @@ def test_two_runs_of_one_seed_are_one_seed(tmp_path):
     assert "Run b" in text
 
 
+def test_a_run_that_is_running_is_told_so_and_is_in_no_table(tmp_path):
+    overrides = [*PAPER, "fed.rounds=5"]
+    write_run(tmp_path / "one", overrides, [0.1, 0.5], [0.1, 0.3])
+    with RunLock(tmp_path / "one"):
+        assert main([str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert "<b>one</b>: running, 2 of 5 rounds" in (tmp_path / "r.html").read_text()
+    assert not [caption for caption in Tables(tmp_path / "r.html").rows if caption.startswith("Accuracy on")]
+
+
 def test_clients_and_beta_stand_across(tmp_path):
     for beta, clients, local in ((0.5, 10, 0.5), (0.5, 20, 0.6), (0.2, 10, 0.7)):
         overrides = [*PAPER, "scheme.name=moon", f"data.beta={beta}", f"fed.clients={clients}"]
@@ -190,6 +207,7 @@ def test_clients_and_beta_stand_across(tmp_path):
     assert upper == ["", "local", "global", ""]
     assert lower[:4] == ["scheme", "10 clients, β 0.2", "10 clients, β 0.5", "20 clients, β 0.5"]
     assert row[:4] == ["moon", "0.700 (1)paper 0.576", "0.500 (1)paper 0.590", "0.600 (1)paper 0.648"]
+    assert row[-3:-1] == ["0.002paper 33.627", "1.00paper 20.52"]  # Table 2 (beta .2) has none, Table 1 (beta .5) has
 
 
 # ---- the paper

@@ -340,6 +340,15 @@ def test_runs_of_different_code_are_told_and_rejected_on_request(spec, tmp_path,
     assert f"Remark: {told}" in (root / "table.md").read_text()
 
 
+def test_the_table_is_written_as_latex_and_csv_where_asked_for(spec, tmp_path):
+    path, root = spec(schemes='["fedavg"]', controls="false"), tmp_path / "root"
+    store(root, path, s0={}, s1={})
+    for format in ("latex", "csv"):
+        assert main([path, "--root", str(root), "--format", format]) == 0
+    assert r"fedavg & 0.500 $\pm$ 0.000 (2) & 0.250 $\pm$ 0.000 (2)" in (root / "table.tex").read_text()
+    assert "fedavg,0.5,0,2,0.25,0,2" in (root / "table.csv").read_text()
+
+
 def test_a_run_whose_defaults_were_changed_is_of_other_settings(spec, tmp_path, capsys):
     path, root = spec(schemes='["fedavg"]', seeds="[0]", controls="false"), tmp_path / "root"
     store(root, path, s0={})

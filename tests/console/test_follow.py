@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ import toy
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.report import follow as follow_module
-from hkd_hpc.report.follow import follow, look_at, sparkline, warnings_in
+from hkd_hpc.report.follow import follow, look_at, looks, sparkline, warnings_in
 from hkd_hpc.results import Run
 from hkd_hpc.store.tree import save_tree
+from tools.synthetic_runs import write_run
 
 FOLLOW = [sys.executable, "-m", "hkd_hpc.report", "--follow"]
 SHOW_CURSOR = "\x1b[?25h"
@@ -187,6 +189,19 @@ def stored(folder, ranks: int) -> Run:
         folder / "metrics.h5", {"rounds": rounds, "clients": {}, "config_json": config, "world": {"ranks": ranks}}
     )
     return Run(folder)
+
+
+def test_a_run_of_another_host_is_followed_until_its_lock_is_silent(tmp_path, capsys):
+    run = write_run(tmp_path / "run", ["fed.rounds=5"], [0.1, 0.2], [0.1, 0.2])
+    lock = run / "run.lock"
+    lock.write_text(json.dumps({"host": "elsewhere", "pid_space": "its own", "pid": 1, "pid_start": 1}))
+    seen = looks(run, wait=False, every_s=0.0)
+    assert next(seen).state == "running"
+    silent_s = time.time() - 61
+    os.utime(lock, (silent_s, silent_s))
+    assert [look.state for look in seen] == ["stopped"]
+    assert follow(run) == 75
+    assert "stopped after round 2 of 5: no process has its folder" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ranks, left_s", [(1, 3 * 18.0), (3, 3 * 15.0)])

@@ -118,6 +118,19 @@ def test_what_changes_no_round_leaves_the_run_the_trials(study):
     assert [state.state for state in Study(root).status()] == ["complete"]
 
 
+def test_the_table_is_written_as_latex_and_csv_where_asked_for(study, capsys):
+    root = study(trials(scheme=["fedavg"], seed=[0, 1]), {}, {})
+    assert main(["table", str(root), "--format", "latex"]) == 0
+    latex = capsys.readouterr().out.splitlines()
+    assert latex[0].startswith("% Accuracy in the last round")
+    assert r"fedavg & 0.500 $\pm$ 0.000 (2) & 0.250 $\pm$ 0.000 (2) & -- & -- & no \\" in latex
+    assert main(["table", str(root), "--format", "csv"]) == 0
+    comment, *_, head, row = capsys.readouterr().out.splitlines()
+    assert comment.startswith("# Accuracy in the last round")
+    assert head.startswith("scheme,local,local ±,local seeds,global,global ±,global seeds,")
+    assert row == "fedavg,0.5,0,2,0.25,0,2,–,–,no"
+
+
 def test_seeds_on_different_data_have_no_mean(study, capsys):
     study_trials = trials(scheme=["fedavg", "moon"], seed=[0, 1])
     one, two = {"data.content": "ab" * 32}, {"data.content": "cd" * 32}

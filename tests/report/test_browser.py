@@ -8,6 +8,9 @@ import shutil
 
 import pytest
 
+from hkd_hpc.report.page import all_figures, page_of
+from hkd_hpc.results import find_runs
+
 PATIENCE_MS = 300_000  # where many processes share few cores
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -47,6 +50,12 @@ def opened(browser, report):
     return page, said
 
 
+@pytest.fixture(scope="module")
+def told(study):
+    """What stands on the page, as it was put into it."""
+    return page_of(find_runs(study))
+
+
 def test_tab_goes_from_the_skip_link_to_the_button_the_contents_and_the_tables(opened):
     page, _ = opened
     names = []
@@ -74,46 +83,97 @@ def test_light_and_dark_by_the_system_and_by_the_button(opened):
     assert paper_of(page) == "rgb(20, 23, 27)"
     assert page.locator("#theme").get_attribute("aria-pressed") == "true"
     assert set(page.evaluate("[...document.querySelectorAll('[data-drawn]')].map(p => p.dataset.drawn)")) == {"dark"}
+    assert inks_of(page) == ["rgb(230, 233, 237)", ["rgb(61, 157, 224)", "rgb(213, 94, 0)"]]
     page.locator("#theme").click()
     assert paper_of(page) == "rgb(255, 255, 255)"
+    assert inks_of(page) == ["rgb(26, 29, 33)", ["rgb(0, 114, 178)", "rgb(213, 94, 0)"]]
     page.emulate_media(color_scheme="dark")
     assert paper_of(page) == "rgb(255, 255, 255)"  # what the button said stays
 
 
-def drawn(page):
-    """Open and scroll to every figure; the figures, and how many of them have traces or cells."""
-    page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
-    plots = page.locator("[data-plot]")
+def inks_of(page):
+    """(colour of the words, colours of the lines) of the first figure, as they are painted."""
+    return page.evaluate(
+        """() => {
+            const first = document.querySelector("[data-drawn]");
+            const styles = [...first.querySelectorAll(".js-line")].map((line) => getComputedStyle(line));
+            const strokes = styles.filter((style) => style.strokeWidth != "0px").map((style) => style.stroke);
+            return [getComputedStyle(first.querySelector(".xtick text")).fill, [...new Set(strokes)]];
+        }"""  # of width 0: bands
+    )
+
+
+def draw_all(page):
+    """Scroll to every figure that is in no closed part; these."""
+    plots = page.locator("[data-plot]:visible")
     for place in range(plots.count()):
         plots.nth(place).scroll_into_view_if_needed()
         plots.nth(place).locator(".main-svg").first.wait_for()
+    return plots
+
+
+def drawn(page):
+    """Open and scroll to every figure; the names of the figures, and of those that have traces or cells."""
+    page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    plots = draw_all(page)
     marks = page.locator("[data-plot]:has(.scatterlayer path, .barlayer path, .heatmaplayer image)")
-    return plots.count(), marks.count()
+    return [found.evaluate_all("all => all.map(plot => plot.dataset.plot)") for found in (plots, marks)]
 
 
-def test_every_figure_is_drawn_and_the_console_is_silent(opened):
+def test_tab_visits_every_control_in_the_order_of_the_page(opened):
+    """Of those that can be seen: links, buttons, tables that may be scrolled, parts that open, each figure's tools."""
+    page, _ = opened
+    page.emulate_media(reduced_motion="reduce")  # no press waits for the page to have scrolled
+    draw_all(page)
+    page.evaluate(
+        """() => {
+            window.visited = [];
+            addEventListener("focusin", ({ target }) => visited.push(target));
+            window.controls = [...document.querySelectorAll("body *")].filter(
+                (one) => one.tabIndex >= 0 && one.checkVisibility({ visibilityProperty: true }));
+        }"""
+    )
+    page.locator(".skip").focus()
+    count = page.evaluate("controls.length")
+    for _ in range(count - 1):
+        page.keyboard.press("Tab")
+    assert page.evaluate("visited.map((one) => controls.indexOf(one))") == list(range(count))
+
+
+def test_every_figure_is_drawn_and_the_console_is_silent(opened, told):
     page, said = opened
-    count, marked = drawn(page)
-    assert count > 5
-    assert marked == count
+    names, marked = drawn(page)
+    assert names == [figure.name for figure in all_figures(told.drawn)]
+    assert marked == names
+    assert {"accuracy_rounds_rounds_2", "knowledge_rounds_fedhkd_s0", "left_out_restless"} <= set(names)
     assert said == []
 
 
-def test_every_table_has_a_caption_and_scopes(opened):
+def test_every_table_is_there_with_a_caption_and_scopes(opened, told):
     page, _ = opened
-    assert page.locator("table").count() == page.locator("table > caption").count() > 5
+    names = [entry.name for part in (told.results, told.happened, told.origin) for entry in part]
+    assert names[:2] == ["accuracy-0", "differences-0-0"]
+    assert page.locator("section.table:has(table > caption)").evaluate_all("all => all.map(one => one.id)") == names
+    assert page.locator("table").count() == len(names)
     assert page.locator("th:not([scope])").count() == 0
 
 
-def test_a_table_is_copied_as_markdown(opened):
+@pytest.mark.parametrize(
+    "format, line",
+    [
+        ("Markdown", "| fedavg | 0.600 ± 0.248 (3) [paper 0.595] | 0.310 ± 0.025 (3) [paper 0.474 ↑] |"),
+        ("LaTeX", r"fedavg & 0.600 $\pm$ 0.248 (3) [paper 0.595] & 0.310 $\pm$ 0.025 (3) [paper 0.474 $\uparrow$] &"),
+        ("CSV", "fedavg,0.6,0.24841,3,0.595,,0.31,0.024841,3,0.4741,above,0.002,11.209,1.00,8.71,no"),
+    ],
+    ids=lambda text: text if text.isalpha() else "",
+)
+def test_a_table_is_copied(opened, format, line):
     page, _ = opened
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator("#accuracy-0 button", has_text="Markdown").click()
-    page.wait_for_function("document.getElementById('said').textContent == 'Copy Markdown: done.'")
+    page.locator("#accuracy-0 button", has_text=format).click()
+    page.wait_for_function(f"document.getElementById('said').textContent == 'Copy {format}: done.'")
     text = page.evaluate("navigator.clipboard.readText()")
-    assert text.splitlines()[2].startswith(
-        "| fedavg | 0.600 ± 0.248 (3) [paper 0.595] | 0.310 ± 0.025 (3) [paper 0.474 ↑] |"
-    )
+    assert [found for found in text.splitlines() if found.startswith(line)]
 
 
 def test_nothing_is_wider_than_a_telephone(browser, report):

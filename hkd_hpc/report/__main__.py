@@ -25,6 +25,7 @@ from hkd_hpc.store.atomic import replace_text
 
 SUFFIXES = (".html", ".htm")
 MANY = 100  # runs, of which a process more reads enough to pay for its start
+MOST_READERS = 4  # processes: each holds some 60 MB, and what they have read is taken by one
 READ = {"local_test_accuracy", "report_s", "status", "train_s"}  # columns of clients of which all runs' are shown
 
 
@@ -121,10 +122,10 @@ def runs_at(paths: list[str]) -> list[Run]:
 
 
 def read(runs: list[Run]) -> list[Run]:
-    """The same runs, their files read: by all cores where they are many, for HDF5 reads one file at a time."""
+    """The same runs, their files read: by several cores where they are many, for HDF5 reads one file at a time."""
     if len(runs) < MANY:
         return runs
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ProcessPoolExecutor(min(MOST_READERS, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(looked_at, runs, chunksize=8))
 
 

@@ -16,6 +16,8 @@ import toy
 
 from hkd_hpc.runtime.revision import package_sha256
 
+pytestmark = pytest.mark.slow
+
 BROUGHT = re.compile(r"\b(?:docs|slurm|examples)/[\w/]+\.\w+")  # files that `hkd docs|slurm|examples copy DIR` copies
 TINY = ("fed.clients=2", "fed.rounds=1", "train.epochs=1", "data.fraction=0.01", "run.device=cpu")
 COPIED = {"slurm": "doctor.sh", "docs": "data.md", "examples": "my_scheme.py", "specs": "table1.toml"}

@@ -11,6 +11,8 @@ import pytest
 from hkd_hpc.report.page import all_figures, page_of
 from hkd_hpc.results import find_runs
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_MS = 300_000  # where many processes share few cores
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

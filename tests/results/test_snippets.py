@@ -13,6 +13,8 @@ import pytest
 import snippets
 import toy
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = toy.PROJECT / "examples/first_steps.ipynb"
 
 

@@ -17,6 +17,8 @@ from tools.audit.auc import auc, mean_of
 from tools.audit.bound import at_least, at_most, attainable, epsilon_of, lower_bound
 from tools.audit.table import FALSE, HOLDS, NONE, Row
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 FEW = suite.Sizes(trials=200)
 

@@ -21,6 +21,8 @@ from tools.study.__main__ import main
 from tools.study.records import Record
 from tools.synthetic_runs import write_run
 
+pytestmark = pytest.mark.slow
+
 STUDIES = 1000
 SPECS = {"table1": 40, "small": 110, "beta02": 30, "beta5": 30, "why": 55, "gradients": 3, "tuned": 110, "smoke": 33}
 

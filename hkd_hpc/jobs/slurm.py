@@ -110,9 +110,9 @@ def cancel(jobs: list[str]) -> None:
         raise UsageError(f"scancel cannot be asked: {error}") from None
 
 
-def fields_of(job: str) -> dict[str, str] | None:
-    """What SLURM says about a job: TimeLimit, Requeue, NodeList and so on; None where it does not answer."""
-    text = _answer("scontrol", "--oneliner", "show", "job", job)
+def fields_of(what: str, name: str) -> dict[str, str] | None:
+    """What SLURM says about a job (TimeLimit, Requeue, NodeList ...) or a partition; None where it does not answer."""
+    text = _answer("scontrol", "--oneliner", "show", what, name)
     return None if text is None else dict(field.partition("=")[::2] for field in text.split() if "=" in field)
 
 

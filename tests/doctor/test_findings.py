@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 
@@ -181,7 +182,7 @@ def test_two_client_ranks_on_one_device(devices, expected):
 
 def rank_facts(**other) -> dict:
     facts = {"host": "n1", "versions": {"torch": "2.9.0", "numpy": "2.1"}, "mpi_libraries": None, "drivers": []}
-    return {**facts, "on_gpu": False, "device": "auto", **other}
+    return {**facts, "built": {}, "on_gpu": False, "device": "auto", **other}
 
 
 def test_a_version_that_differs_is_told_with_ranks_and_hosts():
@@ -209,7 +210,69 @@ def test_the_mpi_that_mpi4py_was_built_for(built, loaded, fits):
     assert names(section) == ([] if fits else ["packages.other_mpi"])
 
 
+def test_an_hdf5_that_h5py_was_not_built_for():
+    """Of three ranks the last, whose LD_LIBRARY_PATH is another."""
+    fits = rank_facts(built={"HDF5": "1.14.6"}, versions={"HDF5": "1.14.6"})
+    other = rank_facts(host="n2", built={"HDF5": "1.14.6"}, versions={"HDF5": "1.10.8"})
+    assert names(packages.section_of([fits, fits])) == []
+    section = packages.section_of([fits, fits, other])
+    assert names(section) == ["packages.different", "packages.other_hdf5"]
+    assert section.findings[1].text == "rank 2 (n2): h5py was built for HDF5 1.14.6, and loads 1.10.8"
+
+
+@pytest.mark.parametrize(
+    "built, loaded, fits",
+    [
+        ("2.27.5", "2.27.5", True),
+        ("2.27.5", "2.28.3", True),
+        ("2.27.5", "2.27.3", False),
+        ("2.27.5", "2.9.6", False),
+        ("2.27.5", "3.0.1", False),
+    ],
+)
+def test_the_nccl_that_torch_was_built_for(built, loaded, fits):
+    section = packages.section_of([rank_facts(built={"NCCL": built}, versions={"NCCL": loaded})])
+    text = f"rank 0 (n1): torch was built for NCCL {built}, and loads {loaded}"
+    assert [finding.text for finding in section.findings] == ([] if fits else [text])
+
+
+def test_versions_of_what_is_loaded_here():
+    """This machine's own: h5py's HDF5 is the one of its wheel, and the NCCL of a torch that has one is torch's."""
+    assert packages.nccl_text(23007) == "2.30.7"
+    assert packages.built()["HDF5"] == h5py.version.hdf5_version
+    assert packages.loaded_nccl() in (None, packages.built_nccl())
+
+
 CUDA = {"torch": "2.9.0", "CUDA": "13.0"}
+NVIDIA = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023"
+OPEN_NVIDIA = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)"
+
+
+@pytest.mark.parametrize(
+    "cuda, driver, needed",
+    [
+        ("13.0", NVIDIA.format("535.129.03"), "580.65.06"),
+        ("13.0", OPEN_NVIDIA.format("580.65.05"), "580.65.06"),
+        ("13.0", OPEN_NVIDIA.format("580.65.06"), ""),
+        ("12.8", NVIDIA.format("525.60.13"), ""),
+        ("12.8", NVIDIA.format("470.256.02"), "525.60.13"),
+        ("11.8", NVIDIA.format("450.80.02"), ""),
+        ("14.0", NVIDIA.format("580.65.06"), ""),  # nobody knows
+        ("13.0", "", ""),
+    ],
+)
+def test_the_driver_that_a_cuda_needs(cuda, driver, needed):
+    assert packages.needed_driver({"CUDA": cuda, "driver nvidia": driver}) == needed
+
+
+def test_a_driver_that_is_too_old_is_the_reason_why_torch_sees_no_gpu():
+    old = {**CUDA, "driver nvidia": NVIDIA.format("535.129.03")}
+    facts = rank_facts(versions=old, drivers=["nvidia"])
+    [finding] = packages.section_of([facts, facts]).findings
+    assert finding.text == "ranks 0-1 (n1): NVIDIA's driver 535.129.03, CUDA 13.0 needs 580.65.06"
+    assert finding.mend.startswith("a torch that was built for an older CUDA, or NVIDIA's driver 580.65.06 or newer")
+    served = rank_facts(versions=old, drivers=["nvidia"], on_gpu=True)  # by NVIDIA's package for newer CUDAs
+    assert names(packages.section_of([served])) == []
 
 
 @pytest.mark.parametrize(
@@ -285,6 +348,11 @@ def test_a_clock_that_is_off(off_s, expected):
 # ---- batch
 
 FIELDS = {"TimeLimit": "02:00:00", "RunTime": "00:30:00", "Requeue": "1", "BatchFlag": "1", "NumTasks": "3"}
+PARTITION = {"Partition": "gpu", "PartitionMaxTime": "1-00:00:00"}
+
+
+def limits(**other) -> dict:
+    return {"blocked": [], "locked_bytes": None, "open_files": None, "rdma": [], **other}
 
 
 def test_slurms_durations():
@@ -298,6 +366,9 @@ def test_slurms_durations():
         (FIELDS, 3, False, []),
         ({**FIELDS, "RunTime": "01:51:00"}, 3, False, ["batch.short"]),
         ({**FIELDS, "TimeLimit": "UNLIMITED"}, 3, False, []),
+        ({**FIELDS, **PARTITION}, 3, False, []),
+        ({**FIELDS, **PARTITION, "PartitionMaxTime": "UNLIMITED"}, 3, False, []),
+        ({**FIELDS, **PARTITION, "PartitionMaxTime": "01:00:00"}, 3, False, ["batch.beyond_partition"]),
         ({**FIELDS, "Requeue": "0"}, 3, False, ["batch.no_requeue"]),
         ({**FIELDS, "Requeue": "0", "BatchFlag": "0"}, 3, False, []),
         (FIELDS, 2, False, ["batch.other_size"]),
@@ -306,13 +377,62 @@ def test_slurms_durations():
     ],
 )
 def test_limits_of_a_job(fields, ranks, is_step, expected):
-    assert names(batch.section_of("7", fields, [[]] * ranks, is_step)) == expected
+    assert names(batch.section_of("7", fields, [limits()] * ranks, is_step)) == expected
+
+
+@pytest.mark.parametrize(
+    "most, advised", [("00:20:00", "00:20:00"), ("1-00:00:00", "04:00:00"), ("UNLIMITED", "04:00:00")]
+)
+def test_the_time_that_is_advised_is_one_that_the_partition_allows(most, advised):
+    fields = {**FIELDS, **PARTITION, "TimeLimit": "00:10:00", "RunTime": "00:01:00", "PartitionMaxTime": most}
+    section = batch.section_of("7", fields, [limits()] * 3, False)
+    assert section.lines[0].startswith(f"job 7: 9 min 00 s left of 00:10:00 (partition gpu: {most}), ")
+    [finding] = section.findings
+    assert finding.mend.startswith(f"sbatch --time={advised}, ")
+
+
+def test_a_limit_beyond_that_of_the_partition_has_the_line_that_mends_it():
+    fields = {**FIELDS, **PARTITION, "PartitionMaxTime": "01:00:00"}
+    [finding] = batch.section_of("7", fields, [limits()] * 3, False).findings
+    assert finding.text == "TimeLimit=02:00:00, but partition gpu has MaxTime=01:00:00"
+    assert finding.mend.startswith("scontrol update jobid=7 timelimit=01:00:00; ")
+
+
+MELLANOX = {"rdma": ["mlx5_0", "mlx5_1"]}
+
+
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        (
+            {**MELLANOX, "locked_bytes": 65536},
+            ["65.5 kB of memory may be locked beside mlx5_0, mlx5_1; 1.1 GB are enough"],
+        ),
+        ({**MELLANOX, "locked_bytes": 1 << 30}, []),
+        (MELLANOX, []),
+        ({"locked_bytes": 65536}, []),
+        ({"open_files": 105}, ["105 open files, rank 0 of 2 may need 106"]),
+        ({"open_files": 106}, []),
+    ],
+)
+def test_limits_that_the_ranks_inherit(facts, expected):
+    section = batch.section_of("", {}, [limits(), limits(**facts)], False)
+    assert [finding.text for finding in section.findings] == expected
+
+
+def test_limits_of_the_ranks_in_words():
+    ranks = [limits(open_files=1024, locked_bytes=65536), limits(open_files=4096)]
+    assert batch.section_of("", {}, ranks, False).lines == [
+        "no SLURM job",
+        "a rank may open 1,024 files and lock 65.5 kB memory",
+    ]
+    assert batch.limits_of([limits()]) == "a rank may open unlimited files and lock unlimited memory"
 
 
 def test_signals_that_are_blocked():
     status = "Name:\tpython\nSigBlk:\t0000000000004200\nSigIgn:\t0000000000000000\n"
     assert batch.blocked(status) == [10, 15]
-    section = batch.section_of("", {}, [[], [10, 15]], False)
+    section = batch.section_of("", {}, [limits(), limits(blocked=[10, 15])], False)
     assert [finding.text for finding in section.findings] == ["rank 1: SIGTERM, SIGUSR1 blocked"]
 
 

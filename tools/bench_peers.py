@@ -32,6 +32,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
+from hkd_hpc.comm.control.watch import descendants
 from hkd_hpc.command import Parser, exit_code
 from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.machine import header
@@ -40,7 +41,7 @@ from hkd_hpc.runtime.versions import installed
 from hkd_hpc.settings import first_paragraph
 
 from .bench import whole_round
-from .bench.processes import BenchError, Child, descendants, environment, peak_until
+from .bench.processes import BenchError, Child, environment, peak_until
 from .bench.table import number
 
 HOME = Path(__file__).resolve().parents[1]  # where `tools` is a package, also for a Python that lacks hkd_hpc

@@ -138,13 +138,16 @@ def reject_strangers(request: Request | UsageError) -> None:
     """SystemExit where a launcher that nobody knows started several processes: the first of them tells it."""
     from hkd_hpc.doctor import launch
 
-    pids = launch.alike(os.getpid())
-    if len(pids) < 2:
+    task = launch.task_of(os.getpid())
+    tasks = launch.alike(task)
+    if len(tasks) < 2:
         return
-    if pids[0] == os.getpid():
-        raise SystemExit(tell_alone(launch.strangers(pids), request))
-    launch.await_end(pids[0])
-    raise SystemExit(1)
+    if task != tasks[0]:
+        launch.await_first(tasks[0])
+        raise SystemExit(1)
+    code = tell_alone(launch.strangers(len(tasks)), request)
+    launch.await_others(len(tasks) - 1)
+    raise SystemExit(code)
 
 
 def tell_alone(section: Section, request: Request | UsageError) -> int:

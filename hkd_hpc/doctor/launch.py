@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.comm.control.watch import children_of, launcher_chain
+from hkd_hpc.comm.control.watch import children_of, descendants, launcher_chain, parent_of
 from hkd_hpc.comm.launchers import SplitWorld
 from hkd_hpc.comm.world import World
 from hkd_hpc.doctor.findings import ERROR, WARNING, Kind, Section
@@ -18,7 +18,8 @@ from hkd_hpc.runtime.versions import installed
 
 NAME = "launch"
 PMI = {"PMIX_RANK": "PMIx", "PMI_FD": "PMI-1", "PMI_RANK": "PMI"}  # the first that is set
-FIRST_WAIT_S = 30.0  # for the first of several strangers, to find the others and tell it
+WAIT_S = 30.0  # in which all of several strangers begin, and the first of them tells it
+WAITING = "hkd waits"  # the name of a process that does
 PROGRAMS = ("mpirun", "mpiexec", "prte", "orte", "orted", "prted", "hydra", "pmi_proxy", "slurmstepd")  # beginnings
 
 SINGLETONS = Kind(
@@ -31,9 +32,10 @@ SINGLETONS = Kind(
 STRANGE_LAUNCHER = Kind(
     "launch.strange_launcher",
     ERROR,
-    "the launcher sets none of the variables that are known here (Open MPI's, Hydra's, SLURM's, torchrun's), so each "
-    "process is a job of its own",
-    "torchrun --nproc_per_node={processes} -m hkd_hpc.doctor, or another mpirun",
+    "the processes have none of the variables that are known here (Open MPI's, Hydra's, SLURM's, torchrun's), so each "
+    "is a job of its own",
+    "let the launcher's variables through (a container: without --cleanenv; a wrapper: no env -i), or take another "
+    "one: torchrun --nproc_per_node={processes} -m hkd_hpc.doctor",
 )
 NO_WORLD = Kind(
     "launch.no_world",
@@ -95,29 +97,47 @@ def without_world(error: UsageError | RunError) -> Section:
     return Section(NAME, ["no world of ranks"], {}, [kind.found(str(error))])
 
 
-def strangers(pids: list[int]) -> Section:
-    """The section of processes that a launcher started together, and that know nothing of each other."""
-    program = program_of(os.getppid())
+def strangers(tasks: int) -> Section:
+    """The section of tasks that a launcher started together, and that know nothing of each other."""
+    program = program_of(parent_of(task_of(os.getpid())))
     found = STRANGE_LAUNCHER.found(
-        f"{program} started {len(pids)} processes of this command, and each takes itself for the only one",
-        processes=len(pids),
+        f"{program} started {tasks} processes of this command, and each takes itself for the only one",
+        processes=tasks,
     )
-    return Section(NAME, [f"{len(pids)} processes, started by {program}"], {"processes": len(pids)}, [found])
+    return Section(NAME, [f"{tasks} processes, started by {program}"], {"processes": tasks}, [found])
 
 
-def alike(pid: int) -> list[int]:
-    """The processes, `pid` among them, that its launcher started with the same command line; [] without a launcher."""
-    parent = os.getppid()
-    if not program_of(parent).startswith(PROGRAMS):
-        return []
-    own = _of_process(pid, "cmdline")
-    return sorted(child for child in children_of(parent) or [] if own and _of_process(child, "cmdline") == own)
+def task_of(pid: int) -> int:
+    """The child of a launcher that a process is, or that started it (a wrapper); 0 without a launcher."""
+    task = pid
+    while task > 1 and not program_of(parent_of(task)).startswith(PROGRAMS):
+        task = parent_of(task)
+    return task if task > 1 else 0
 
 
-def await_end(pid: int) -> None:
-    """Wait for a process to end, FIRST_WAIT_S at most: while it looks for its like, they must be there."""
-    give_up_s = time.monotonic() + FIRST_WAIT_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up_s:
+def alike(task: int) -> list[int]:
+    """The tasks, `task` among them, that its launcher started with the same command line; [] for 0."""
+    own = _of_process(task, "cmdline")
+    found = children_of(parent_of(task)) or []
+    return sorted(child for child in found if own and _of_process(child, "cmdline") == own)
+
+
+def await_first(task: int) -> None:
+    """Wait for the end of the first task, WAIT_S at most, and let it see that."""
+    Path("/proc/self/comm").write_text(WAITING)
+    wait_while(Path(f"/proc/{task}").exists)
+
+
+def await_others(others: int) -> None:
+    """Wait until so many others wait for this first task, WAIT_S at most: who comes later would look in vain for it."""
+    launcher = parent_of(task_of(os.getpid()))
+    wait_while(lambda: sum(program_of(pid) == WAITING for pid in descendants(launcher)) < others)
+
+
+def wait_while(is_so: Callable[[], bool]) -> None:
+    """WAIT_S at most."""
+    give_up_s = time.monotonic() + WAIT_S
+    while is_so() and time.monotonic() < give_up_s:
         time.sleep(0.05)
 
 

@@ -1,28 +1,26 @@
-"""The doctor on set-ups that are broken on purpose: under mpirun, in forked ranks, on disks with something wrong.
+"""The doctor on set-ups that are broken on purpose: under launchers, in forked ranks, on broken disks.
 
-The small transfers only: those of a ResNet18 take seconds.
+Under a real SLURM: tests/jobs/test_slurm.py. The faults of a rank: tests/support/sick_doctor.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
 import resource
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
+import sick_doctor
 import toy
 from comm_launch import environment, mpirun_path, ours
 
-from hkd_hpc.doctor import collectives, files, launch
+from hkd_hpc.doctor import collectives, files
 from hkd_hpc.doctor.__main__ import main, parse
 from hkd_hpc.errors import UsageError
 from tools.forked_ranks import end_when_last, run_ranks, watch_ranks
@@ -32,18 +30,9 @@ SECTIONS = ["launch", "transport", "placement", "packages", "clocks", "batch", "
 
 def doctor_rank(rank: int, arguments: list[str], patch) -> None:
     """One rank; `patch(rank)` changes this process only."""
-    collectives.TRANSFERS = tuple(t for t in collectives.TRANSFERS if t.nbytes < 10**6)
-    files.WRITTEN_BYTES = 1 << 20
+    sick_doctor.make_small()
     patch(rank)
     sys.exit(main(arguments))
-
-
-SMALL = """
-import sys
-from hkd_hpc.doctor import __main__ as doctor, collectives
-collectives.TRANSFERS = [t for t in collectives.TRANSFERS if t.nbytes < 10**6]
-sys.exit(doctor.main())
-"""
 
 
 def healthy(rank: int) -> None:
@@ -70,65 +59,69 @@ def alone(*arguments: object, patch=healthy) -> tuple[int | None, set[str]]:
 # ---- whole examinations
 
 
-@pytest.mark.mpi
-def test_mpirun_tells_all_sections_and_leaves_the_folder_as_it_was(tmp_path):
-    command = [mpirun_path(), "-n", "2", "--bind-to", "none", sys.executable, "-c", SMALL, "--json"]
-    done = subprocess.run(
-        [*command, "--out", tmp_path / "out/runs"], env=environment(), cwd=tmp_path, capture_output=True, text=True
-    )
+MPIRUN = [mpirun_path(), "-n", "3", "--bind-to", "none"]
+DOCTOR = [sick_doctor.__file__, "-m", "hkd_hpc.doctor"]
+
+
+def launched(*command: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """A launcher's whole command, to its end."""
+    return subprocess.run(list(map(str, command)), env=environment(**env), capture_output=True, text=True, timeout=300)
+
+
+def test_torchrun_tells_all_sections_and_leaves_the_folder_as_it_was(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = launched(*torchrun, *DOCTOR, "--json", "--out", tmp_path / "out/runs")
     found = json.loads(done.stdout)
     assert (done.returncode, found["exit_code"], found["format"]) == (0, 0, 1)
     assert list(found["sections"]) == SECTIONS
-    launch = found["sections"]["launch"]["facts"]
-    assert (launch["launcher"], launch["variable"], launch["ranks"]) == ("mpi", "OMPI_COMM_WORLD_RANK", 2)
-    assert found["sections"]["transport"]["facts"]["backend"] == "mpi"
+    assert started(found) == ("torchrun", "RANK", 2, "gloo")
     transfers = found["sections"]["collectives"]["facts"]["transfers"]
     assert [transfer["wrong"] for transfer in transfers] == [[0, 0]] * 4
     assert all(0 < len(transfer["seconds"]) <= collectives.TURNS for transfer in transfers)
     assert list(tmp_path.iterdir()) == []
 
 
-def many_faults(rank: int) -> None:
-    """One core for all; one GPU for all; rank 2 has another torch and a clock that is ahead; rank 1 adds wrongly."""
-    from hkd_hpc.comm.transports.torch_dist import TorchComm
-    from hkd_hpc.doctor.job import Job
-    from hkd_hpc.runtime import versions
-
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    Job.device = property(lambda job: "GPU-8a")
-    if rank == 1:
-        TorchComm._sum = with_a_wrong_bit(TorchComm._sum)
-    if rank == 2:
-        installed, clock = versions.installed, time.time
-        versions.installed = lambda package: "2.4.1" if package == "torch" else installed(package)
-        time.time = lambda: clock() + 40
+def started(document: dict) -> tuple:
+    """How the ranks were, and what carries their weights."""
+    launch, transport = (document["sections"][name]["facts"] for name in ("launch", "transport"))
+    return launch["launcher"], launch["variable"], launch["ranks"], transport["backend"]
 
 
-def with_a_wrong_bit(sum_):
-    def wrong(self, piece):
-        sum_(self, piece)
-        piece[5] += 1
+ERRORS = {
+    "placement.one_core",
+    "packages.different",
+    "clocks.far",
+    "files.full",
+    "files.little_room",
+    "files.no_lock",
+    "collectives.wrong",
+}
 
-    return wrong
 
-
-def test_each_of_many_faults_is_named(tmp_path):
-    codes, output = doctor(3, "--json", "--out", tmp_path, "fed.clients=2", patch=many_faults)
-    document = json.loads(output)
-    assert codes == [1, 1, 1]
-    assert {
-        "placement.one_core",
-        "placement.shared_device",
-        "packages.different",
-        "clocks.far",
-        "collectives.wrong",
-    } <= names(document)
-    found = {finding["name"]: finding for part in document["sections"].values() for finding in part["findings"]}
-    assert "all 3 ranks of " in found["placement.one_core"]["found"]
-    assert "ranks 1-2 of " in found["placement.shared_device"]["found"]
-    assert "2.4.1 on rank 2" in found["packages.different"]["found"]
-    assert "(rank 2) is " in found["clocks.far"]["found"]
-    assert found["collectives.wrong"]["found"].endswith("a rank): wrong values: 1 on rank 1")
+@pytest.mark.mpi
+def test_mpirun_names_each_of_many_faults(tmp_path):
+    """One core and one GPU for all, few open files, a full disk without locks; rank 1 adds wrongly, rank 2 has another
+    torch and a clock that is ahead.
+    """
+    core = min(os.sched_getaffinity(0))
+    ranks = ["bash", "-c", f'ulimit -n 100; exec taskset -c {core} "$@"', "bash", sys.executable, *DOCTOR]
+    with toy.full_disk(tmp_path / "disk") as place:
+        faults = "one_gpu wrong_sum other_torch fast_clock no_locks"
+        done = launched(*MPIRUN, *ranks, "--json", "--out", place / "runs", "fed.clients=2", FAULTS=faults)
+        assert os.listdir(place) == ["much"]
+    document = json.loads(done.stdout)
+    findings = [finding for section in document["sections"].values() for finding in section["findings"]]
+    found = {finding["name"]: finding["found"] for finding in findings}
+    assert (done.returncode, document["exit_code"], list(document["sections"])) == (1, 1, SECTIONS)
+    assert started(document) == ("mpi", "OMPI_COMM_WORLD_RANK", 3, "mpi")
+    assert {finding["name"] for finding in findings if finding["level"] == "error"} == ERRORS
+    assert found.keys() >= {"placement.shared_device", "batch.open_files", "files.in_memory", "files.no_flock"}
+    assert f"all 3 ranks of {socket.gethostname()} are bound to core {core}; " in found["placement.one_core"]
+    assert "ranks 1-2 of " in found["placement.shared_device"]
+    assert "2.4.1 on rank 2" in found["packages.different"]
+    assert "(rank 2) is " in found["clocks.far"]
+    assert found["batch.open_files"] == "100 open files, rank 0 of 3 may need 109"
+    assert found["collectives.wrong"].endswith("a rank): wrong values: 1 on rank 1")
 
 
 def signal_before_packages(number: signal.Signals) -> Callable[[int], None]:
@@ -175,55 +168,39 @@ def test_a_rank_that_is_gone_is_named_and_no_advice_for_a_training_is_given(tmp_
 # ---- no world of ranks
 
 
-def test_processes_whose_launcher_claims_more_than_mpi_sees(tmp_path):
-    """As after an mpirun of another MPI that sets these variables too."""
-    claimed = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hkd_hpc.doctor", "--json", "--out", tmp_path],
-            env=environment(**claimed, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_LOCAL_RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    outputs = [job.communicate(timeout=300)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [1, 1, 1]
-    assert outputs[1:] == ["", ""]
-    [finding] = json.loads(outputs[0])["sections"]["launch"]["findings"]
-    assert finding["name"] == "launch.singletons"
-    assert (
-        "the launcher started 3 ranks (OMPI_COMM_WORLD_RANK says rank 0), but MPI sees a world of 1" in finding["found"]
-    )
+BARE = [f"PATH={os.environ['PATH']}", f"PYTHONPATH={toy.PROJECT}"]
 
 
 @pytest.mark.mpi
-def test_processes_of_a_launcher_that_nobody_knows(tmp_path):
-    bare = [f"PATH={os.environ['PATH']}", f"PYTHONPATH={toy.PROJECT}"]
-    command = [mpirun_path(), "-n", "2", "env", "-i", *bare, sys.executable, "-m", "hkd_hpc.doctor", "--out", tmp_path]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "without, finding, found",
+    [
+        (
+            ["-u", "PMIX_NAMESPACE"],
+            "launch.singletons",
+            "the launcher started 3 ranks (OMPI_COMM_WORLD_RANK says rank 0), but MPI sees a world of 1",
+        ),
+        (["-i", *BARE], "launch.strange_launcher", "started 3 processes of this command"),
+    ],
+    ids=["an MPI that does not know its launcher's PMI", "a container that lets no variable through"],
+)
+def test_mpirun_of_singletons_is_named_once(tmp_path, without, finding, found):
+    """Each process is behind a shell, as behind slurm/rank.sh; rank 2 comes late."""
+    shell = ["bash", "-c", 'sleep $((OMPI_COMM_WORLD_RANK / 2)); "$@"; exit', "bash"]
+    rank = [*shell, "env", *without, sys.executable, "-m", "hkd_hpc.doctor"]
+    done = launched(*MPIRUN, *rank, "--out", tmp_path)
     assert done.returncode == 1
-    assert done.stdout.count("ERROR launch.strange_launcher: ") == 1
-    assert " started 2 processes of this command, and each takes itself for the only one\n" in done.stdout
-
-
-def test_the_others_of_a_strange_launcher_wait_for_the_first():
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"]) as first:
-        threading.Thread(target=first.wait).start()  # as a launcher does
-        launch.await_end(first.pid)
-        assert first.poll() == 0
+    assert done.stdout.count(f"ERROR {finding}: ") == 1
+    assert found in " ".join(done.stdout.split())
+    assert done.stdout.endswith("doctor: 1 error, 0 warnings, 0 notes; exit code 1\n")
+    assert os.listdir(tmp_path) == []
 
 
 # ---- broken file systems
 
 
-def test_a_full_disk_and_one_that_is_read_only(tmp_path):
-    with toy.small_disk(tmp_path / "disk", "3m") as place:
-        (place / "much").write_bytes(b"\1" * (5 << 19))
-        code, found = alone("--out", place / "runs")
-        assert (code, {"files.full", "files.little_room", "files.in_memory"} <= found) == (1, True)
-        assert os.listdir(place) == ["much"]
+def test_a_disk_that_is_read_only(tmp_path):
+    with toy.full_disk(tmp_path / "disk") as place:
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         code, found = alone("--out", place / "runs")
         assert (code, "files.read_only" in found) == (1, True)
@@ -236,43 +213,6 @@ def without_large_files(rank: int) -> None:
 def test_a_limit_of_the_size_of_files(tmp_path):
     code, found = alone("--out", tmp_path, patch=without_large_files)
     assert (code, "files.full" in found, os.listdir(tmp_path)) == (1, True, [])
-
-
-def without_locks(rank: int) -> None:
-    """The kernel knows no flock in this process, as on Lustre mounted without it; and nobody keeps O_EXCL."""
-    forbid_flock()
-    make = os.open
-    os.open = lambda path, flags, mode=0o777, **other: make(path, flags & ~os.O_EXCL, mode, **other)
-
-
-def forbid_flock() -> None:
-    """By a seccomp filter: of the system calls flock alone fails, with ENOSYS."""
-    number = {"x86_64": 73, "aarch64": 32}[platform.machine()]
-    load_number, if_equal, fail, allow = (
-        (0x20, 0, 0, 0),
-        (0x15, 0, 1, number),
-        (0x06, 0, 0, 0x50026),
-        (0x06, 0, 0, 0x7FFF0000),
-    )
-    instructions = [load_number, if_equal, fail, allow]
-    program = b"".join(
-        code.to_bytes(2, "little") + bytes([yes, no]) + value.to_bytes(4, "little")
-        for code, yes, no, value in instructions
-    )
-    held = ctypes.create_string_buffer(program, len(program))
-
-    class Filter(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
-    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
-    assert libc.prctl(set_seccomp, filter_mode, ctypes.byref(Filter(len(instructions), ctypes.addressof(held)))) == 0
-
-
-def test_a_file_system_without_locks(tmp_path):
-    code, found = alone("--out", tmp_path, patch=without_locks)
-    assert (code, {"files.no_lock", "files.no_flock"} <= found, os.listdir(tmp_path)) == (1, True, [])
 
 
 def hang_in_files(rank: int) -> None:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sick_doctor
 import slurm_cluster
 import toy
 from comm_launch import SCRIPT
@@ -262,6 +263,51 @@ def test_the_doctor_examines_a_job_of_two_nodes_and_leaves_nothing(cluster, site
     assert found["sections"]["launch"]["facts"]["variable"] == "SLURM_PROCID"
     assert [measured["wrong"] for measured in found["sections"]["collectives"]["facts"]["transfers"]] == [[0, 0]] * 7
     assert list(out.iterdir()) == []
+
+
+def test_the_doctor_names_each_fault_of_a_job(cluster, site):
+    """One core and one GPU for all, few open files, a full disk without locks; and MaxTime is lowered meanwhile."""
+    (site / "limits.sh").write_text("ulimit -n 100\nscontrol update partitionname=debug maxtime=3\n")
+    core = min(os.sched_getaffinity(0))
+    try:
+        with toy.full_disk(site / "disk") as disk:
+            number, log = sbatch(
+                cluster,
+                site,
+                "--ntasks=3",
+                "--time=5",
+                script="doctor",
+                MPI="none",
+                OUT=str(disk / "runs"),
+                SETUP="limits.sh",
+                PYTHON=f"taskset -c {core} python '{sick_doctor.__file__}'",
+                FAULTS="one_gpu no_locks",
+                settings=["--json", "fed.clients=2"],
+            )
+            job, text = cluster.wait_for(number), read(log)
+            assert os.listdir(disk) == ["much"]
+    finally:
+        cluster.run("scontrol", "update", "partitionname=debug", "maxtime=INFINITE")
+    assert job["ExitCode"] == "1:0", text
+    sections = json.loads(text[text.index("\n{") :])["sections"]
+    found = {finding["name"]: finding for section in sections.values() for finding in section["findings"]}
+    assert found.keys() >= {"files.full", "files.little_room", "files.no_lock", "files.no_flock"}, text
+    assert "all 3 ranks of " in found["placement.one_core"]["found"]
+    assert "ranks 1-2 of " in found["placement.shared_device"]["found"]
+    assert found["batch.open_files"]["found"] == "100 open files, rank 0 of 3 may need 109"
+    beyond = found["batch.beyond_partition"]
+    assert beyond["found"] == "TimeLimit=00:05:00, but partition debug has MaxTime=00:03:00"
+    assert beyond["mend"].startswith(f"scontrol update jobid={number} timelimit=00:03:00; ")
+    assert found["batch.short"]["mend"].startswith("sbatch --time=00:03:00, ")
+
+
+def test_the_doctor_names_tasks_that_do_not_know_of_each_other(cluster, site):
+    """As in a container that lets none of SLURM's variables through."""
+    clean = 'env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" python'
+    number, log = sbatch(cluster, site, "--ntasks=3", "--time=5", script="doctor", MPI="none", PYTHON=clean)
+    job, text = cluster.wait_for(number), read(log)
+    assert (job["ExitCode"], text.count("ERROR launch.strange_launcher: ")) == ("1:0", 1), text
+    assert "slurmstepd started 3 processes of this command" in text
 
 
 def test_a_launcher_that_ends_with_0_while_no_rank_does_is_not_believed(cluster, site):

@@ -198,6 +198,14 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
+@contextlib.contextmanager
+def full_disk(place: Path) -> Iterator[Path]:
+    """A small disk with half a megabyte left: small files go there, larger ones do not."""
+    with small_disk(place, "3m") as disk:
+        (disk / "much").write_bytes(b"\1" * (5 << 19))
+        yield disk
+
+
 def mpirun(size: int, *arguments: object, timeout_s: float = 300, **options) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the whole job."""
     job = start_mpirun(size, *arguments, **options)

@@ -18,6 +18,7 @@ import torch
 import toy
 from torch import nn
 
+from hkd_hpc.comm.control.watch import descendants
 from tools import bench_peers
 from tools.bench import processes
 from tools.bench.processes import BenchError
@@ -262,7 +263,7 @@ def test_quick_run_of_ours_beside_the_bare_loop():
 def test_descendants_are_found_through_generations():
     shell = subprocess.Popen(["sh", "-c", "sleep 100 & sh -c 'sleep 100; true' & wait"], start_new_session=True)
     try:
-        toy.wait_until(lambda: len(processes.descendants(shell.pid)) == 3)
+        toy.wait_until(lambda: len(descendants(shell.pid)) == 3)
     finally:
         bench_peers.end_group(shell)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hkd_hpc.comm.control.watch import children_of
 from hkd_hpc.lazy import torch_environment
 
 LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
@@ -111,11 +110,6 @@ def finish(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
 
 
 # --- memory
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that it started, those that they started, and so on."""
-    return [found for child in children_of(pid) or [] for found in (child, *descendants(child))]
 
 
 def pss_bytes(pid: int) -> int:

@@ -64,6 +64,11 @@ def children_of(pid: int) -> list[int] | None:
         return None
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that it started, those that they started, and so on."""
+    return [found for child in children_of(pid) or [] for found in (child, *descendants(child))]
+
+
 @dataclass(frozen=True)
 class StartGuard:
     """Says why the world will not become complete: a rank of this host has ended, or time is up."""

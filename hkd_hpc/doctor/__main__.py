@@ -127,7 +127,9 @@ def open_world(request: Request | UsageError) -> World:
     except (UsageError, RunError) as error:
         from hkd_hpc.doctor import launch  # late, as below: it brings numpy, whose threads are not set yet
 
-        let_rank_0_speak_first()
+        if guess_rank(os.environ):
+            launch.await_first()  # most often rank 0, and maybe slow
+            let_rank_0_speak_first()
         raise SystemExit(tell_alone(launch.without_world(error), request)) from None
     if world.size == 1:
         reject_strangers(request)
@@ -138,12 +140,10 @@ def reject_strangers(request: Request | UsageError) -> None:
     """SystemExit where a launcher that nobody knows started several processes: the first of them tells it."""
     from hkd_hpc.doctor import launch
 
-    task = launch.task_of(os.getpid())
-    tasks = launch.alike(task)
+    tasks = launch.alike(launch.task_of(os.getpid()))
     if len(tasks) < 2:
         return
-    if task != tasks[0]:
-        launch.await_first(tasks[0])
+    if launch.await_first():
         raise SystemExit(1)
     code = tell_alone(launch.strangers(len(tasks)), request)
     launch.await_others(len(tasks) - 1)

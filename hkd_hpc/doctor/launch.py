@@ -122,10 +122,15 @@ def alike(task: int) -> list[int]:
     return sorted(child for child in found if own and _of_process(child, "cmdline") == own)
 
 
-def await_first(task: int) -> None:
-    """Wait for the end of the first task, WAIT_S at most, and let it see that."""
+def await_first() -> bool:
+    """Wait for the end of the launcher's first task on this host, WAIT_S at most, and let it see that; False in it."""
+    task = task_of(os.getpid())
+    first = next(iter(alike(task)), task)
+    if task == first:
+        return False
     Path("/proc/self/comm").write_text(WAITING)
-    wait_while(Path(f"/proc/{task}").exists)
+    wait_while(Path(f"/proc/{first}").exists)
+    return True
 
 
 def await_others(others: int) -> None:

@@ -189,8 +189,7 @@ def test_mpirun_of_singletons_is_named_once(tmp_path, without, finding, found):
     shell = ["bash", "-c", 'sleep $((OMPI_COMM_WORLD_RANK / 2)); "$@"; exit', "bash"]
     rank = [*shell, "env", *without, sys.executable, "-m", "hkd_hpc.doctor"]
     done = launched(*MPIRUN, *rank, "--out", tmp_path)
-    assert done.returncode == 1
-    assert done.stdout.count(f"ERROR {finding}: ") == 1
+    assert (done.returncode, done.stdout.count(f"ERROR {finding}: ")) == (1, 1), done
     assert found in " ".join(done.stdout.split())
     assert done.stdout.endswith("doctor: 1 error, 0 warnings, 0 notes; exit code 1\n")
     assert os.listdir(tmp_path) == []

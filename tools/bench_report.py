@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import schemes
+from hkd_hpc.comm.control.watch import descendants
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.settings import first_paragraph
 
-from .bench.processes import descendants, finish, peak_until, start
+from .bench.processes import finish, peak_until, start
 from .bench.table import Line, table
 from .synthetic_runs import write_run
 

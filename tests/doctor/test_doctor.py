@@ -60,7 +60,7 @@ def alone(*arguments: object, patch=healthy) -> tuple[int | None, set[str]]:
 
 
 MPIRUN = [mpirun_path(), "-n", "3", "--bind-to", "none"]
-DOCTOR = [sick_doctor.__file__, "-m", "hkd_hpc.doctor"]
+DOCTOR = [sick_doctor.__file__, "-m", "hkd_hpc.doctor", "comm.timeout_s=240", "comm.start_timeout_s=240"]
 
 
 def launched(*command: object, **env: str) -> subprocess.CompletedProcess[str]:

@@ -238,10 +238,12 @@ def test_a_complete_run_ends_at_once(cluster, site, expected):
     assert f"already complete ({ROUNDS} rounds); nothing to do" in read(log)
 
 
+PATIENT = ["comm.timeout_s=240", "comm.start_timeout_s=240"]  # of a loaded machine
+
+
 def test_the_doctor_examines_a_job_of_two_nodes_and_leaves_nothing(cluster, site):
     out = site / "doctored"
     out.mkdir()
-    arguments = ["--json", "comm.backend=gloo", "comm.timeout_s=240", "comm.start_timeout_s=240"]
     number, log = sbatch(
         cluster,
         site,
@@ -252,7 +254,7 @@ def test_the_doctor_examines_a_job_of_two_nodes_and_leaves_nothing(cluster, site
         script="doctor",
         MPI="none",
         OUT=str(out),
-        settings=arguments,
+        settings=["--json", "comm.backend=gloo", *PATIENT],
     )
     job, text = cluster.wait_for(number), read(log)
     assert job["ExitCode"] == "0:0", text
@@ -282,7 +284,7 @@ def test_the_doctor_names_each_fault_of_a_job(cluster, site):
                 SETUP="limits.sh",
                 PYTHON=f"taskset -c {core} python '{sick_doctor.__file__}'",
                 FAULTS="one_gpu no_locks",
-                settings=["--json", "fed.clients=2"],
+                settings=["--json", "fed.clients=2", *PATIENT],
             )
             job, text = cluster.wait_for(number), read(log)
             assert os.listdir(disk) == ["much"]

@@ -3,9 +3,10 @@
 Fixed point: each client adds round(n * x * 2^k), a whole number, held in float64. While every |x| <= LIMIT no sum
 exceeds 2^53, so float64 holds it exactly, the sum over clients and ranks is exact in any order, and the average is the
 same bit for bit on 1, 2, 4 or 11 ranks. (int64 would have 9 bits more, but converting to it costs more than the
-transfer.) n is the client's number of training images (Eq. 1 of the paper: weights |D_i| / M); M itself is summed too,
-so the weights sum to one over the clients that really delivered. The error of the average is at most (clients / 2) *
-2^-k / M, below clients * 1e-11: for ten clients a tenth of the float32 step of a weight of .01.
+transfer.) n is the client's number of training images (Eq. 1 of the paper: weights |D_i| / N), or 1 for each client
+(fed.average=uniform); N is summed too, so the weights sum to one over the clients that really delivered. The error of
+the average is at most (clients / 2) * 2^-k / N, below clients * 1e-11: for ten clients a tenth of the float32 step of a
+weight of .01.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own ca
 class FixedPointSum:
     """Exact weighted sum of float32 vectors of one length, made, moved and divided piece by piece.
 
-        mean = (sum_i round(n_i * x_i * 2^bits)) / (M * 2^bits),    M = sum_i n_i
+        mean = (sum_i round(n_i * x_i * 2^bits)) / (N * 2^bits),    N = sum_i n_i
 
     The last vector added is converted only when the pieces are asked for, so that with one client per rank the sum
     never lies in memory as a whole; `flush` converts it before, when its memory is needed for the next client.
 
     Args:
         length: numbers of a vector, V.
-        total_weight: an upper bound of M, over all clients of a round.
+        total_weight: an upper bound of N, over all clients of a round.
         device: where the vectors are.
         spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike
             in all clients: nothing moves it, and `mean_into` leaves it as it is.
@@ -62,7 +63,7 @@ class FixedPointSum:
 
     @property
     def numbers(self) -> int:
-        """How many are summed: the values, and M."""
+        """How many are summed: the values, and N."""
         return self.length + 1
 
     def clear(self) -> None:
@@ -107,9 +108,9 @@ class FixedPointSum:
         self._last, self._has_flushed = None, True
 
     def pieces(self, size: int) -> Iterator[torch.Tensor]:
-        """What is to be summed over the ranks: [M, values...] in pieces of at most `size` numbers, one reused tensor.
+        """What is to be summed over the ranks: [N, values...] in pieces of at most `size` numbers, one reused tensor.
 
-        M comes first, because the mean of the first piece needs it. What is written into a piece is not kept.
+        N comes first, because the mean of the first piece needs it. What is written into a piece is not kept.
         """
         for offset in range(0, self.length + 1, size):
             lead = int(offset == 0)
@@ -159,7 +160,7 @@ class FixedPointSum:
             may_be_empty: where no client delivered anything, out_V stays as it is.
 
         Returns:
-            M; 0 without pieces.
+            N; 0 without pieces.
 
         Raises:
             RunError: no client delivered anything, and it may not be empty.

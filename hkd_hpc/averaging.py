@@ -1,4 +1,4 @@
-"""The weights of a round: what the ranks' clients added up -> ONE all-reduce -> the new global weights, on every rank.
+"""The weights of a round: what the ranks' clients added up -> all-reduce -> the new global weights, on every rank.
 
 With privacy.secure_sum the ranks mask what they add: keys are agreed on before a round trains, masks are made while
 slower ranks still train, and are taken off the sum once it is known who delivered.
@@ -16,48 +16,65 @@ from hkd_hpc.quarantine import OK
 from hkd_hpc.rank_run import RankRun, cohort_of
 
 
-def average(run: RankRun, round: int, gathered: np.ndarray | None = None) -> None:
-    """The one all-reduce, of unequal models one for each architecture; afterwards every rank holds the new global
-    weights."""
+def update_global_weights(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
+    """All-reduce, the server's step, BatchNorm's statistics; afterwards every rank holds the new global weights.
+
+    Args:
+        gathered: on rank 0 the reports of the cohort; None elsewhere.
+    """
     if run.secure_sum:
         run.secure_sum.settle(round, [] if gathered is None else gathered["client"][gathered["status"] == OK].tolist())
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
-    weights = mean_into(run, run.weights_V, run.worker.sums, "weights")
+    total_by_member = mean_into(run, run.weights_V, run.worker.sums, "weights")
     if run.server_optimizer:
-        weights = weights if gathered is None else run.worker.weights_by_member(gathered["client"], gathered["weight"])
-        step(run, run.server_optimizer, received_P, weights_P, weights)
+        if gathered is not None:
+            total_by_member = run.worker.weights_by_member(gathered["client"], gathered["train_n"])
+        step(run, run.server_optimizer, received_P, weights_P, total_by_member)
     if run.config.train.batchnorm == "reestimate":
         run.weights_V = with_statistics_of(run, run.worker.delivered, "weights")
 
 
 def step(
-    run: RankRun, rule: GlobalStep, received_P: torch.Tensor, weights_P: torch.Tensor, weights: Mapping[str, float]
+    run: RankRun,
+    rule: GlobalStep,
+    received_P: torch.Tensor,
+    weights_P: torch.Tensor,
+    total_by_member: Mapping[str, float],
 ) -> None:
     """The server's step from the means. Of unequal models those that no client of the cohort has stay as they are, and
-    so does what the rule keeps of them. `weights`: in the mean, by member."""
-    left_out = [name for name, weight in weights.items() if not weight]
+    so does what the rule keeps of them. `total_by_member`: what the clients count in the mean, together."""
+    left_out = [name for name, total in total_by_member.items() if not total]
     spans = [span for name in left_out for span in run.trainer.flat.parameter_spans_of(name)]
     parts = [vector_P[start:stop] for vector_P in (weights_P, *rule.state.values()) for start, stop in spans]
     before = [part.clone() for part in parts]
-    rule.step(received_P, weights_P, sum(weights.values()) / run.worker.weight_of_all(run.worker.images_M))
+    rule.step(received_P, weights_P, sum(total_by_member.values()) / run.worker.weight_of_all(run.worker.images_M))
     for part, values in zip(parts, before):
         part.copy_(values)
 
 
 def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum], kind: str) -> dict[str, float]:
-    """The weighted means of what the workers of all ranks added to these sums, in every rank; the sum of the weights by
-    member, but on rank 0 of several 0. Of unequal models those that no client of the cohort has stay as they are."""
-    comm, weights = run.comm, {}
+    """The weighted means of what the workers of all ranks added to these sums, in every rank. Of unequal models those
+    that no client of the cohort has stay as they are.
+
+    Args:
+        out: takes the means.
+        sums: by member.
+        kind: as what the bytes are counted.
+
+    Returns:
+        What the clients count in the mean, together, by member; on rank 0 of several 0.
+    """
+    comm, total_by_member = run.comm, {}
     for name, total in sums.items():
         if run.secure_sum:
             summed = run.secure_sum.summed(total.numbers, kind)
         else:
             summed = comm.summed(total.pieces(comm.piece), total.numbers, kind)
-        weights[name] = total.mean_into(out, summed, may_be_empty=len(sums) > 1)
+        total_by_member[name] = total.mean_into(out, summed, may_be_empty=len(sums) > 1)
         comm.relay(total.parts(out), kind)
-    return weights
+    return total_by_member
 
 
 def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Tensor:

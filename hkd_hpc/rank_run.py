@@ -73,7 +73,8 @@ def cohort_of(run: RankRun, round: int) -> list[int]:
 
 @contextmanager
 def timed(run: RankRun, phase: str) -> Iterator[None]:
-    """Book the seconds of the body under `phase`; those spent waiting for other ranks go to "train"."""
+    """Book the seconds of the body under `phase`, without those spent waiting for other ranks: these go to "train",
+    since what a rank waits for is, as a rule, a client that trains longer elsewhere."""
     start_s, wait_s = time.perf_counter(), run.comm.wait_s
     yield
     waited_s = run.comm.wait_s - wait_s

@@ -163,7 +163,7 @@ def begin_anew(server: Server, options: ResumeOptions) -> None:
     """No checkpoint is there. Rows that a run without checkpoints has left are made again, to the same bits; with other
     settings they would be lost, and the record of the changes with them."""
     folder, text, stored = server.folder, server.static["config_json"], server.folder.read_config()
-    if stored and server.cut_off:  # what it released cannot be told from what is to come
+    if stored and server.restarts_by_round:  # what it released cannot be told from what is to come
         check_promise(config_module.changes(*map(config_module.from_json, (stored, text))), server.config)
     rows = len(folder.rounds().get("round", ())) if options.resume else 0
     if rows:

@@ -3,7 +3,8 @@
     cohort -> local training, local test -> ONE gather of the reports -> ONE all-reduce of the weights
            -> combine on the server -> ONE broadcast of the message -> save -> test and record beside the next training
 
-Every rank makes the same collective calls in the same order in every round, whatever its clients do.
+Every rank makes the same collective calls in the same order in every round, whatever its clients do. (Of unequal models
+there is one all-reduce for each architecture, and train.batchnorm=reestimate asks for another.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from hkd_hpc import client_state, payload
 from hkd_hpc.aggregate import require_weight
-from hkd_hpc.averaging import agree_on_keys, average, mask_weights
+from hkd_hpc.averaging import agree_on_keys, mask_weights, update_global_weights
 from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.privacy.settings import RELEASE
@@ -48,7 +49,7 @@ def one_round(run: RankRun, round: int) -> None:
     with timed(run, "knowledge"):
         gathered = gather_reports(run, round, reports)
     with timed(run, "weights"):
-        average(run, round, gathered)
+        update_global_weights(run, round, gathered)
     with run.comm.uninterrupted():  # a client that fails in the next round must not cost this one
         with timed(run, "knowledge"):
             send_message(run, round, gathered)
@@ -84,7 +85,7 @@ def gather_reports(run: RankRun, round: int, reports: np.ndarray) -> np.ndarray 
         return None
     gathered = in_client_order(blocks, reports.dtype)
     run.server.report_rejected(round, gathered, run.worker.names)
-    require_weight(gathered["weight"].sum())
+    require_weight(gathered["train_n"].sum())
     return gathered
 
 

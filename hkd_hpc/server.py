@@ -106,7 +106,9 @@ class Server:
         """
         self.config, self.trainer, self.folder, self.static = config, trainer, folder, static
         self.spending = spending
-        self.cut_off = folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()  # by other processes
+        self.restarts_by_round = (
+            folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()
+        )  # by other processes
         self.uninterrupted = uninterrupted
         self.test_images, self.val_images = test, val
         self.history = History(config.fed.clients)
@@ -217,7 +219,7 @@ class Server:
         """What the clients of the round released; a round that was begun twice counts twice."""
         if self.spending is None or not (self.spending.is_told or WHOLE in self.history.clients):
             return {}  # a record that has begun goes on
-        return self.spending.of_reports(result.reports, self.cut_off[result.state.round] + 1)
+        return self.spending.of_reports(result.reports, self.restarts_by_round[result.state.round] + 1)
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
@@ -306,7 +308,7 @@ class Server:
     def _budget_ends(self) -> int:
         if self.spending is None:
             return self.config.fed.rounds
-        return self.spending.last_round(self.ledger, len(self.history), self.cut_off)
+        return self.spending.last_round(self.ledger, len(self.history), self.restarts_by_round)
 
     def tell_last(self, last: int) -> None:
         """Say that patience or the budget has ended, once."""
@@ -318,7 +320,7 @@ class Server:
         """Why an earlier round is the last: no better global accuracy ..."""
         settings = self.config.run
         if self.spending and self._budget_ends() < self._patience_ends():
-            return self.spending.why_early(self.ledger, len(self.history), self.cut_off)
+            return self.spending.why_early(self.ledger, len(self.history), self.restarts_by_round)
         return messages.patience_text(self.validation_accuracy, settings.stop_on, settings.stop_patience)
 
     # --- beside the next round

@@ -30,7 +30,7 @@ def report_type(scheme, counters: int, clips: bool = False) -> np.dtype:
     integers = {
         "client": (),
         "status": (),
-        "weight": (),
+        "train_n": (),
         "test_n": (),
         "test_correct": (),
         "counters": (counters,),
@@ -183,7 +183,7 @@ class Worker:
                 self.names.index(found.tensor),
                 found.value,
             )
-        report["weight"] = 0 if found else len(client.y_train)
+        report["train_n"] = 0 if found else len(client.y_train)
 
     def _sent(self, client: Client, report: np.void) -> torch.Tensor:
         """What a client sends of its weights, (V,): privacy may clip their change and add noise."""

@@ -214,7 +214,7 @@ def spread(accuracy_M: np.ndarray) -> float:
 
 def losses(numbers: RoundNumbers) -> dict[str, Value]:
     """Of each term the mean over the images that entered the average."""
-    loss, images = numbers.accepted["loss"], numbers.accepted["weight"]
+    loss, images = numbers.accepted["loss"], numbers.accepted["train_n"]
     return {
         term: float(ratio((loss[:, place] * images).sum(), images.sum())) for place, term in enumerate(numbers.terms)
     }
@@ -456,8 +456,8 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
     Metric(
         "train_n",
         {"unit": "images", "meaning": "training images that entered the average"},
-        lambda r: int(r.accepted["weight"].sum()),
-        lambda r: r.reports["weight"],
+        lambda r: int(r.accepted["train_n"].sum()),
+        lambda r: r.reports["train_n"],
         dtype="int64",
     ),
     Metric("train_s", {"unit": "s", "meaning": "local training"}, of_clients=lambda r: r.reports["train_s"]),

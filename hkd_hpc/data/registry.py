@@ -1,6 +1,6 @@
 """The data sets, one entry each: its files, its sizes, who reads it. Settings, help, checks and `prepare` follow.
 
-A data set more is an entry here and a reader. Imports the standard library only.
+A further data set is an entry here and a reader. Imports the standard library only.
 """
 
 from __future__ import annotations

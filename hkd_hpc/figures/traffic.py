@@ -15,7 +15,7 @@ from hkd_hpc.figures.groups import Group, column
 from hkd_hpc.figures.kind import Kind, Words, adding, in_unit
 from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, with_unit
-from hkd_hpc.schemes.traffic import Exchange, Formula
+from hkd_hpc.schemes.traffic import Formula, RunTraffic
 from hkd_hpc.store.history import PAYLOAD_KINDS
 
 FLOAT_BYTES = 4
@@ -29,7 +29,7 @@ def formula_of(run: Run) -> Formula | None:
     return schemes.get(name).about.formula if name in schemes.REGISTRY else None
 
 
-def exchange_of(run: Run) -> Exchange:
+def traffic_of(run: Run) -> RunTraffic:
     """Of the shared classes what the run recorded; of an older run what the scheme's rule says of the partition."""
     status_RM, count_MC = run.client_columns["status"], np.asarray(run.partition["train_count"])
     delivers_RM = status_RM == 0
@@ -37,7 +37,7 @@ def exchange_of(run: Run) -> Exchange:
     known_RMC = column(run, "clients/knowledge_classes")
     if known_RMC is not None:  # not of the rounds that an older version trained
         shares_RMC = np.where(np.isnan(known_RMC).all((1, 2), keepdims=True), shares_RMC, known_RMC == 1)
-    return Exchange(
+    return RunTraffic(
         run.settings,
         count_MC.shape[1],
         int(run.settings["model.latent"]),
@@ -80,7 +80,7 @@ def _by_round(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
     yield Series("counted", rounds, counted_R.astype(float))
     formula = formula_of(run)
     if formula and kind in KNOWLEDGE:
-        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(exchange_of(run))
+        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(traffic_of(run))
         yield Series("formula", rounds, FLOAT_BYTES * floats_R.astype(float))
 
 

@@ -4,6 +4,7 @@ budget.
 
 Who takes part follows from the seed, which is public: no amplification by sampling is claimed, and each client pays for
 the rounds in which it was drawn. Shape letters: M clients of the federation, K kinds (privacy/releases.py), R rounds.
+mu: of Gaussian differential privacy (privacy/accounting.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from hkd_hpc.privacy.settings import RECEIVED, PrivacySettings
 from hkd_hpc.quarantine import INVALID, OK
 from hkd_hpc.schemes.base import Scheme
 
-ROUNDS_TO_ACT = 3  # what is known while one runs has to tell the next that it is the last
+# with the rows of r rounds known, r + 1 runs, and r + 2 must learn whether r + 3 is beyond the budget
+ROUNDS_AHEAD = 3
 SLACK = 1 + 1e-9  # the sum of many squares may be another one in its last bits
 
 
@@ -133,29 +135,35 @@ class Spending:
         """Of any client, that privacy.budget allows."""
         return accounting.largest_mu(self.settings.budget or math.inf, self.settings.delta)
 
-    def mu_ahead(self, ledger: Ledger | None, done: int, cut_off: Mapping[int, int]) -> Iterator[tuple[int, float]]:
+    def mu_ahead(
+        self, ledger: Ledger | None, done: int, restarts_by_round: Mapping[int, int]
+    ) -> Iterator[tuple[int, float]]:
         """(round, mu of the client that paid most, once it is done) of the next rounds.
 
         Args:
             ledger: of the rounds that are done; None where nothing was kept of them.
             done: how many they are.
-            cut_off: how often each round was begun before by processes that were killed: it is paid again.
+            restarts_by_round: how often each round was begun before by processes that were killed: it is paid again.
         """
         spent_M = ledger.mu() ** 2 if ledger else np.full(len(self.count_MC), math.inf if done else 0.0)
-        for round in range(done + 1, min(done + ROUNDS_TO_ACT, self.config.fed.rounds) + 1):
-            spent_M = spent_M + np.nansum(self.planned(round)[WHOLE] ** 2, axis=1) * (cut_off.get(round, 0) + 1)
+        for round in range(done + 1, min(done + ROUNDS_AHEAD, self.config.fed.rounds) + 1):
+            spent_M = spent_M + np.nansum(self.planned(round)[WHOLE] ** 2, axis=1) * (
+                restarts_by_round.get(round, 0) + 1
+            )
             yield round, math.sqrt(spent_M.max())
 
-    def last_round(self, ledger: Ledger | None, done: int, cut_off: Mapping[int, int]) -> int:
+    def last_round(self, ledger: Ledger | None, done: int, restarts_by_round: Mapping[int, int]) -> int:
         """The last round that the budget allows, as far as it is near; else fed.rounds. Arguments as of mu_ahead."""
         if not self.settings.budget:
             return self.config.fed.rounds
-        beyond = (round for round, mu in self.mu_ahead(ledger, done, cut_off) if mu > self.largest_mu * SLACK)
+        beyond = (round for round, mu in self.mu_ahead(ledger, done, restarts_by_round) if mu > self.largest_mu * SLACK)
         return next(beyond, self.config.fed.rounds + 1) - 1
 
-    def why_early(self, ledger: Ledger | None, done: int, cut_off: Mapping[int, int]) -> str:
+    def why_early(self, ledger: Ledger | None, done: int, restarts_by_round: Mapping[int, int]) -> str:
         """privacy.budget=4: round 3 would bring a client's whole release to epsilon 4.31; arguments as of mu_ahead."""
-        round, mu = next(ahead for ahead in self.mu_ahead(ledger, done, cut_off) if ahead[1] > self.largest_mu * SLACK)
+        round, mu = next(
+            ahead for ahead in self.mu_ahead(ledger, done, restarts_by_round) if ahead[1] > self.largest_mu * SLACK
+        )
         asked, told = f"privacy.budget={self.settings.budget:g}", epsilon_text(mu, self.settings.delta)
         return f"{asked}: round {round} would bring a client's whole release to epsilon {told}"
 

@@ -171,8 +171,8 @@ class Scheme:
         pools_data: True: one client has the images of all.
         protects: which of features, predictions and counts it reports by the rules of section `privacy`.
         cuda_graph_safe: True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep
-            nothing, and read of a client only net, flat, message, cache, the received weights and images, so that
-            run.graphs may replay them. Each class declares it for itself: it is not inherited.
+            nothing, and read of a client only net, flat, message, cache, the received weights and public images, so
+            that run.graphs may replay them. Each class declares it for itself: it is not inherited.
         about: what people and tools are told of it.
         settings: an instance of Settings.
         info: what it may know about the run.

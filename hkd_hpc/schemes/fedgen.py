@@ -26,7 +26,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
-from hkd_hpc.schemes.traffic import Exchange, Formula
+from hkd_hpc.schemes.traffic import Formula, RunTraffic
 from hkd_hpc.settings import setting
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -56,7 +56,7 @@ class FedGenSettings(SchemeSettings):
     weight_decay: float = setting(0.01, "L2 weight decay of the generator", low=0, high=10)
 
 
-def generator_floats(of: Exchange) -> int:
+def generator_floats(of: RunTraffic) -> int:
     """Noise and label to hidden, with bias and BatchNorm's scale and shift; hidden to latent, with bias."""
     hidden, noise = (int(of.settings[f"scheme.{key}"]) for key in ("hidden", "noise_size"))
     return hidden * (noise + of.classes + 3) + of.latent * (hidden + 1)

@@ -1,4 +1,5 @@
-"""What a paper says travels beside the weights, as a formula: the check of what was counted. No result depends on it.
+"""What a paper says travels beside the weights, as a formula: the check of what `Scheme.traffic` counted. No result
+depends on it.
 
 Letters: C classes, D latent size, A public images, n_i classes that client i shares, n classes that any client shares.
 """
@@ -13,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RunTraffic:
     """What a formula is worked out from: who sent and received in the rounds of a run.
 
     Attributes:
@@ -50,9 +51,6 @@ class Exchange:
         return self.delivers_RM.sum(1)
 
 
-Floats = Callable[[Exchange], np.ndarray]
-
-
 @dataclass(frozen=True)
 class Formula:
     """Floats beside the weights, of all clients in a round, (rounds,).
@@ -64,5 +62,5 @@ class Formula:
     """
 
     words: str
-    up: Floats
-    down: Floats
+    up: Callable[[RunTraffic], np.ndarray]
+    down: Callable[[RunTraffic], np.ndarray]

@@ -45,7 +45,7 @@ def require_close(own: Played, reference: Played) -> None:
     assert (own.moved_V - reference.moved_V).norm() < CLOSE * reference.moved_V.norm()
     for a, b in zip(own.rounds, reference.rounds):
         assert not a.reports["status"].any()
-        assert a.reports["weight"].tolist() == b.reports["weight"].tolist()
+        assert a.reports["train_n"].tolist() == b.reports["train_n"].tolist()
         assert a.reports["loss"] == pytest.approx(b.reports["loss"], rel=CLOSE, abs=1e-3)
 
 

@@ -167,7 +167,7 @@ def test_noise_that_makes_weights_too_large_is_told(data):
     reports = worker.train(1, [0], part.weights_V, part.counters, federation.message, False)
     assert worker.names[reports[0]["invalid_tensor"]] == quarantine.NOISED
     assert abs(reports[0]["invalid_value"]) > 65536
-    assert reports[0]["weight"] == 0
+    assert reports[0]["train_n"] == 0
     assert quarantine.describe(quarantine.NOISED, 7e4) == (
         "weights with the noise of privacy.update_multiplier has 70000"
     )

@@ -43,7 +43,7 @@ def play_some(run, clients, count):
     for round in range(part.done + 1, part.done + count + 1):
         reports = part.worker.train(round, clients, part.weights_V, part.counters, run.message, False)
         gathered = rounds.gather_reports(part, round, reports)
-        averaging.average(part, round, gathered)
+        averaging.update_global_weights(part, round, gathered)
         rounds.send_message(part, round, gathered)
         part.done = round
 

@@ -255,7 +255,7 @@ def test_clients_of_few_images_and_one_class(data, scheme, images):
     for played in run.play(3):
         assert (played.reports["status"] == 0).all()
         assert all_finite(run, played)
-        assert played.reports["weight"].tolist() == [images, images, 45]
+        assert played.reports["train_n"].tolist() == [images, images, 45]
 
 
 @pytest.mark.kernels

@@ -142,7 +142,7 @@ def test_teacher_does_not_weigh_clients_by_size(data):
     small = run.clients[0]
     small.x_train, small.y_train = small.x_train[:4], small.y_train[:4]
     reports = run.play(1)[0].reports
-    assert reports["weight"].tolist() == [4, 45, 45]
+    assert reports["train_n"].tolist() == [4, 45, 45]
     expected = reports["tensors"]["soft_AC"].astype("f8").mean(0)
     np.testing.assert_allclose(run.message["soft_AC"].numpy(), expected, atol=1e-7)
     np.testing.assert_allclose(expected.sum(1), 1, atol=1e-6)

@@ -144,7 +144,7 @@ def test_weight_of_a_client_in_the_average(tmp_path, rule, share):
     played = run.play(1)[0]
     expected = (1 - share) * ended[0].double() + share * ended[1].double()
     np.testing.assert_allclose(played.weights_V.numpy(), expected.numpy(), rtol=1e-6, atol=1e-9)
-    assert played.reports["weight"].tolist() == [20, 60]
+    assert played.reports["train_n"].tolist() == [20, 60]
 
 
 @pytest.mark.parametrize(

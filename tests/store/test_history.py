@@ -163,7 +163,7 @@ class Round:
         self.wire_bytes = {"weights": 1000, "knowledge_up": 10}
         self.gathered = np.zeros(3, report_type(self.trainer.scheme, 1))
         self.gathered["client"], self.gathered["status"] = [0, 2, 3], [OK, INVALID_WEIGHTS, TOO_FEW_IMAGES]
-        self.gathered["weight"], self.gathered["test_n"] = [30, 0, 0], [10, 10, 0]
+        self.gathered["train_n"], self.gathered["test_n"] = [30, 0, 0], [10, 10, 0]
         self.gathered["test_correct"] = [7, 1, 0]
         self.gathered["loss"] = [[1.0, 0.5, 0.25], [NAN, NAN, NAN], [0, 0, 0]]
         self.gathered[0]["tensors"]["count_C"] = [20, 0, 10]

@@ -100,7 +100,7 @@ class Federation:
         )
         reports = part.worker.train(round, cohort, part.weights_V, part.counters, self.message, False)
         gathered = rounds.gather_reports(part, round, reports)
-        averaging.average(part, round)
+        averaging.update_global_weights(part, round, gathered)
         rounds.send_message(part, round, gathered)
         part.done = round
         return Round(cohort, gathered, part.weights_V.clone(), [counter.clone() for counter in part.counters])

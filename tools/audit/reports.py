@@ -171,7 +171,7 @@ def play(run: RankRun, count: int, seed: int) -> Iterator[list[np.ndarray]]:
         received_V = run.weights_V.clone()
         gathered = rounds.gather_reports(run, round, rounds.train_cohort(run, round))
         assert gathered is not None  # one process is rank 0
-        averaging.average(run, round, gathered)
+        averaging.update_global_weights(run, round, gathered)
         rounds.send_message(run, round, gathered)
         report = payload.tensors_of(gathered[AUDITED])
         report["weights_V"] = run.weights_V - received_V

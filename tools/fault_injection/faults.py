@@ -90,7 +90,7 @@ SIGNALS = {name: signal.SIGKILL for name in KINDS if name.startswith("SIGKILL") 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a run, drawn. `write`: the how manieth write to a file it is, for kinds that strike there."""
+    """A fault of a run, drawn. `write`: which write to a file it strikes, from 1, for kinds that strike there."""
 
     kind: str
     victim: int

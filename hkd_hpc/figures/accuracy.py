@@ -43,6 +43,7 @@ def against_rounds(words: Words, groups: Sequence[Group]) -> Figure:
         **with_seeds(words, groups),
         x_label="round",
         y_label="accuracy",
+        are_shares=True,
         series=tuple(lines(groups, MEASURES)),
         marks=tuple(float(round) for round in restarts(groups)),
         mark_label=RESUMED,
@@ -56,6 +57,7 @@ def against(x: Growing, label: str, units: Units, words: Words, groups: Sequence
         **with_seeds(words, groups),
         x_label=f"{label} ({unit})",
         y_label="accuracy",
+        are_shares=True,
         series=series,
     )
 

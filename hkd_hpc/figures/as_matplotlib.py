@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
+from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series
 from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def _panel(axes: Axes, figure: Lines | Bars, series: Sequence[Series], look_of: 
         for mark in figure.marks:
             axes.axvline(mark, color="0.4", linewidth=0.8, linestyle=":", label=figure.mark_label)
         axes.margins(x=0.02)
+        if figure.are_shares:
+            axes.set_ylim(*np.clip(axes.get_ylim(), *SHARES))
     else:
         _bars(axes, series, look_of, figure.stacked)
     if all(_is_whole(one.x) for one in series):
@@ -204,6 +206,7 @@ def _legend(canvas: Canvas, all_axes: Sequence[Axes], names: Sequence[str], colu
 
 def _heat_map(figure: HeatMap) -> Canvas:
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.ticker import MaxNLocator
 
     rows, columns = figure.z_YX.shape
     canvas = _canvas(COLUMN_IN if columns <= 60 else PAGE_IN, min(5.0, max(1.6, 0.9 + 0.13 * rows)))
@@ -220,7 +223,9 @@ def _heat_map(figure: HeatMap) -> Canvas:
     )
     axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
     _name_cells(canvas, axes, figure)
-    canvas.colorbar(image, label=figure.z_label, pad=0.02, aspect=max(8, 3 * canvas.get_figheight()))
+    bar = canvas.colorbar(image, label=figure.z_label, pad=0.02, aspect=max(8, 3 * canvas.get_figheight()))
+    if figure.has_counts:
+        bar.locator = MaxNLocator("auto", integer=True)
     return canvas
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
+from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series
 from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
 
 DIGITS = 6  # that a page shows, and has to load
@@ -97,7 +97,7 @@ def _bars(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, An
     }
     if series.low is not None and series.high is not None:
         ends = {"array": listed(series.high - series.y), "arrayminus": listed(series.y - series.low)}
-        bars["error_y"] = {"type": "data", "symmetric": False, "thickness": 1, **ends}
+        bars["error_y"] = {"type": "data", "symmetric": False, "thickness": 1, "color": "#444444", **ends}
     return [bars]
 
 
@@ -113,8 +113,12 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
         layout |= _axes(figure, panel, x, y)
         if _has_few_rounds(figure):
             layout[f"xaxis{_number(panel)}"] |= {"dtick": 1}  # no round 1.5
+        if _has_names(figure):
+            layout[f"xaxis{_number(panel)}"] |= {"type": "category"}  # no rank 1.5
         if name:
             layout["annotations"].append(_heading(name, x, y))
+        if isinstance(figure, Lines) and figure.are_shares:
+            layout[f"yaxis{_number(panel)}"] |= {"autorangeoptions": dict(zip(("clipmin", "clipmax"), SHARES))}
         if isinstance(figure, Lines):
             layout["shapes"] += [_mark(mark, panel) for mark in figure.marks]
     if isinstance(figure, Lines) and figure.marks:
@@ -124,6 +128,10 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
 
 def _has_few_rounds(figure: Lines | Bars) -> bool:
     return all(series.x.dtype.kind in "iu" and np.ptp(series.x) <= FEW for series in figure.series if len(series.x))
+
+
+def _has_names(figure: Lines | Bars) -> bool:
+    return all(series.x.dtype.kind == "U" for series in figure.series)
 
 
 def _page(down: int) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _heat_map(figure: HeatMap) -> dict[str, Any]:
         "zmin": rounded(low),
         "zmax": rounded(high),
         "colorscale": [[place / (len(DARKER) - 1), colour] for place, colour in enumerate(DARKER)],
-        "colorbar": {"title": {"text": figure.z_label, "side": "right"}},
+        "colorbar": {"title": {"text": figure.z_label, "side": "right"}, **_few_ticks(figure)},
         "hoverongaps": False,
         "xgap": 1,
         "ygap": 1,
@@ -198,6 +206,11 @@ def _heat_map(figure: HeatMap) -> dict[str, Any]:
             "yaxis": {"title": _title(figure.y_label), "autorange": "reversed", **axis},
         },
     }
+
+
+def _few_ticks(figure: HeatMap) -> dict[str, Any]:
+    """No half of a client, a class, an image."""
+    return {"dtick": 1} if figure.has_counts and np.ptp(figure.z_range) <= FEW else {}
 
 
 def listed(values: np.ndarray) -> list[Any]:

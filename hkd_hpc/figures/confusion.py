@@ -32,7 +32,7 @@ KINDS = (
         "confusion",
         "What is taken for what at the end",
         "The global model after the last round on the official test split: of the images of each true class (row) the "
-        f"share that is predicted as each class (column); hatched: no test images of the class. {AVERAGED}",
+        f"share that is predicted as each class (column); hatched or grey: no test images of the class. {AVERAGED}",
         ("summary", "partition"),
         confusion,
         scope="run",

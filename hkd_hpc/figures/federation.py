@@ -72,6 +72,7 @@ def clients_sorted(words: Words, groups: Sequence[Group]) -> Figure:
         **with_seeds(words, groups),
         x_label="share of the clients",
         y_label="local accuracy",
+        are_shares=True,
         series=tuple(
             bands.band(named(group, group.seeds), SHARES, np.array([quantiles(run) for run in group.runs]))
             for group in groups
@@ -126,8 +127,8 @@ def knowledge_map(words: Words, groups: Sequence[Group]) -> Figure | str:
 def knowledge_by_round(words: Words, groups: Sequence[Group]) -> Figure | str:
     """Classes of which a client shared knowledge, by round."""
     classes_RM = groups[0].runs[0].client_columns["knowledge_classes"].sum(2, dtype=float)  # NaN: shared nothing at all
-    labels = ("round", "client", "classes")
-    return heat_map(words, classes_RM.T, labels, (rounds_of(classes_RM), range(classes_RM.shape[1])))
+    labels, names = ("round", "client", "classes"), (rounds_of(classes_RM), range(classes_RM.shape[1]))
+    return heat_map(words, classes_RM.T, labels, names, (0, max(1, np.nan_to_num(classes_RM).max())))
 
 
 def shared_pairs(run: Run) -> np.ndarray:
@@ -166,7 +167,8 @@ KINDS = (
     Kind(
         "client_accuracy",
         "Accuracy of each client",
-        f"Each client's own model on its own test images, before aggregation; hatched: not in this round. {AVERAGED}",
+        "Each client's own model on its own test images, before aggregation; hatched or grey: not in this round. "
+        f"{AVERAGED}",
         ("clients/local_test_accuracy",),
         client_accuracy,
         scope="run",
@@ -192,8 +194,8 @@ KINDS = (
     Kind(
         "class_accuracy",
         "Accuracy of each class",
-        "The global model on the images of each class of the official test split, after aggregation; hatched: not "
-        f"tested. {AVERAGED}",
+        "The global model on the images of each class of the official test split, after aggregation; hatched or grey: "
+        f"not tested. {AVERAGED}",
         ("rounds/global_test_correct_by_class", "rounds/global_test_n", "partition"),
         class_accuracy,
         scope="run",
@@ -220,8 +222,8 @@ KINDS = (
     Kind(
         "knowledge_rounds",
         "Who shared hyper-knowledge when",
-        "Of how many classes each client shared knowledge in each round; hatched: not in this round, or its report did "
-        f"not enter the average. {AVERAGED}",
+        "Of how many classes each client shared knowledge in each round; hatched or grey: not in this round, or its "
+        f"report did not enter the average. {AVERAGED}",
         ("clients/knowledge_classes",),
         knowledge_by_round,
         scope="run",

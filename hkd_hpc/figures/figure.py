@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+SHARES = -0.02, 1.02  # from 0 to 1, and room for the marks there
+
 
 @dataclass(frozen=True)
 class Series:
@@ -56,12 +58,14 @@ class Lines(Figure):
         marks: x of dotted vertical lines.
         mark_label: what these are.
         known: names of series that look alike in all figures of a study, whichever of them are in this one.
+        are_shares: whether y is a share: then its axis goes no further than SHARES, wherever an interval ends.
     """
 
     series: tuple[Series, ...]
     marks: tuple[float, ...] = ()
     mark_label: str = ""
     known: tuple[str, ...] = ()
+    are_shares: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ class Bars(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap(Figure):
-    """A matrix, darker = more; NaN is hatched.
+    """A matrix, darker = more; NaN is hatched, or grey on a page.
 
     Attributes:
         z_YX: the values.
@@ -96,6 +100,12 @@ class HeatMap(Figure):
     y: tuple[str, ...]
     z_label: str
     z_range: tuple[float, float]
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether all values are whole numbers, with more than one between the lightest and the darkest."""
+        there = self.z_YX[~np.isnan(self.z_YX)]
+        return bool((there == np.round(there)).all() and np.ptp(self.z_range) > 1)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ function colour(name) {
   return getComputedStyle(root).getPropertyValue(name).trim();
 }
 
-// A blue that is lost on dark paper, and the other, from which it must stay apart; all other colours do on both.
-const DARK = { "#0072B2": "#3D9DE0", "#56B4E9": "#B5E2FF" };
+// A blue that is lost on dark paper, and the other, from which it must stay apart; the ends of intervals of bars. All
+// other colours do on both.
+const DARK = { "#0072B2": "#3D9DE0", "#56B4E9": "#B5E2FF", "#444444": "#DDDDDD" };
 
 function onThisPaper(value) {
   if (Array.isArray(value)) return value;

@@ -74,6 +74,25 @@ def test_plotly_of_bars_and_heat_maps(bars, heat_map):
     assert plotly_of(heat_map)["data"][0]["z"] == [[1.0, None, 3.0], [4.0, 5.0, 6.0]]
 
 
+def test_names_that_are_numbers_stay_names_and_counts_have_whole_ticks(bars, heat_map):
+    ranks = replace(bars.series[0], x=np.array(["1", "2"]))
+    assert plotly_of(replace(bars, series=(ranks,)))["layout"]["xaxis"]["type"] == "category"
+    counts = replace(heat_map, z_range=(0, 3))
+    assert plotly_of(counts)["data"][0]["colorbar"]["dtick"] == 1
+    assert draw(counts).axes[1].get_yticks().tolist() == [0, 1, 2, 3]
+    shares = replace(counts, z_YX=heat_map.z_YX / 2)
+    assert "dtick" not in plotly_of(shares)["data"][0]["colorbar"]
+
+
+def test_an_axis_of_shares_ends_at_0_and_1_wherever_an_interval_ends(lines):
+    wide = replace(lines.series[0], low=np.array([-2.0, 0.1, NAN]), high=np.array([3.0, 0.3, NAN]), panel="")
+    shares = replace(lines, series=(wide,), are_shares=True)
+    assert draw(shares).axes[0].get_ylim() == (-0.02, 1.02)
+    assert plotly_of(shares)["layout"]["yaxis"]["autorangeoptions"] == {"clipmin": -0.02, "clipmax": 1.02}
+    assert plotly_of(shares)["data"][0]["y"] == [3.0, 0.3, 0.1, -2.0]  # the band itself is whole
+    assert draw(replace(shares, are_shares=False)).axes[0].get_ylim()[0] < -2
+
+
 def test_looks_differ_in_colour_or_dash():
     found = looks(f"scheme {place}" for place in range(MOST_TOLD_APART))
     assert len({(look.colour, look.dash) for look in found.values()}) == MOST_TOLD_APART

@@ -23,7 +23,7 @@ def update_global_weights(run: RankRun, round: int, gathered: np.ndarray | None)
         gathered: on rank 0 the reports of the cohort; None elsewhere.
     """
     if run.secure_sum:
-        run.secure_sum.settle(round, [] if gathered is None else gathered["client"][gathered["status"] == OK].tolist())
+        run.secure_sum.unmask(round, [] if gathered is None else gathered["client"][gathered["status"] == OK].tolist())
     run.comm.at(round, "weights")
     weights_P = run.weights_V[: len(run.trainer.flat.parameters_P)]
     received_P = weights_P.clone() if run.server_optimizer else weights_P
@@ -95,7 +95,7 @@ def with_statistics_of_all(run: RankRun, kind: str) -> torch.Tensor:
         run.secure_sum.begin(run.done, eligible)
         here = [client for client in eligible if run.rank_of[client] == run.comm.rank]
         run.secure_sum.make([total.numbers for total in run.worker.statistics_sums.values()], here)
-        run.secure_sum.settle(run.done, eligible)
+        run.secure_sum.unmask(run.done, eligible)
         run.comm.at(run.done, kind)
     return with_statistics_of(run, list(range(len(run.rank_of))), kind)
 

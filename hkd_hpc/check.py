@@ -40,7 +40,7 @@ STATIC = (*RECORD, "partition", "image_shape", "input", "baselines", "world", "p
 
 
 @dataclass(frozen=True)
-class FileReport:
+class FileCheck:
     """What one look at a file gave. `advice`: what to do; a file with a problem is wrong, any other is good."""
 
     name: str
@@ -64,7 +64,7 @@ class FileProblem(Exception):
 # ---- one look for each kind of file
 
 
-def check_run(folder: RunFolder) -> list[FileReport]:
+def check_run(folder: RunFolder) -> list[FileCheck]:
     """All lines about a run."""
     config, settings = check_config(folder)
     lines = [settings, check_metrics(folder, config), *check_earlier_rows(folder)]
@@ -72,7 +72,7 @@ def check_run(folder: RunFolder) -> list[FileReport]:
     return [*lines, *check_trial(folder), *check_versions(folder), *check_leftovers(folder)]
 
 
-def check_trial(folder: RunFolder) -> Iterator[FileReport]:
+def check_trial(folder: RunFolder) -> Iterator[FileCheck]:
     """In a study, whether this is the run of its trial."""
     place = folder.path.resolve()
     try:
@@ -82,10 +82,10 @@ def check_trial(folder: RunFolder) -> Iterator[FileReport]:
             if trial.name == place.name
         ]
     except UsageError as error:
-        yield FileReport("../study.json", str(error), True)
+        yield FileCheck("../study.json", str(error), True)
         return
     for text in filter(None, other):
-        yield FileReport(
+        yield FileCheck(
             "../study.json",
             f"this trial of the study has other settings: {text}",
             True,
@@ -93,31 +93,31 @@ def check_trial(folder: RunFolder) -> Iterator[FileReport]:
         )
 
 
-def check_config(folder: RunFolder) -> tuple[Config | None, FileReport]:
+def check_config(folder: RunFolder) -> tuple[Config | None, FileCheck]:
     """The settings, if they can be used, and the line about them."""
     name, advice = folder.config_path.name, "config_json in metrics.h5 and in the checkpoints is the same text"
     try:
         text = folder.read_config()
         if text is None:
-            return None, FileReport(name, "it is missing", True, advice)
+            return None, FileCheck(name, "it is missing", True, advice)
         config = config_module.from_json(text)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        return None, FileReport(name, f"it is damaged ({error})", True, advice)
+        return None, FileCheck(name, f"it is damaged ({error})", True, advice)
     except (UsageError, RunError) as error:
-        return None, FileReport(name, str(error), True)
+        return None, FileCheck(name, str(error), True)
     fed = config.fed
     told = f"{config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds"
-    return config, FileReport(name, f"ok: {told}")
+    return config, FileCheck(name, f"ok: {told}")
 
 
-def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
+def check_metrics(folder: RunFolder, config: Config | None) -> FileCheck:
     """Its rows, and whether the run is complete."""
     name = folder.metrics_path.name
     advice = "--resume writes it anew from the newest good checkpoint; --repair OUT.h5 saves the rows that can be saved"
     if not folder.metrics_path.exists():
         if any(round > 1 for round, _ in folder.checkpoints()):  # that of a round follows the row of the round before
-            return FileReport(name, "it is missing", True, advice)
-        return FileReport(name, "ok: none yet, no round has been tested")
+            return FileCheck(name, "it is missing", True, advice)
+        return FileCheck(name, "ok: none yet, no round has been tested")
     try:
         with open_tree(folder.metrics_path) as file:
             rows = check_rows(file)
@@ -132,24 +132,24 @@ def check_metrics(folder: RunFolder, config: Config | None) -> FileReport:
                     "put back the one that belongs "
                     "to config.json, or remove it to have it written anew from the last checkpoint",
                 )
-            return FileReport(name, f"ok: {rows_text(rows)}, {told}{changed_since(file, config)}")
+            return FileCheck(name, f"ok: {rows_text(rows)}, {told}{changed_since(file, config)}")
     except (BadFile, FileProblem) as bad:
-        return FileReport(name, reason_of(bad), True, getattr(bad, "advice", "") or advice)
+        return FileCheck(name, reason_of(bad), True, getattr(bad, "advice", "") or advice)
 
 
-def check_earlier_rows(folder: RunFolder) -> Iterator[FileReport]:
+def check_earlier_rows(folder: RunFolder) -> Iterator[FileCheck]:
     """The rows before the checkpoints' own, while a run is not complete."""
     if not folder.rows_path.exists():
         return
     name = str(folder.rows_path.relative_to(folder.path))
     try:
         with open_tree(folder.rows_path) as file:
-            yield FileReport(name, f"ok: {rows_text(check_rows(file))}, for the checkpoints to continue")
+            yield FileCheck(name, f"ok: {rows_text(check_rows(file))}, for the checkpoints to continue")
     except (BadFile, FileProblem) as bad:
-        yield FileReport(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
+        yield FileCheck(name, reason_of(bad), True, "metrics.h5 has these rows too; --resume writes it anew")
 
 
-def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> FileReport:
+def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config | None) -> FileCheck:
     """Whether it is intact, of this round, and holds the weights that the rows speak of."""
     name = str(path.relative_to(folder.path))
     try:
@@ -160,10 +160,10 @@ def check_checkpoint(folder: RunFolder, round: int, path: Path, config: Config |
             check_same_partition(folder, file)
             if "before" in file.names() and not folder.with_all_rows({"before": file.load("before")}):
                 raise FileProblem(NO_ROWS)
-            return FileReport(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
+            return FileCheck(name, f"ok: {check_weights(folder, round, file)}{changed_since(file, config)}")
     except (BadFile, FileProblem) as bad:
         advice = bad.advice if isinstance(bad, FileProblem) else ""
-        return FileReport(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
+        return FileCheck(name, reason_of(bad), True, advice or f"remove it; {fallback(folder, path)}")
 
 
 def fallback(folder: RunFolder, bad: Path) -> str:
@@ -324,7 +324,7 @@ def value_in(path: Path, key: str) -> Any:
 # ---- what else lies there
 
 
-def check_versions(folder: RunFolder) -> Iterator[FileReport]:
+def check_versions(folder: RunFolder) -> Iterator[FileCheck]:
     """A line where the run was written with other packages than are here; worth knowing, not wrong."""
     written = json_in(folder.metrics_path, "versions_json")
     if json_in(folder.metrics_path, "identity_json").get("code.hkd_hpc") == package_sha256():
@@ -335,7 +335,7 @@ def check_versions(folder: RunFolder) -> Iterator[FileReport]:
         if written.get(name, here) != here
     ]
     if other:
-        yield FileReport("versions", f"written with {', '.join(other)}")
+        yield FileCheck("versions", f"written with {', '.join(other)}")
 
 
 def json_in(path: Path, key: str) -> dict[str, Any]:
@@ -347,15 +347,15 @@ def json_in(path: Path, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_leftovers(folder: RunFolder) -> Iterator[FileReport]:
+def check_leftovers(folder: RunFolder) -> Iterator[FileCheck]:
     """The lock and its holder, and what killed processes left."""
     holder = describe_lock(folder.path)
     if holder and is_held(folder.path):
-        yield FileReport(LOCK_NAME, f"in use by {holder}: files change while they are looked at")
+        yield FileCheck(LOCK_NAME, f"in use by {holder}: files change while they are looked at")
     elif holder:
-        yield FileReport(LOCK_NAME, f"left by {holder}, which does not run any more; --resume takes it over")
+        yield FileCheck(LOCK_NAME, f"left by {holder}, which does not run any more; --resume takes it over")
     for path in (*temporary_files(folder.path), *temporary_files(folder.checkpoint_folder)):
-        yield FileReport(str(path.relative_to(folder.path)), "left by a process that was killed; --resume removes it")
+        yield FileCheck(str(path.relative_to(folder.path)), "left by a process that was killed; --resume removes it")
 
 
 # ---- repair

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from hkd_hpc.cohort import draw_cohort
+from hkd_hpc.comm.control.base import Place
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config
 
-Place = tuple[int | None, str, int | None]  # round, phase, client, as Comm.at takes them
 TRAINING = "training"
 
 

@@ -140,7 +140,7 @@ class Server:
 
     def begin_round(self, round: int) -> None:
         """Of a release, before the training of a round: from here on something of it may be released."""
-        self.folder.note_begun(round)
+        self.folder.record_begun(round)
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
         """Let the scheme combine the reports of the clients that delivered.

@@ -33,13 +33,13 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Within it the signals are noted instead of ending the process; in another than the main thread they cannot
+        """Within it the signals are recorded instead of ending the process; in another than the main thread they cannot
         be.
         """
-        with handled(SIGNALS, self._note):
+        with handled(SIGNALS, self._record):
             yield self
 
-    def _note(self, number: int, frame: object) -> None:
+    def _record(self, number: int, frame: object) -> None:
         self.asked = number
 
 

@@ -84,7 +84,7 @@ def as_one_job(request: Request | Exception, stop: StopRequest) -> bool:
         world.control.ending = ENDING
         if isinstance(request, Exception):
             raise with_rank(request, world.rank)
-        world.control.note_failures(output.current().record)
+        world.control.record_failures(output.current().record)
         return work(request, world, stop)
 
 

@@ -72,7 +72,7 @@ def test_everybody_is_drawn_equally_often():
         ([0, 0, 0, 0], 3, [1, 2, 1, 2]),  # empty clients still take a place
     ],
 )
-def test_clients_are_dealt_to_the_ranks(images, ranks, rank_of):
+def test_clients_are_assigned_to_the_ranks(images, ranks, rank_of):
     assert assign_clients(images, ranks) == rank_of
 
 

@@ -426,10 +426,10 @@ def test_failures_are_drawn_by_seed_and_round_alone():
     assert drawn == [
         draw_failures(fed(drop_rate=0.3, straggler_rate=0.4), 7, round, everyone) for round in range(1, 401)
     ]
-    assert all(not dropped & late for dropped, late in drawn)
-    # 2,400 draws: .3 are dropped; of the others .4 are late; four standard deviations are .037 and .037
+    assert all(not dropped & stragglers for dropped, stragglers in drawn)
+    # 2,400 draws: .3 are dropped; of the others .4 straggle; four standard deviations are .037 and .037
     assert sum(len(dropped) for dropped, _ in drawn) / 2400 == pytest.approx(0.3, abs=0.037)
-    assert sum(len(late) for _, late in drawn) / 2400 == pytest.approx(0.28, abs=0.037)
+    assert sum(len(stragglers) for _, stragglers in drawn) / 2400 == pytest.approx(0.28, abs=0.037)
     few = [draw_failures(fed(drop_rate=0.3), 7, round, [1, 4])[0] for round in range(1, 401)]
     both = [dropped & {1, 4} for dropped, _ in drawn]  # who is sampled changes nobody's fate, unless none would be left
     assert all(one == other for one, other in zip(few, both) if other != {1, 4})
@@ -438,15 +438,15 @@ def test_failures_are_drawn_by_seed_and_round_alone():
 @pytest.mark.parametrize("settings", [{"drop_rate": 1}, {"straggler_rate": 1}, {"drop_rate": 0.5, "straggler_rate": 1}])
 def test_one_client_at_least_delivers(settings):
     for round in range(1, 30):
-        dropped, late = draw_failures(fed(**settings), 0, round, [0, 2, 5])
-        assert len(dropped | late) == 2
-    dropped, late = draw_failures(fed(straggler_rate=1, straggler_epochs=1), 0, 1, [0, 2, 5])
-    assert (dropped, late) == (set(), {0, 2, 5})  # they deliver, after fewer epochs
+        dropped, stragglers = draw_failures(fed(**settings), 0, round, [0, 2, 5])
+        assert len(dropped | stragglers) == 2
+    dropped, stragglers = draw_failures(fed(straggler_rate=1, straggler_epochs=1), 0, 1, [0, 2, 5])
+    assert (dropped, stragglers) == (set(), {0, 2, 5})  # they deliver, after fewer epochs
 
 
 @pytest.mark.parametrize("scheme", ["fedhkd", "moon"])
 def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp_path, data, scheme):
-    """Seed 0 of three rounds; who fails is the same for both schemes, and a late client is left out."""
+    """Seed 0 of three rounds; who fails is the same for both schemes, and a straggler is left out."""
     arguments = toy.settings(
         data, f"scheme.name={scheme}", "fed.rounds=3", "fed.drop_rate=0.3", "fed.straggler_rate=0.3"
     )
@@ -456,8 +456,8 @@ def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp
     assert toy.last_sha(tmp_path / "1") == toy.last_sha(tmp_path / "3")
     found = toy.metrics(tmp_path / "3")
     expected = [
-        [DROPPED_OUT if client in dropped else STRAGGLER if client in late else OK for client in range(3)]
-        for dropped, late in (
+        [DROPPED_OUT if client in dropped else STRAGGLER if client in stragglers else OK for client in range(3)]
+        for dropped, stragglers in (
             draw_failures(fed(clients=3, drop_rate=0.3, straggler_rate=0.3), 0, round, [0, 1, 2]) for round in (1, 2, 3)
         )
     ]
@@ -466,9 +466,9 @@ def test_a_run_with_failing_clients_has_the_same_bits_on_any_number_of_ranks(tmp
     assert found["rounds/clients_failed"].tolist() == [sum(status > 0 for status in row) for row in expected]
 
 
-def test_a_late_client_may_end_fewer_epochs(tmp_path, data):
-    """All are late and end 1 of 3 epochs: the run of 1 epoch."""
-    late = toy.settings(data, "train.epochs=3", "fed.straggler_rate=1", "fed.straggler_epochs=1")
-    toy.train_ok(1, *late, "--out", tmp_path / "late")
+def test_a_straggler_may_end_fewer_epochs(tmp_path, data):
+    """All are stragglers and end 1 of 3 epochs: the run of 1 epoch."""
+    stragglers = toy.settings(data, "train.epochs=3", "fed.straggler_rate=1", "fed.straggler_epochs=1")
+    toy.train_ok(1, *stragglers, "--out", tmp_path / "stragglers")
     toy.train_ok(1, *toy.settings(data, "train.epochs=1"), "--out", tmp_path / "short")
-    assert toy.last_sha(tmp_path / "late") == toy.last_sha(tmp_path / "short")
+    assert toy.last_sha(tmp_path / "stragglers") == toy.last_sha(tmp_path / "short")

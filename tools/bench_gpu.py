@@ -58,7 +58,7 @@ class Sizes:
     train: int = 50_000
     test: int = 10_000
     own: int = 375
-    most: int = 5
+    max_rounds: int = 5
     row_s: float = 30.0
     lanes: tuple[int, ...] = (1, 2, 5, 10)
     schemes: tuple[str, ...] = tuple(schemes.PAPER)
@@ -139,7 +139,7 @@ class Bench:
             run.start(part, ResumeOptions())
             seconds: list[float] = []
             start_s = time.monotonic()
-            while len(seconds) < WARM_UP + self.sizes.most and (
+            while len(seconds) < WARM_UP + self.sizes.max_rounds and (
                 len(seconds) <= WARM_UP or time.monotonic() - start_s < self.sizes.row_s
             ):
                 seconds.append(self.timed(lambda: rounds.one_round(part, len(seconds) + 1)))
@@ -157,7 +157,7 @@ class Bench:
         bare_loop.train(net, *clients[0], 1)  # the libraries wake
         return [
             self.timed(lambda: [bare_loop.train(net, x, y, config.train.epochs) for x, y in clients])
-            for _ in range(min(3, self.sizes.most))
+            for _ in range(min(3, self.sizes.max_rounds))
         ]
 
     def timed(self, work) -> float:

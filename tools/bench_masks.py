@@ -46,7 +46,7 @@ def lines(floats: int, ranks: int, repeats: int) -> list[Line]:
     except (ValueError, IndexError):
         raise BenchError(f"masked_exchange on {ranks} ranks: no result\n{output[-2000:]}") from None
     where = f"{floats:,} floats, {ranks} ranks"
-    whole = sum(seconds[step] for step in ("keys", "masks", "take", "settle", "masked"))
+    whole = sum(seconds[step] for step in ("keys", "masks", "take", "unmask", "masked"))
     return [
         Line(f"{where}: masked exchange / plain", tuple(seconds["masked"] / seconds["plain"]), 1.10),
         Line(f"{where}: all steps / plain exchange", tuple(whole / seconds["plain"])),
@@ -57,7 +57,7 @@ def lines(floats: int, ranks: int, repeats: int) -> list[Line]:
                 ("keys", "keys and shares, by client", CLIENTS),
                 ("masks", "masks, by client", CLIENTS),
                 ("take", "numbers under masks", 1),
-                ("settle", "who delivers", 1),
+                ("unmask", "who delivers", 1),
                 ("dropped", "who delivers, one of them dropped out", 1),
             )
         ),

@@ -125,12 +125,12 @@ def seeds_to_see(effect: float, deviation: float, family: int = 1) -> int:
         The fewest seeds with which it is called in POWER of all studies: `seeds_needed(family)` at least, MOST_SEEDS at
         most.
     """
-    fewest = seeds_needed(family)
+    needed = seeds_needed(family)
     if not deviation:
-        return fewest
+        return needed
     ratio = round(abs(effect) / deviation, 3)
     is_seen = lambda seeds: _power(ratio, seeds, LEVEL / family) >= POWER
-    return fewest + bisect.bisect_left(range(fewest, MOST_SEEDS), True, key=is_seen)
+    return needed + bisect.bisect_left(range(needed, MOST_SEEDS), True, key=is_seen)
 
 
 @lru_cache(maxsize=1024)

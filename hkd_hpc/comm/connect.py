@@ -54,14 +54,14 @@ def connect(
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     if index is not None:
         torch.cuda.set_device(device)
-    note = f"; {mpi.note}" if mpi and mpi.note else ""
+    remark = f"; {mpi.remark}" if mpi and mpi.remark else ""
     info = RankInfo(
         topology.rank,
         topology.hosts,
         topology.local_rank,
         topology.local_size,
         device,
-        plan_line=describe(plan) + note,
+        plan_line=describe(plan) + remark,
         sharers=sharers(plan.device_by_rank, topology.rank),
         cores_line=describe_cores(cores),
         rank_lines=describe_ranks(plan, cores),

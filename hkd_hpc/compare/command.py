@@ -24,9 +24,9 @@ from pathlib import Path
 
 from hkd_hpc.analysis.tables import SUFFIXES, document
 from hkd_hpc.command import FAILED, Parser, exit_code, program_of, tell
-from hkd_hpc.compare.report import report
 from hkd_hpc.compare.runs import check_origin, check_runs, check_settings, code_to_come
 from hkd_hpc.compare.spec import Spec, read_spec
+from hkd_hpc.compare.tables import tables_of
 from hkd_hpc.compare.tuning import check_sampler
 from hkd_hpc.compare.waves import ENDED, UNDECIDED, How, plan, planned, run_all
 from hkd_hpc.config import split_override
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     failures = failures_in(states, root)
     if any(state.state not in ENDED for state in states):
         return unfinished(states, failures, root)
-    parts, faults = report(spec, root, how.options.strict_code)
+    parts, faults = tables_of(spec, root, how.options.strict_code)
     failures += faults + write(root, document(parts, options.format), options.format)
     return tell(failures, code=FAILED if failures else 0)
 

@@ -58,14 +58,14 @@ def check_together(config: Config) -> None:
     if data.path and not source.is_own:
         raise UsageError(f"data.path={data.path}: only data.name={' or '.join(OWN)} reads it; data.name is {data.name}")
     if data.image_size and not source.resizes:
-        able = " or ".join(name for name in OWN if SOURCES[name].resizes)
-        raise UsageError(f"data.image_size={data.image_size}: only data.name={able} resizes; data.name is {data.name}")
+        names = " or ".join(name for name in OWN if SOURCES[name].resizes)
+        raise UsageError(f"data.image_size={data.image_size}: only data.name={names} resizes; data.name is {data.name}")
     check_given(data)
     if data.test_fraction is not None and not source.is_own:
         raise UsageError(f"data.test_fraction={data.test_fraction}: data.name={data.name} has a test split")
     if data.partition == "natural" and not source.has_clients:
-        able = " or ".join(name for name in OWN if SOURCES[name].has_clients)
-        raise UsageError(f"data.partition=natural: needs client ids, which only data.name={able} can bring")
+        names = " or ".join(name for name in OWN if SOURCES[name].has_clients)
+        raise UsageError(f"data.partition=natural: needs client ids, which only data.name={names} can bring")
     if (data.partition == "file") != bool(data.partition_file):
         raise UsageError(
             f"data.partition_file={data.partition_file}: goes with data.partition=file alone, and that with it; "
@@ -104,7 +104,7 @@ def _check_models(config: Config) -> None:
     """UsageError for a name of no model, and for names that are not those of unequal models of these clients."""
     model = config.model
     key, given = ("model.names", model.names) if model.names else ("model.name", model.name)
-    for name in model.dealt:
+    for name in model.assigned:
         if name not in MODELS and ":" not in name:
             said = "" if name == given else f": {name or 'an empty name'}"
             raise UsageError(
@@ -115,9 +115,9 @@ def _check_models(config: Config) -> None:
         return
     if len(model.architectures) == 1:
         raise UsageError(f"model.names={model.names}: is one model for all; give model.name={model.architectures[0]}")
-    if len(model.dealt) > config.fed.clients:
+    if len(model.assigned) > config.fed.clients:
         raise UsageError(
-            f"model.names={model.names}: has {len(model.dealt)} names for fed.clients={config.fed.clients}; "
+            f"model.names={model.names}: has {len(model.assigned)} names for fed.clients={config.fed.clients}; "
             "name at most as many as there are clients"
         )
     if model.init:

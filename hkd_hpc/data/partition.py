@@ -19,7 +19,7 @@ from hkd_hpc.errors import UsageError
 from hkd_hpc.rng import stream
 
 KINDS = ("dirichlet", "iid", "natural", "shards", "quantity", "heuristic")
-HEURISTIC_FEWEST = 10  # training images of the smallest client before its own draw
+HEURISTIC_MIN_IMAGES = 10  # training images of the smallest client before its own draw
 HEURISTIC_DRAWS = 1000
 Indices = Sequence[np.ndarray]  # of each client, into a split
 Divided = tuple[Indices, Indices]  # each client's images of the training split, and of the official test split, if any
@@ -203,11 +203,11 @@ def _equal_size(images: int, public: int, rule: Rule) -> int:
             f"{floor(fraction * images)}, fewer than one for each client; "
             "lower fed.clients or raise data.fraction"
         )
-    _check_fewest(size, rule)
+    _check_min_images(size, rule)
     return size
 
 
-def _check_fewest(size: int, rule: Rule) -> None:
+def _check_min_images(size: int, rule: Rule) -> None:
     """UsageError if clients that all have `size` images, or as many on average, have fewer than they are to have."""
     if rule.min_images and size < rule.min_images:
         raise UsageError(
@@ -245,7 +245,7 @@ def _shards(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     _equal_size(images, images - len(pool), rule)  # shards too must fit beside the public set
     shards = rule.clients * per_client
     size = _shard_size(images, labels.classes, rule)
-    _check_fewest(per_client * size, rule)
+    _check_min_images(per_client * size, rule)
     rng = stream(rule.seed, "partition/shards")
     shuffled = rng.permutation(pool)
     ordered = shuffled[np.argsort(labels.train[shuffled], kind="stable")]
@@ -284,10 +284,10 @@ def _quantity(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     return np.split(order, np.cumsum(size_M)[:-1]), []
 
 
-def _unequal_sizes(total: int, fewest: int, alpha_M: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(M,) whole numbers of this sum, none below `fewest`; what is beyond that is shared by a draw from Dir(alpha)."""
+def _unequal_sizes(total: int, min_images: int, alpha_M: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(M,) whole numbers of this sum, none below `min_images`; what is beyond is shared by a draw from Dir(alpha)."""
     share_1M = _softmax(_log_mix(alpha_M, rng)[None])
-    return fewest + _round_rows(share_1M, total - fewest * len(alpha_M), rng)[0]
+    return min_images + _round_rows(share_1M, total - min_images * len(alpha_M), rng)[0]
 
 
 def _evenly_mixed(labels: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -329,32 +329,33 @@ def natural_ids(client_train: np.ndarray, rule: Rule) -> np.ndarray:
 
     They are chosen at random where there are more; a choice of 10 is a part of that of 20.
     """
-    able = able_ids(client_train, rule.min_images)
-    if rule.clients > len(able):
+    eligible = eligible_ids(client_train, rule.min_images)
+    if rule.clients > len(eligible):
         enough = f" with {rule.min_images} or more images" if rule.min_images else ""
         raise UsageError(
-            f"fed.clients={rule.clients}: client_train names {len(able)} clients{enough}; set fed.clients={len(able)}"
+            f"fed.clients={rule.clients}: client_train names {len(eligible)} clients{enough}; "
+            f"set fed.clients={len(eligible)}"
         )
-    order = stream(rule.seed, "partition/natural clients").permutation(able)
+    order = stream(rule.seed, "partition/natural clients").permutation(eligible)
     return np.sort(order[: rule.clients])
 
 
-def able_ids(client_train: np.ndarray, min_images: int | None) -> np.ndarray:
+def eligible_ids(client_train: np.ndarray, min_images: int | None) -> np.ndarray:
     """The sorted ids, or names, that as many images have. UsageError where there is none."""
     ids, image_count = np.unique(client_train, return_counts=True)
-    able = ids[image_count >= (min_images or 1)]
-    if not len(able):
+    eligible = ids[image_count >= (min_images or 1)]
+    if not len(eligible):
         raise UsageError(f"data.min_images={min_images}: the largest of {len(ids)} clients has {image_count.max()}")
-    return able
+    return eligible
 
 
 def _with_names(partition: Partition, labels: Labels, rule: Rule) -> Partition:
     """With the names, or else the numbers, that natural clients have in the data, and which of these they are."""
     client_train = _given_ids(labels)
     ids, everybody = natural_ids(client_train, rule), np.unique(client_train)
-    able = able_ids(client_train, rule.min_images)
-    chosen = f"{len(ids)} of {len(able)} clients chosen (seed {rule.seed})" * (len(ids) < len(able))
-    left_out = len(everybody) - len(able)
+    eligible = eligible_ids(client_train, rule.min_images)
+    chosen = f"{len(ids)} of {len(eligible)} clients chosen (seed {rule.seed})" * (len(ids) < len(eligible))
+    left_out = len(everybody) - len(eligible)
     small = f"{left_out} clients with fewer than {rule.min_images} images left out" * bool(left_out)
     names = [labels.client_names[number] if labels.client_names else str(number) for number in ids]
     if not labels.client_names and np.array_equal(ids, np.arange(len(ids))):
@@ -473,17 +474,17 @@ def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     part of the global test. N is the whole training split less the public set. UsageError when 1000 draws do not give
     each client so many.
     """
-    fewest = rule.min_images or HEURISTIC_FEWEST
-    if len(pool) < fewest * rule.clients:
+    min_images = rule.min_images or HEURISTIC_MIN_IMAGES
+    if len(pool) < min_images * rule.clients:
         raise UsageError(
             f"fed.clients={rule.clients}: data.partition=heuristic partitions {len(pool)} training images, fewer "
-            f"than {fewest} for each client; lower fed.clients"
+            f"than {min_images} for each client; lower fed.clients"
         )
     available_C, test_available_C = (
         np.bincount(y, minlength=labels.classes) for y in (labels.train[pool], labels.test)
     )
     rng = stream(rule.seed, "partition/heuristic")
-    count_MC, test_count_MC = heuristic_counts(available_C, test_available_C, rule.clients, rule.beta, rng, fewest)
+    count_MC, test_count_MC = heuristic_counts(available_C, test_available_C, rule.clients, rule.beta, rng, min_images)
     train = _cut_classes(labels.train, pool, count_MC, rule.seed)
     by_class = [
         np.split(np.flatnonzero(labels.test == label), np.cumsum(count_M))[:-1]
@@ -497,17 +498,17 @@ def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
 
 
 def heuristic_counts(
-    available_C, test_available_C, clients: int, beta: float, rng, fewest: int = HEURISTIC_FEWEST
+    available_C, test_available_C, clients: int, beta: float, rng, min_images: int = HEURISTIC_MIN_IMAGES
 ) -> tuple[np.ndarray, np.ndarray]:
     """(M,C) training and test images, of the first draw that gives each client enough."""
     for _ in range(HEURISTIC_DRAWS):
         share_CM = rng.dirichlet(np.full(clients, beta), len(available_C))
         count_MC, test_count_MC = capped_counts(share_CM, available_C), capped_counts(share_CM, test_available_C)
-        if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= fewest:
+        if count_MC is not None and test_count_MC is not None and count_MC.sum(1).min() >= min_images:
             return count_MC, test_count_MC
     raise UsageError(
         f"data.partition=heuristic: none of {HEURISTIC_DRAWS} draws with data.beta={beta:g} gave each of "
-        f"{clients} clients {fewest} training images; raise data.beta or lower fed.clients"
+        f"{clients} clients {min_images} training images; raise data.beta or lower fed.clients"
     )
 
 

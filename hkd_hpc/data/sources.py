@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hkd_hpc.data import checks, holdout, normalise
-from hkd_hpc.data.partition import able_ids
+from hkd_hpc.data.partition import eligible_ids
 from hkd_hpc.data.raw import Arrays, RawData
 from hkd_hpc.data.registry import SOURCES, Sizes, Source, find_source
 from hkd_hpc.data.settings import DataSettings
@@ -153,7 +153,7 @@ def natural_clients(data: DataSettings) -> int:
             f"{data.path or data.name}: key client_train is missing; data.partition=natural needs a client id for each "
             "image in it"
         )
-    return len(able_ids(ids, data.min_images))
+    return len(eligible_ids(ids, data.min_images))
 
 
 def _client_ids(data: DataSettings) -> np.ndarray | None:

@@ -177,11 +177,11 @@ def examine(world: World, request: Request) -> int:
     began_s, config = time.perf_counter(), request.config
     os.environ.update(torch_environment(config.run.threads))
     comm = world.connect(config.run.device, config.comm.backend)
+    from hkd_hpc.doctor.context import Context
     from hkd_hpc.doctor.examine import sections
-    from hkd_hpc.doctor.job import Job
 
     found = []
-    for section in sections(Job(world, comm, config, request.out)):
+    for section in sections(Context(world, comm, config, request.out)):
         found.append(section)
         if not request.as_json:
             messages.say(report.section_text(section))

@@ -11,8 +11,8 @@ from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.console.messages import bytes_text, seconds_text
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.errors import obtainable
 from hkd_hpc.jobs import slurm
 from hkd_hpc.stop import SIGNALS, name_of
@@ -93,9 +93,9 @@ OPEN_FILES = Kind(
 )
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Every rank tells its limits, and which signals cannot reach it; rank 0 asks SLURM."""
-    ranks = job.gathered(own_facts())
+    ranks = context.gathered(own_facts())
     if not ranks:
         return None
     number = os.environ.get("SLURM_JOB_ID", "")

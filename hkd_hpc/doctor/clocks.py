@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hkd_hpc.comm.devices import rank_list
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.store.lock import SILENT_S
 
 NAME = "clocks"
@@ -57,18 +57,18 @@ class Skew(NamedTuple):
         return max(self.low_s, -self.high_s, 0.0)
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """All ranks take their turns; rank 0 reckons."""
-    turns = [turn for turn in (take_turn(job) for _ in range(TURNS)) if turn]
-    return section_of(list(job.comm.hosts), skews(turns)) if turns else None
+    turns = [turn for turn in (take_turn(context) for _ in range(TURNS)) if turn]
+    return section_of(list(context.comm.hosts), skews(turns)) if turns else None
 
 
-def take_turn(job: Job) -> Turn | None:
+def take_turn(context: Context) -> Turn | None:
     """One question and its answers; None on ranks other than 0."""
     asked_s = time.time()
-    job.comm.broadcast(np.zeros(1, np.uint8), "control")
+    context.comm.broadcast(np.zeros(1, np.uint8), "control")
     own_s = np.array([time.time()])
-    answers = job.comm.gather(own_s.view(np.uint8), "control")
+    answers = context.comm.gather(own_s.view(np.uint8), "control")
     if answers is None:
         return None
     return Turn(asked_s, tuple(answers.view(np.float64)[:, 0].tolist()), time.time())

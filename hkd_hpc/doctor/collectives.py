@@ -17,8 +17,8 @@ import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console.messages import bytes_text
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.lazy import torch
 
 NAME = "collectives"
@@ -156,9 +156,9 @@ TRANSFERS = (
 # ---- measuring
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """All ranks make every transfer; rank 0 alone copies."""
-    comm = job.comm
+    comm = context.comm
     copy_mb_s = copy_speed() if comm.rank == 0 else 0.0
     if comm.size == 1:
         return Section(

@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from hkd_hpc.doctor import batch, clocks, collectives, files, launch, packages, placement, transport
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import Kind, Section
-from hkd_hpc.doctor.job import Job
 
 SECTIONS: tuple[ModuleType, ...] = (launch, transport, placement, packages, clocks, batch, files, collectives)
 
 
-def sections(job: Job) -> Iterator[Section]:
+def sections(context: Context) -> Iterator[Section]:
     """Make all examinations; every rank calls this.
 
     Args:
-        job: as this rank sees it.
+        context: this job, as this rank sees it.
 
     Yields:
         On rank 0 each section when it is done; nothing on the others.
     """
     for module in SECTIONS:
-        job.comm.at(None, f"doctor, {module.NAME}")
-        look: Callable[[Job], Section | None] = module.look
-        section = look(job)
+        context.comm.at(None, f"doctor, {module.NAME}")
+        look: Callable[[Context], Section | None] = module.look
+        section = look(context)
         if section:
             yield section
 

@@ -21,8 +21,8 @@ from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.control.watch import write_stderr
 from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.doctor.clocks import SKEW_S
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_file, replace_text
 from hkd_hpc.store.lock import RunLock
@@ -130,13 +130,13 @@ class Measured:
     problems: list[Finding] = field(default_factory=list)
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Rank 0, which alone writes files in a run."""
-    if job.comm.rank:
+    if context.comm.rank:
         return None
-    with job.comm.uninterrupted(), limited(job.config.comm.timeout_s, job.out):
-        measured = measure(job.out, needed_bytes(job))
-    return section_of(job.out, measured, job.several_hosts or "SLURM_JOB_ID" in os.environ)
+    with context.comm.uninterrupted(), limited(context.config.comm.timeout_s, context.out):
+        measured = measure(context.out, needed_bytes(context))
+    return section_of(context.out, measured, context.several_hosts or "SLURM_JOB_ID" in os.environ)
 
 
 @contextlib.contextmanager
@@ -159,12 +159,12 @@ def limited(limit_s: float, folder: Path) -> Iterator[None]:
         timer.cancel()
 
 
-def needed_bytes(job: Job) -> int:
+def needed_bytes(context: Context) -> int:
     """What a run with these settings has on the disk at most: three checkpoints, the last with all clients' models."""
     from hkd_hpc.models import networks
     from hkd_hpc.models.flat import FlatModel
 
-    config = job.config
+    config = context.config
     try:
         flat = FlatModel(networks.build(config.model, 10, (3, 32, 32), 0))
     except (ImportError, UsageError):  # packages says so

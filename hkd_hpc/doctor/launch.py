@@ -11,8 +11,8 @@ from typing import Any
 from hkd_hpc.comm.control.watch import children_of, descendants, launcher_chain, parent_of
 from hkd_hpc.comm.launchers import SplitWorld
 from hkd_hpc.comm.world import World
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.runtime.versions import installed
 
@@ -51,9 +51,9 @@ ONE_OF_MANY = Kind(
 )
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Rank 0: who started us."""
-    return section_of(facts_of(job.world, os.environ)) if job.comm.rank == 0 else None
+    return section_of(facts_of(context.world, os.environ)) if context.comm.rank == 0 else None
 
 
 def section_of(facts: Mapping[str, Any]) -> Section:

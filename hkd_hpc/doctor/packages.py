@@ -13,8 +13,8 @@ from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.config.identity import code_of
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.environment import DEVICE_FILES
@@ -81,33 +81,33 @@ UNUSED_GPU = Kind(
 )
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Every rank tells what it has; rank 0 compares."""
-    ranks = job.gathered(own_facts(job))
-    return section_of(ranks, unfit(job)) if ranks else None
+    ranks = context.gathered(own_facts(context))
+    return section_of(ranks, unfit(context)) if ranks else None
 
 
-def own_facts(job: Job) -> dict[str, Any]:
+def own_facts(context: Context) -> dict[str, Any]:
     """Of this rank."""
     return {
-        "host": job.comm.hosts[job.comm.rank],
-        "versions": found(job),
+        "host": context.comm.hosts[context.comm.rank],
+        "versions": found(context),
         "built": built(),
-        "mpi_libraries": job.world.mpi_libraries(),
+        "mpi_libraries": context.world.mpi_libraries(),
         "drivers": [vendor for vendor, file in DEVICE_FILES.items() if Path(file).exists()],
-        "on_gpu": job.comm.device.type == "cuda",
-        "device": job.config.run.device,
+        "on_gpu": context.comm.device.type == "cuda",
+        "device": context.config.run.device,
     }
 
 
-def found(job: Job) -> dict[str, str]:
+def found(context: Context) -> dict[str, str]:
     """{what: its version}, as far as it is there."""
     import h5py
     import torch
 
-    libraries = job.world.mpi_libraries()
+    libraries = context.world.mpi_libraries()
     all_found = {
-        "hkd_hpc": code_of(job.config)["code.hkd_hpc"][:12],
+        "hkd_hpc": code_of(context.config)["code.hkd_hpc"][:12],
         "python": platform.python_version(),
         **{package: versions.installed(package) for package in versions.PACKAGES},
         "HDF5": h5py.version.hdf5_version,
@@ -161,10 +161,10 @@ def driver_version(file: str) -> str | None:
         return None
 
 
-def unfit(job: Job) -> str:
+def unfit(context: Context) -> str:
     """What `train` would say against the packages here; empty where it says nothing."""
     try:
-        versions.check(job.config.model.title, job.config.model.needs_torchvision)
+        versions.check(context.config.model.title, context.config.model.needs_torchvision)
     except UsageError as error:
         return str(error)
     return ""

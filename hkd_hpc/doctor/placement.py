@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from hkd_hpc.comm.cores import cores_text, format_cpulist, numa_nodes, parse_cpulist
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.console.messages import bytes_text
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 from hkd_hpc.runtime.machine import cgroup_values, memory_bytes, peak_memory_bytes, quota_cores
 
 NAME = "placement"
@@ -62,7 +62,7 @@ SHARED_DEVICE = Kind(
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank computes. cores: that it may use; allowed: that the job may use on this host."""
 
     rank: int
@@ -78,25 +78,25 @@ class Place:
     held_bytes: int
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Every rank tells where it is; rank 0 compares."""
-    places = [Place(**facts) for facts in job.gathered(asdict(own_place(job)))]
-    return section_of(places) if places else None
+    placements = [RankPlacement(**facts) for facts in context.gathered(asdict(own_placement(context)))]
+    return section_of(placements) if placements else None
 
 
-def own_place(job: Job) -> Place:
+def own_placement(context: Context) -> RankPlacement:
     """Of this rank."""
-    me = job.world.topology.members[job.comm.rank]
+    me = context.world.topology.members[context.comm.rank]
     cores = sorted(os.sched_getaffinity(0))
-    return Place(
-        rank=job.comm.rank,
+    return RankPlacement(
+        rank=context.comm.rank,
         host=me.host,
         machine=me.machine,
         cores=cores,
         allowed=sorted(allowed_cores() | set(cores)),
         numa=cores_text(cores, numa_nodes()),
-        threads=job.config.run.threads,
-        device=job.device,
+        threads=context.config.run.threads,
+        device=context.device,
         quota_cores=quota_cores(),
         memory_bytes=memory_bytes(),
         held_bytes=peak_memory_bytes(),
@@ -108,22 +108,22 @@ def allowed_cores() -> set[int]:
     return parse_cpulist(next(iter(cgroup_values("cpuset.cpus.effective")), "")) or set(range(os.cpu_count() or 1))
 
 
-def section_of(places: Sequence[Place]) -> Section:
-    """The section, from the places of all ranks."""
-    hosts = by_host(places)
+def section_of(placements: Sequence[RankPlacement]) -> Section:
+    """The section, from the placements of all ranks."""
+    hosts = by_host(placements)
     findings = [finding for ranks in hosts for check in CHECKS for finding in check(ranks)]
-    return Section(NAME, [line_of(ranks) for ranks in hosts], {"ranks": list(map(asdict, places))}, findings)
+    return Section(NAME, [line_of(ranks) for ranks in hosts], {"ranks": list(map(asdict, placements))}, findings)
 
 
-def by_host(places: Sequence[Place]) -> list[list[Place]]:
+def by_host(placements: Sequence[RankPlacement]) -> list[list[RankPlacement]]:
     """The ranks of each machine."""
-    hosts: dict[str, list[Place]] = {}
-    for place in places:
-        hosts.setdefault(place.machine, []).append(place)
+    hosts: dict[str, list[RankPlacement]] = {}
+    for placement in placements:
+        hosts.setdefault(placement.machine, []).append(placement)
     return list(hosts.values())
 
 
-def line_of(ranks: Sequence[Place]) -> str:
+def line_of(ranks: Sequence[RankPlacement]) -> str:
     """A host in one line: `n1: ranks 0-3 on cores 0-3 (NUMA 0) of 0-63, 1 thread(s) a rank; 128 GB memory; ...`."""
     first = ranks[0]
     quota = "" if first.quota_cores is None else f", quota {first.quota_cores:g}"
@@ -134,7 +134,7 @@ def line_of(ranks: Sequence[Place]) -> str:
     return "; ".join(parts)
 
 
-def binding_text(ranks: Sequence[Place]) -> str:
+def binding_text(ranks: Sequence[RankPlacement]) -> str:
     """Which ranks may use which cores; many groups in short."""
     groups = by_cores(ranks)
     if len(groups) > MOST_GROUPS:
@@ -144,39 +144,39 @@ def binding_text(ranks: Sequence[Place]) -> str:
     return "; ".join(f"{named(group)} on cores {group[0].numa}" for group in groups)
 
 
-def by_cores(ranks: Sequence[Place]) -> list[list[Place]]:
+def by_cores(ranks: Sequence[RankPlacement]) -> list[list[RankPlacement]]:
     """The ranks of a host that may use the same cores."""
-    groups: dict[tuple[int, ...], list[Place]] = {}
-    for place in ranks:
-        groups.setdefault(tuple(place.cores), []).append(place)
+    groups: dict[tuple[int, ...], list[RankPlacement]] = {}
+    for placement in ranks:
+        groups.setdefault(tuple(placement.cores), []).append(placement)
     return list(groups.values())
 
 
-def by_device(ranks: Sequence[Place]) -> dict[str | None, list[Place]]:
+def by_device(ranks: Sequence[RankPlacement]) -> dict[str | None, list[RankPlacement]]:
     """The ranks on each device of a host; None: the CPU."""
-    groups: dict[str | None, list[Place]] = {}
-    for place in ranks:
-        groups.setdefault(place.device, []).append(place)
+    groups: dict[str | None, list[RankPlacement]] = {}
+    for placement in ranks:
+        groups.setdefault(placement.device, []).append(placement)
     return groups
 
 
-def allowed_of(ranks: Sequence[Place]) -> set[int]:
-    return {core for place in ranks for core in place.allowed}
+def allowed_of(ranks: Sequence[RankPlacement]) -> set[int]:
+    return {core for placement in ranks for core in placement.allowed}
 
 
-def used_by(ranks: Sequence[Place]) -> set[int]:
-    return {core for place in ranks for core in place.cores}
+def used_by(ranks: Sequence[RankPlacement]) -> set[int]:
+    return {core for placement in ranks for core in placement.cores}
 
 
-def threads_of(ranks: Sequence[Place]) -> int:
-    return sum(place.threads for place in ranks)
+def threads_of(ranks: Sequence[RankPlacement]) -> int:
+    return sum(placement.threads for placement in ranks)
 
 
-def named(ranks: Sequence[Place]) -> str:
-    return rank_list([place.rank for place in ranks])
+def named(ranks: Sequence[RankPlacement]) -> str:
+    return rank_list([placement.rank for placement in ranks])
 
 
-def check_binding(ranks: Sequence[Place]) -> list[Finding]:
+def check_binding(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """Several ranks on too few cores, while others idle."""
     used, host, first = used_by(ranks), ranks[0].host, ranks[0]
     idle = allowed_of(ranks) - used
@@ -196,7 +196,7 @@ def check_binding(ranks: Sequence[Place]) -> list[Finding]:
     ]
 
 
-def check_load(ranks: Sequence[Place]) -> list[Finding]:
+def check_load(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """More threads than cores, on a host whose cores are all in use."""
     used, threads, first = used_by(ranks), threads_of(ranks), ranks[0]
     if len(ranks) == 1 or threads <= len(used) or allowed_of(ranks) - used:
@@ -206,9 +206,9 @@ def check_load(ranks: Sequence[Place]) -> list[Finding]:
     return [FEW_CORES.found(text, ranks=most, cores=len(used))]
 
 
-def check_threads(ranks: Sequence[Place]) -> list[Finding]:
+def check_threads(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """Ranks that have more threads than cores."""
-    narrow = [place for place in ranks if place.threads > len(place.cores)]
+    narrow = [placement for placement in ranks if placement.threads > len(placement.cores)]
     if not narrow:
         return []
     cores, threads = len(narrow[0].cores), narrow[0].threads
@@ -216,7 +216,7 @@ def check_threads(ranks: Sequence[Place]) -> list[Finding]:
     return [THREADS.found(text, cores=cores, threads=threads)]
 
 
-def check_quota(ranks: Sequence[Place]) -> list[Finding]:
+def check_quota(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """A limit of CPU time below what the ranks would use."""
     quota, wanted = ranks[0].quota_cores, min(threads_of(ranks), len(used_by(ranks)))
     if quota is None or quota >= wanted:
@@ -225,18 +225,18 @@ def check_quota(ranks: Sequence[Place]) -> list[Finding]:
     return [QUOTA.found(text, threads=wanted)]
 
 
-def check_memory(ranks: Sequence[Place]) -> list[Finding]:
+def check_memory(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """Ranks that nearly fill the memory before there is any data."""
-    held, limit = sum(place.held_bytes for place in ranks), ranks[0].memory_bytes
+    held, limit = sum(placement.held_bytes for placement in ranks), ranks[0].memory_bytes
     if held <= MEMORY_SHARE * limit:
         return []
     text = f"the ranks of {ranks[0].host} hold {bytes_text(held)} with torch alone, of {bytes_text(limit)}"
     return [MEMORY.found(text)]
 
 
-def check_devices(ranks: Sequence[Place]) -> list[Finding]:
+def check_devices(ranks: Sequence[RankPlacement]) -> list[Finding]:
     """Client ranks that share a device; the server, rank 0, computes little."""
-    sharers = by_device([place for place in ranks if place.rank and place.device])
+    sharers = by_device([placement for placement in ranks if placement.rank and placement.device])
     return [
         SHARED_DEVICE.found(f"{named(group)} of {group[0].host} compute on {device}", ranks=len(sharers) + 1)
         for device, group in sharers.items()

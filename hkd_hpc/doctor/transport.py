@@ -10,8 +10,8 @@ from typing import Any
 
 from hkd_hpc.comm.devices import nccl_members
 from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, NCCL, interface_of, own_address_towards
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.doctor.job import Job
 
 NAME = "transport"
 MPI_CHOICES = (  # beginnings of the variables with which people tell MPI what to use
@@ -37,25 +37,27 @@ HOST_MEMORY = Kind(
 )
 
 
-def look(job: Job) -> Section | None:
+def look(context: Context) -> Section | None:
     """Every rank tells its interfaces; rank 0 compares."""
-    ranks = job.gathered(own_facts(job))
+    ranks = context.gathered(own_facts(context))
     if not ranks:
         return None
-    return section_of(job.comm.plan_line, job.comm.backend, ranks, chosen_by_mpi(os.environ), job.several_hosts)
+    return section_of(
+        context.comm.plan_line, context.comm.backend, ranks, chosen_by_mpi(os.environ), context.several_hosts
+    )
 
 
-def own_facts(job: Job) -> dict[str, Any]:
+def own_facts(context: Context) -> dict[str, Any]:
     """Of this rank: its way to rank 0, and what else it could take."""
-    own = LOCALHOST if job.world.address == LOCALHOST else own_address_towards(job.world.address)
+    own = LOCALHOST if context.world.address == LOCALHOST else own_address_towards(context.world.address)
     return {
-        "host": job.comm.hosts[job.comm.rank],
+        "host": context.comm.hosts[context.comm.rank],
         "address": own,
         "interface": interface_of(own) or "?",
         "gloo": os.environ.get(GLOO, ""),
         "nccl": os.environ.get(NCCL, ""),
         "speeds_mb_s": {name: speed for _, name in socket.if_nameindex() if (speed := speed_of(name))},
-        "device": job.device,
+        "device": context.device,
     }
 
 
@@ -112,7 +114,7 @@ def check_interface(backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[Fi
 
 def check_devices(backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """GPUs whose weights could travel from one to the next, and do not."""
-    able = nccl_members([(facts["host"], facts["device"]) for facts in ranks])
-    if backend == "nccl" or not able:
+    members = nccl_members([(facts["host"], facts["device"]) for facts in ranks])
+    if backend == "nccl" or not members:
         return []
     return [HOST_MEMORY.found(f"each client rank has a GPU of its own, but weights go by {backend}")]

@@ -153,7 +153,9 @@ def left_out(run: Run) -> Numbers:
     """(rounds,) clients by why they did not enter the average."""
     status_RM = run.client_columns["status"]
     counts = {name: np.isin(status_RM, codes).sum(1) for name, codes in LEFT_OUT.items()}
-    return {name: count_R.astype(float) for name, count_R in (counts | {"absent": np.isnan(status_RM).sum(1)}).items()}
+    return {
+        name: count_R.astype(float) for name, count_R in (counts | {"not sampled": np.isnan(status_RM).sum(1)}).items()
+    }
 
 
 KINDS = (
@@ -250,7 +252,7 @@ KINDS = (
         "left_out",
         "Clients that did not enter the average",
         "Clients of a round by why they did not enter the average: rejected by the quarantine, too few images, dropped "
-        f"out, straggler, or absent since they were not sampled. {bars.BINNED}",
+        f"out, straggler, or not sampled. {bars.BINNED}",
         ("clients/status",),
         partial(bars.of_rounds, left_out, "clients", PLAIN, ALL_IN),
     ),

@@ -53,10 +53,10 @@ class Kind:
 
     def of(self, groups: Sequence[Group]) -> Figure | NotRecorded:
         """The figure of these groups, or why there is none."""
-        able = [replace(group, runs=runs) for group in groups if (runs := tuple(filter(self._has_all, group.runs)))]
-        if not able:
+        recorded = [replace(group, runs=runs) for group in groups if (runs := tuple(filter(self._has_all, group.runs)))]
+        if not recorded:
             return NotRecorded(self.name, self.title, self._why_not(groups))
-        found = self.build(Words(name=self.name, title=self.title, caption=self.caption), able)
+        found = self.build(Words(name=self.name, title=self.title, caption=self.caption), recorded)
         return NotRecorded(self.name, self.title, found) if isinstance(found, str) else found
 
     def _has_all(self, run: Run) -> bool:

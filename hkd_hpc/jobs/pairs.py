@@ -12,8 +12,8 @@ from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.results.differences import GOALS, differences, method_text
 
 SCHEME = "scheme.name"
-Place = tuple[tuple[str, ...], tuple[str, ...]]  # labels of a row, and of a column
-Groups = Mapping[Place, list[Trial]]  # the trials of each cell: they differ in their seeds alone
+CellKey = tuple[tuple[str, ...], tuple[str, ...]]  # labels of the row, and of the column
+Groups = Mapping[CellKey, list[Trial]]  # the trials of each cell: they differ in their seeds alone
 
 
 class Against:
@@ -30,10 +30,10 @@ class Against:
     ) -> None:
         self._groups, self._axes, self._by_seed = groups, axes, by_seed
 
-    def cell(self, place: Place, goal: str) -> Cell | str:
+    def cell(self, key: CellKey, goal: str) -> Cell | str:
         """Empty for the reference itself, – where there is nothing to tell."""
-        name = self._groups[place][0].settings[SCHEME] if place in self._groups else ""
-        return self._cells[goal].get(place, "" if name == schemes.REFERENCE else NOTHING)
+        name = self._groups[key][0].settings[SCHEME] if key in self._groups else ""
+        return self._cells[goal].get(key, "" if name == schemes.REFERENCE else NOTHING)
 
     @cached_property
     def goals(self) -> list[str]:
@@ -43,24 +43,24 @@ class Against:
     @property
     def methods(self) -> list[str]:
         """How they were told: a line, or some where settings have not as many schemes."""
-        found = [self._accuracies(places) for places in self._compared] if self.goals else []
+        found = [self._accuracies(keys) for keys in self._compared] if self.goals else []
         return list(dict.fromkeys(filter(None, map(method_text, found))))
 
     @cached_property
-    def _cells(self) -> dict[str, dict[Place, Cell | str]]:
-        """By goal and place; not of the reference."""
+    def _cells(self) -> dict[str, dict[CellKey, Cell | str]]:
+        """By goal and cell; not of the reference."""
         return {
             goal: {
-                places[name]: cell
-                for places in self._compared
-                for name, cell in differences(self._accuracies(places), goal).items()
+                keys[name]: cell
+                for keys in self._compared
+                for name, cell in differences(self._accuracies(keys), goal).items()
             }
             for goal in GOALS
         }
 
-    def _accuracies(self, places: Mapping[str, Place]) -> dict[str, dict[str, list[float]]]:
-        """As `differences` takes them, over all seeds of these places."""
-        own = {name: self._groups[place] for name, place in places.items()}
+    def _accuracies(self, keys: Mapping[str, CellKey]) -> dict[str, dict[str, list[float]]]:
+        """As `differences` takes them, over all seeds of these cells."""
+        own = {name: self._groups[key] for name, key in keys.items()}
         found = {name: {goal: self._by_seed(group, goal) for goal in GOALS} for name, group in own.items()}
         seeds = sorted({seed for goals in found.values() for values in goals.values() for seed in values})
         return {
@@ -69,34 +69,34 @@ class Against:
         }
 
     @cached_property
-    def _compared(self) -> list[dict[str, Place]]:
+    def _compared(self) -> list[dict[str, CellKey]]:
         """The cells of each setting that has the reference, once, and others, by what tells them apart."""
-        settings: dict[tuple, list[Place]] = {}
-        own = own_places(self._groups, self._axes)
+        settings: dict[tuple, list[CellKey]] = {}
+        own = own_axes(self._groups, self._axes)
         for row, column in self._groups:
-            shared = tuple(label for place, label in enumerate(row) if place not in own)
+            shared = tuple(label for at, label in enumerate(row) if at not in own)
             settings.setdefault((shared, column), []).append((row, column))
-        named = [self._named(places, own) for places in settings.values() if len(places) > 1]
-        return [places for places in named if schemes.REFERENCE in places]
+        named = [self._named(keys, own) for keys in settings.values() if len(keys) > 1]
+        return [keys for keys in named if schemes.REFERENCE in keys]
 
-    def _named(self, places: list[Place], own: set[int]) -> dict[str, Place]:
+    def _named(self, keys: list[CellKey], own: set[int]) -> dict[str, CellKey]:
         """By scheme; one that stands in several rows by its labels there."""
-        names = [self._groups[place][0].settings[SCHEME] for place in places]
-        labels = [" ".join(label for at, label in enumerate(row) if at in own) for row, _ in places]
+        names = [self._groups[key][0].settings[SCHEME] for key in keys]
+        labels = [" ".join(label for at, label in enumerate(row) if at in own) for row, _ in keys]
         return {
-            name if names.count(name) == 1 else f"{name} ({label})": place
-            for name, label, place in zip(names, labels, places)
+            name if names.count(name) == 1 else f"{name} ({label})": key
+            for name, label, key in zip(names, labels, keys)
         }
 
 
-def own_places(groups: Groups, axes: Sequence[str]) -> set[int]:
+def own_axes(groups: Groups, axes: Sequence[str]) -> set[int]:
     """Which labels of a row say which scheme it is, or how that is set: its settings, or labels of one scheme each."""
     schemes_of: list[dict[str, set[str]]] = [{} for _ in axes]
     for (row, _), group in groups.items():
         for by_label, label in zip(schemes_of, row):
             by_label.setdefault(label, set()).add(group[0].settings[SCHEME])
     return {
-        place
-        for place, (axis, by_label) in enumerate(zip(axes, schemes_of))
+        at
+        for at, (axis, by_label) in enumerate(zip(axes, schemes_of))
         if axis.startswith("scheme.") or all(len(names) == 1 for names in by_label.values())
     }

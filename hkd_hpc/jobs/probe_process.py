@@ -84,7 +84,7 @@ def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:
 
 
 def times_of(flat: FlatModel, config: Config, kind: Kind) -> Times:
-    """Of a few steps of the reference scheme, and of a test; of unequal models the mean over what is dealt."""
+    """Of a few steps of the reference scheme, and of a test; of unequal models the mean over the clients."""
     scheme = schemes.get(schemes.REFERENCE)(SchemeSettings(), run_info(flat, config, kind, clients=1, public_images=0))
     once = replace(config, train=replace(config.train, epochs=1))
     trainer, batch = LocalTrainer(flat, scheme, once), max(2, min(config.train.batch_size, kind["own"]))
@@ -103,8 +103,8 @@ def times_of(flat: FlatModel, config: Config, kind: Kind) -> Times:
     each = {
         member: (step_s(member), test_s(flat, make_client(flat, kind, EVAL_IMAGES, member))) for member in model.members
     }
-    dealt = [each[model.member_of(client)] for client in range(len(model.dealt))]
-    return {"eval_s": mean(test for _, test in dealt), "train_s": mean(step for step, _ in dealt) / batch}
+    by_client = [each[model.member_of(client)] for client in range(len(model.assigned))]
+    return {"eval_s": mean(test for _, test in by_client), "train_s": mean(step for step, _ in by_client) / batch}
 
 
 def test_s(flat: FlatModel, client: Client) -> float:

@@ -13,7 +13,7 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.config import identity, is_place
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs.pairs import Against, Place
+from hkd_hpc.jobs.pairs import Against, CellKey
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.results.differences import AGAINST, GOALS
 from hkd_hpc.runtime import provenance
@@ -53,7 +53,7 @@ def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> list[str | Ta
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
     down += settings_apart(trials)
     columns = list(dict.fromkeys(_labels(trial, across) for trial in trials))
-    groups: dict[Place, list[Trial]] = {}
+    groups: dict[CellKey, list[Trial]] = {}
     for trial in trials:
         groups.setdefault((_labels(trial, down), _labels(trial, across)), []).append(trial)
     clashing = {trial.name for own in alike(trials) if different_data(own, found.provenances) for trial in own}

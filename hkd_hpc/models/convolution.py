@@ -204,10 +204,10 @@ def maps_of(net: nn.Module, image_shape: tuple[int, ...]) -> dict[nn.Conv2d, tup
     """The size (H, W) of what each plain convolution gets, by a pass of two black images in eval mode."""
     found: dict[nn.Conv2d, tuple[int, int]] = {}
 
-    def note(conv, inputs, _):
+    def record_size(conv, inputs, _):
         found[conv] = tuple(inputs[0].shape[2:])
 
-    hooks = [module.register_forward_hook(note) for module in net.modules() if type(module) is nn.Conv2d]
+    hooks = [module.register_forward_hook(record_size) for module in net.modules() if type(module) is nn.Conv2d]
     net.eval()
     with torch.no_grad():
         net(torch.zeros(2, *image_shape))

@@ -15,7 +15,7 @@ class ModelSettings:
     name: str = setting(DEFAULT, f"{', '.join(MODELS)}, or your own as module:Class")
     names: str = setting(
         "",
-        "unequal models: names with commas between, dealt to the clients in turn, so that as many names as clients "
+        "unequal models: names with commas between, assigned to the clients in turn, so that as many names as clients "
         "give each its own; empty: all have model.name",
     )
     latent: int = setting(64, "size d of the feature vector", low=1, high=100_000)
@@ -50,14 +50,14 @@ class ModelSettings:
     )
 
     @property
-    def dealt(self) -> tuple[str, ...]:
+    def assigned(self) -> tuple[str, ...]:
         """The architectures of the first clients, which the others repeat."""
         return tuple(name.strip() for name in self.names.split(",")) if self.names else (self.name,)
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """Each name once."""
-        return tuple(dict.fromkeys(self.dealt))
+        return tuple(dict.fromkeys(self.assigned))
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class ModelSettings:
 
     def member_of(self, client: int) -> str:
         """The member that a client trains, by its number."""
-        return self.dealt[client % len(self.dealt)] if self.names else ""
+        return self.assigned[client % len(self.assigned)] if self.names else ""
 
     @property
     def title(self) -> str:

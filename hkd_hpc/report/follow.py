@@ -286,6 +286,9 @@ def seconds_text(look: Look) -> str:
     """Of the last round by phase on rank 0, and who did not deliver."""
     values = {phase: look.column(f"seconds/{phase}")[-1:] for phase in (*PHASES, "save")}
     phases = ", ".join(f"{phase} {seconds[0]:.1f}" for phase, seconds in values.items() if len(seconds))
-    lost = {"rejected": look.column("clients_refused")[-1:], "late or absent": look.column("clients_failed")[-1:]}
+    lost = {
+        "rejected": look.column("clients_refused")[-1:],
+        "stragglers or dropped out": look.column("clients_failed")[-1:],
+    }
     told = [f"{int(counts.sum())} clients {word}" for word, counts in lost.items() if counts.sum() > 0]
     return "; ".join([f"seconds of the last round (rank 0): {phases}", *told])

@@ -1,4 +1,4 @@
-"""What happened in each run: how it stands, who was rejected, late or absent, restarts, warnings, changes."""
+"""What happened in each run: how it stands, who was rejected, straggled or dropped out, restarts, warnings, changes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KIND = "control"  # under which bytes of keys and shares are counted
 
 
 class SecureSum:
-    """One rank's part. For each cohort `begin`, `make`, `take` for each sum, `settle`, and `summed` for each.
+    """One rank's part. For each cohort `begin`, `make`, `take` for each sum, `unmask`, and `summed` for each.
 
     Args:
         comm: the collectives.
@@ -121,8 +121,9 @@ class SecureSum:
             sent_N[start:stop] += part
             start = stop
 
-    def settle(self, round: int | None, delivering: Collection[int]) -> None:
-        """All ranks: who delivers, told by rank 0 and the same for all; the masks of the others are taken off.
+    def unmask(self, round: int | None, delivering: Collection[int]) -> None:
+        """All ranks: who delivers, told by rank 0 and the same for all; the masks of the others are taken off (the
+        consistency check and the unmasking of the paper).
 
         Args:
             round: for messages.

@@ -94,12 +94,12 @@ class RunFolder:
         """
         return self.path / "rounds_begun.txt"
 
-    def note_begun(self, round: int) -> None:
-        """Note a round before anything of it is released, on the disk. Raises RunError."""
+    def record_begun(self, round: int) -> None:
+        """Record a round before anything of it is released, on the disk. Raises RunError."""
         append_durably(self.begun_path, f"{round}\n".encode())
 
     def rounds_begun(self) -> Counter[int]:
-        """How often each round was begun, as far as it was noted; a last line that was cut off counts for nothing."""
+        """How often each round was begun, as far as recorded; a last line that was cut off counts for nothing."""
         try:
             lines = self.begun_path.read_text(encoding="utf-8").split("\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ import toy
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, document, estimate
-from hkd_hpc.compare import main, report, runs, tuning
+from hkd_hpc.compare import main, runs, tables, tuning
 from hkd_hpc.compare.spec import Spec, Tuning, read_spec
 from hkd_hpc.config import resolve
 from hkd_hpc.errors import UsageError
@@ -235,7 +235,7 @@ def test_only_a_scheme_with_a_paper_has_the_papers_settings(spec):
 
 
 def test_table_says_how_it_was_told():
-    parts = report.table(
+    parts = tables.table(
         "title", {name: {column: [0.5] * 3 for column in COLUMNS} for name in ("fedavg", "moon", "local")}
     )
     assert document(parts).endswith(
@@ -245,7 +245,7 @@ def test_table_says_how_it_was_told():
 
 def test_table_shows_what_was_measured_only():
     row = {name: [NAN, NAN] for name in COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
-    lines = document(report.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()
+    lines = document(tables.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()
     assert lines[2] == "| scheme | local | global | local – fedavg | global – fedavg |"
     # t(.975, 1) = 12.706: 12.706 * .141 / sqrt(2) = 1.271
     assert lines[4] == "| fedavg | 0.600 ± 1.271 (2) | 0.250 ± 0.000 (2) |  |  |"

@@ -160,9 +160,9 @@ def killed(tmp_path_factory):
 
 @pytest.fixture
 def resume(killed, tmp_path):
-    """resume(*arguments, code, patch): a copy of it gone on with; (its folder, the output)."""
+    """resume(*arguments, code, patch): a copy of it, resumed; (its folder, the output)."""
 
-    def go_on(*arguments, code=0, patch=None):
+    def resumed(*arguments, code=0, patch=None):
         folder = tmp_path / "run"
         if not folder.exists():
             shutil.copytree(killed[0], folder)
@@ -171,7 +171,7 @@ def resume(killed, tmp_path):
         assert result.exit_code == code, result
         return folder, result.output
 
-    return go_on
+    return resumed
 
 
 def with_other(path, data, **change):

@@ -1,4 +1,4 @@
-"""Section privacy beside the others: what is refused, what nothing reads, and what is said of it."""
+"""Section privacy beside the others: what is rejected, what nothing reads, and what is said of it."""
 
 from __future__ import annotations
 

@@ -486,14 +486,14 @@ def test_names_of_natural_clients_are_those_of_the_chosen():
 # ---- quantity skew
 
 
-@pytest.mark.parametrize("beta, fewest", [(0.1, None), (0.5, 20), (1e-300, 1), (1e9, 450)])
-def test_clients_of_unequal_sizes_have_one_class_mix(beta, fewest):
+@pytest.mark.parametrize("beta, min_images", [(0.1, None), (0.5, 20), (1e-300, 1), (1e9, 450)])
+def test_clients_of_unequal_sizes_have_one_class_mix(beta, min_images):
     labels = np.repeat(np.arange(5), [2500, 1000, 1000, 300, 200])
-    partition = split(labels, kind="quantity", fraction=0.9, public_fraction=0.1, beta=beta, min_images=fewest)
+    partition = split(labels, kind="quantity", fraction=0.9, public_fraction=0.1, beta=beta, min_images=min_images)
     owned = shares(partition)
     sizes = np.array([len(own) for own in owned])
     assert sizes.sum() == 4500
-    assert sizes.min() >= (fewest or 1)
+    assert sizes.min() >= (min_images or 1)
     assert len(np.unique(np.concatenate([*owned, partition.public]))) == 5000
     count = count_MC(owned, labels, 5)
     pool_C = np.bincount(np.delete(labels, partition.public), minlength=5)

@@ -132,10 +132,10 @@ def signal_before_packages(number: signal.Signals) -> Callable[[int], None]:
 
         look = packages.look
 
-        def signalled(job):
-            if job.comm.rank == 1:
+        def signalled(context):
+            if context.comm.rank == 1:
                 os.kill(os.getpid(), number)
-            return look(job)
+            return look(context)
 
         packages.look = signalled
 

@@ -41,21 +41,21 @@ def test_every_kind_is_named_after_its_section_and_says_what_it_means_and_what_m
     assert all(len(kind.means) > 20 and kind.mend for kind in kinds)
 
 
-SICK = Kind("files.sick", "warning", "it coughs", "mpirun -n {ranks} rest")
+SHORT = Kind("files.short", "warning", "space is short", "mpirun -n {ranks} clean")
 
 
 def test_words_and_document_say_the_same():
     sections = [
         Section("launch", ["one line"], {"ranks": 2}),
-        Section("files", ["a", "b"], {}, [SICK.found("seen", ranks=3)]),
+        Section("files", ["a", "b"], {}, [SHORT.found("seen", ranks=3)]),
     ]
     assert "\n".join(map(report.section_text, sections)).splitlines() == [
         "launch      ok       one line",
         "files       warning  a",
         "                     b",
-        "      WARNING files.sick: seen",
-        "        means: it coughs",
-        "        mend:  mpirun -n 3 rest",
+        "      WARNING files.short: seen",
+        "        means: space is short",
+        "        mend:  mpirun -n 3 clean",
     ]
     assert report.summary_text(sections, strict=True) == "doctor: 0 errors, 1 warning, 0 notes; exit code 1"
     document = json.loads(report.document(sections, strict=False))
@@ -68,7 +68,13 @@ def test_words_and_document_say_the_same():
         "findings": [],
     }
     assert document["sections"]["files"]["findings"] == [
-        {"name": "files.sick", "level": "warning", "found": "seen", "means": "it coughs", "mend": "mpirun -n 3 rest"}
+        {
+            "name": "files.short",
+            "level": "warning",
+            "found": "seen",
+            "means": "space is short",
+            "mend": "mpirun -n 3 clean",
+        }
     ]
 
 
@@ -90,10 +96,10 @@ def test_one_process_in_a_job_of_many_tasks_is_told():
 # ---- placement
 
 
-def place(rank: int, cores: list[int], **other) -> placement.Place:
+def place(rank: int, cores: list[int], **other) -> placement.RankPlacement:
     """On a host with four cores and 8 GB."""
     facts = dict(host="n1", machine="n1/boot", allowed=[0, 1, 2, 3], numa=str(cores), threads=1, device=None)
-    return placement.Place(
+    return placement.RankPlacement(
         **{
             **facts,
             "quota_cores": None,
@@ -106,7 +112,7 @@ def place(rank: int, cores: list[int], **other) -> placement.Place:
     )
 
 
-def ranks(*cores: list[int], **other) -> list[placement.Place]:
+def ranks(*cores: list[int], **other) -> list[placement.RankPlacement]:
     return [place(rank, own, **other) for rank, own in enumerate(cores)]
 
 

@@ -146,7 +146,7 @@ def test_clients_left_out_by_reason(recorded):
     assert {name: one.y.tolist() for name, one in series.items()} == {
         "rejected": [0, 0, 1],
         "dropped out": [0, 1, 0],
-        "absent": [0, 0, 1],
+        "not sampled": [0, 0, 1],
     }
 
 

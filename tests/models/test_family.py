@@ -82,7 +82,7 @@ def test_only_what_is_lent_is_active(flat):
         ("", 2, ["", ""]),
     ],
 )
-def test_names_are_dealt_in_turn(names, clients, of_clients):
+def test_names_are_assigned_in_turn(names, clients, of_clients):
     settings = ModelSettings(names=names)
     assert [settings.member_of(client) for client in range(clients)] == of_clients
 

@@ -204,7 +204,7 @@ def test_no_features_of_a_received_model_where_clients_go_on_from_their_own(data
         Federation(data, "fedproto", "privacy.extractor=received", settings)
 
 
-# ---- what a release refuses
+# ---- what a release rejects
 
 
 @pytest.mark.parametrize(

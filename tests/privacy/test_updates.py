@@ -215,7 +215,7 @@ def test_the_noise_is_the_same_on_any_ranks_and_after_a_resume(tmp_path):
     assert set(toy.metrics(alone)["rounds/clients_clipped"].tolist()) <= {2, 3, 4}
 
 
-# ---- what is refused
+# ---- what is rejected
 
 HOLES = {
     "fed.average=images": "fed.average=images weighs a client by its data: give fed.average=uniform",
@@ -235,7 +235,7 @@ GOOD = ("fed.average=uniform", "model.norm=group", "privacy.update_clip=1", "pri
 
 
 @pytest.mark.parametrize("setting", HOLES)
-def test_settings_with_which_the_noise_would_not_hold_are_refused(setting):
+def test_settings_with_which_the_noise_would_not_hold_are_rejected(setting):
     assert config.resolve(overrides=GOOD).privacy.update_multiplier == 2
     with pytest.raises(UsageError) as caught:
         config.resolve(overrides=[*GOOD, setting])
@@ -261,7 +261,7 @@ def test_all_of_them_are_told_in_one_line():
         ),
     ],
 )
-def test_networks_and_schemes_for_which_it_would_not_hold_are_refused(data, scheme, more, said):
+def test_networks_and_schemes_for_which_it_would_not_hold_are_rejected(data, scheme, more, said):
     with pytest.raises(UsageError) as caught:
         Federation(data, scheme, *NOISED, *more)
     assert said in str(caught.value)

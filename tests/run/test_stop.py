@@ -107,7 +107,7 @@ def take():
 take()
 
 
-class Deaf(FedAvg):
+class IgnoresSignals(FedAvg):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         take()
@@ -120,11 +120,11 @@ class Deaf(FedAvg):
 )
 def test_signals_count_whatever_a_library_made_of_them(arguments, tmp_path, monkeypatch, number, code, ranks):
     monkeypatch.syspath_prepend(str(tmp_path))
-    toy.write_module(tmp_path, "deaf", IGNORED_SIGNALS)
+    toy.write_module(tmp_path, "ignores_signals", IGNORED_SIGNALS)
     results = toy.train(
         ranks,
         *arguments,
-        "scheme.name=deaf:Deaf",
+        "scheme.name=ignores_signals:IgnoresSignals",
         "--out",
         tmp_path / "run",
         patch=send_in_round_three(number, ranks - 1),

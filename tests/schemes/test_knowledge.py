@@ -93,7 +93,7 @@ def test_relative_rule_shares_balanced_classes_of_any_number():
 
 
 @pytest.mark.parametrize(
-    "nu, fewest, shared",
+    "nu, min_count, shared",
     [
         (0.0, 20, [True, False, True, False]),
         (0.0, 21, [False, False, True, False]),
@@ -101,9 +101,9 @@ def test_relative_rule_shares_balanced_classes_of_any_number():
         (0.0, 62, [False] * 4),
     ],
 )
-def test_fewest_images(nu, fewest, shared):
+def test_classes_of_too_few_images_are_not_shared(nu, min_count, shared):
     counts = torch.tensor([20.0, 19.0, 61.0, 0.0])
-    assert shared_classes(counts, nu, "absolute", fewest).tolist() == shared
+    assert shared_classes(counts, nu, "absolute", min_count).tolist() == shared
 
 
 # --- distances

@@ -58,7 +58,7 @@ def sum_all(sums: SecureSum, folder) -> None:
         plain = [sum((plain_of(client, length) for client in here), np.zeros(length)) for length in LENGTHS]
         for own in plain:
             sums.take(in_pieces(own))
-        sums.settle(turn, delivering if comm.rank == 0 else [])
+        sums.unmask(turn, delivering if comm.rank == 0 else [])
         assert sums._party._shares == {}  # nobody can rebuild a key any more
         for number, own in enumerate(plain):
             handed.clear()
@@ -122,10 +122,10 @@ def test_masks_differ_from_round_to_round(sent):
     assert len(np.unique(masks)) == masks.size
 
 
-# ---- what is refused
+# ---- what is rejected
 
 
-def settle_with(sums: SecureSum, delivering, told_wrong_on: int) -> None:
+def unmask_with(sums: SecureSum, delivering, told_wrong_on: int) -> None:
     """One rank hears of another set than rank 0 sent."""
     sums.begin(4, range(len(RANK_OF)))
     sums.make(LENGTHS, [client for client, rank in enumerate(RANK_OF) if rank == sums.comm.rank])
@@ -138,19 +138,19 @@ def settle_with(sums: SecureSum, delivering, told_wrong_on: int) -> None:
 
     sums.comm.broadcast = changed
     with pytest.raises(RunError) as error:
-        sums.settle(4, delivering)
+        sums.unmask(4, delivering)
     print(error.value)
     sums.comm.agree()  # none leaves before all have said it
 
 
-def test_ranks_that_are_told_different_things_all_refuse():
-    outputs = run_rank_values(4, with_sums, settle_with, range(6), 1)
+def test_ranks_that_are_told_different_things_all_reject_it():
+    outputs = run_rank_values(4, with_sums, unmask_with, range(6), 1)
     text = "round 4: the ranks were told different things of who delivers to the masked sum\n"
     assert outputs == [text] * 4
 
 
-def test_too_few_that_deliver_are_refused_on_all_ranks():
-    outputs = run_rank_values(4, with_sums, settle_with, [0, 2, 5], 9)
+def test_too_few_that_deliver_are_rejected_on_all_ranks():
+    outputs = run_rank_values(4, with_sums, unmask_with, [0, 2, 5], 9)
     assert {output.partition(";")[0] for output in outputs} == {
         "round 4: 3 of 6 clients deliver, and privacy.secure_sum needs 4"
     }
@@ -265,15 +265,15 @@ def test_too_few_survivors_end_the_job_with_one_line(tmp_path, data):
         (["scheme.name=central"], "with scheme.name=central and train.batchnorm=reestimate a client's model goes to"),
     ],
 )
-def test_what_would_make_it_void_is_refused(tmp_path, data, more, text):
+def test_what_would_make_it_void_is_rejected(tmp_path, data, more, text):
     [result] = toy.train(1, *arguments(data, tmp_path / "run", MASKED, *more))
     [line] = toy.our_lines([result.output])
     assert result.exit_code == 2
     assert text in line
 
 
-def test_an_architecture_of_two_clients_is_refused():
-    """Ten clients, five names dealt in turn: two clients have the second architecture."""
+def test_an_architecture_of_two_clients_is_rejected():
+    """Ten clients, five names assigned in turn: two clients have the second architecture."""
     asked = resolve(overrides=["model.names=small,shufflenet_v2,small,small,small", MASKED, "run.client_models=false"])
     member_of = [asked.model.member_of(client) for client in range(10)]
     with pytest.raises(UsageError, match="2 of fed.clients=10 clients with shufflenet_v2, and a sum of fewer than 3"):

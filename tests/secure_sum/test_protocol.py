@@ -1,4 +1,4 @@
-"""The protocol as plain objects: whoever drops out at whichever step, the sum is exact or refused."""
+"""The protocol as plain objects: whoever drops out at whichever step, the sum is exact or rejected."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def outcome(cohort: Cohort, clients, delivering, revealing):
     try:
         return cohort.summed(clients, delivering, revealing)
     except RunError:
-        return "refused"
+        return "rejected"
 
 
 @pytest.mark.parametrize("n", range(3, 10))
@@ -104,7 +104,7 @@ def test_whoever_drops_out_before_it_advertises(cohorts, n):
         left = [number for number in range(n) if number not in dropped]
         cohort = Cohort([cohorts[n].clients[number] for number in left])
         got = outcome(cohort, cohort.shared(left), left, left)
-        assert got == (sum_of(left) if len(left) >= 3 else "refused")
+        assert got == (sum_of(left) if len(left) >= 3 else "rejected")
 
 
 @pytest.mark.parametrize("n", range(3, 10))
@@ -112,7 +112,7 @@ def test_whoever_drops_out_before_it_shares(cohorts, n):
     for dropped in up_to_a_third(n):
         left = [number for number in range(n) if number not in dropped]
         got = outcome(cohorts[n], cohorts[n].shared(left), left, left)
-        assert got == (sum_of(left) if len(left) >= threshold_of(n) else "refused")
+        assert got == (sum_of(left) if len(left) >= threshold_of(n) else "rejected")
 
 
 @pytest.mark.parametrize("n", range(3, 10))
@@ -121,7 +121,7 @@ def test_whoever_drops_out_before_its_masked_numbers_travel(cohorts, n):
     for dropped in up_to_a_third(n):
         left = [number for number in range(n) if number not in dropped]
         got = outcome(cohorts[n], clients, left, left)
-        assert got == (sum_of(left) if len(left) >= threshold_of(n) else "refused")
+        assert got == (sum_of(left) if len(left) >= threshold_of(n) else "rejected")
 
 
 @pytest.mark.parametrize("n", range(3, 10))
@@ -133,7 +133,7 @@ def test_whoever_drops_out_before_it_reveals(cohorts, n):
         delivering = [number for number in range(n) if number != missing]
         revealing = [number for number in delivering if number not in silent]
         got = outcome(cohorts[n], clients, delivering, revealing)
-        assert got == (sum_of(delivering) if len(revealing) >= threshold_of(n) else "refused")
+        assert got == (sum_of(delivering) if len(revealing) >= threshold_of(n) else "rejected")
 
 
 def test_thresholds():
@@ -157,7 +157,7 @@ def test_thresholds():
          "privacy.secure_sum: 2 with a"),
     ],
 )  # fmt: skip
-def test_which_sums_are_refused(clients, delivering, members, problem):
+def test_which_sums_are_rejected(clients, delivering, members, problem):
     assert problem_of(clients, list(delivering), members) == problem
 
 
@@ -169,14 +169,14 @@ def five(cohorts) -> dict[int, Party]:
     return cohorts[5].shared(range(5))
 
 
-def test_a_sealed_share_that_was_changed_is_refused(cohorts):
+def test_a_sealed_share_that_was_changed_is_rejected(cohorts):
     text = cohorts[5].sealed[1][2]
     changed = text[:7] + bytes([text[7] ^ 1]) + text[8:]
     with pytest.raises(RunError, match="the shares of party 1's key that party 2 got were changed on their way"):
         cohorts[5].client(2).receive({1: changed})
 
 
-def test_a_sealed_share_for_another_client_is_refused(cohorts):
+def test_a_sealed_share_for_another_client_is_rejected(cohorts):
     with pytest.raises(RunError, match="or are for another party"):
         cohorts[5].client(2).receive({1: cohorts[5].sealed[1][3]})
 
@@ -213,7 +213,7 @@ def test_a_client_reveals_nothing_to_a_server_that_says_that_most_have_dropped_o
         five[0].reveal([0, 1])
 
 
-def test_a_public_key_that_nobody_can_agree_with_is_refused():
+def test_a_public_key_that_nobody_can_agree_with_is_rejected():
     client = Party(0)
     published = {0: client.advertise(), 1: bytes(64), 2: Party(2).advertise()}
     with pytest.raises(RunError, match="party 0 cannot agree on a key with another"):

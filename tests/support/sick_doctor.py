@@ -14,7 +14,7 @@ import time
 
 from hkd_hpc.comm.transports.mpi import MpiComm
 from hkd_hpc.doctor import collectives, files
-from hkd_hpc.doctor.job import Job
+from hkd_hpc.doctor.context import Context
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.rank import guess_rank
 
@@ -27,7 +27,7 @@ def make_small() -> None:
 
 def one_gpu(rank: int) -> None:
     """Each rank names the same GPU."""
-    Job.device = property(lambda job: "GPU-8a")
+    Context.device = property(lambda context: "GPU-8a")
 
 
 def wrong_sum(rank: int) -> None:

@@ -209,14 +209,14 @@ def test_table_is_plain_and_aligned():
 
 def test_pairs_alternate_until_the_time_is_used_up():
     calls = []
-    sizes = suite.Sizes(fewest=2, most=9, row_s=0.0)
+    sizes = suite.Sizes(min_pairs=2, max_pairs=9, row_s=0.0)
     a_s, b_s = suite.alternate(sizes, lambda i: calls.append(("a", i)) or 2.0, lambda i: calls.append(("b", i)) or 4.0)
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert suite.ratios(a_s, b_s) == (0.5, 0.5)
 
 
 def test_pairs_stop_at_the_most():
-    a_s, _ = suite.alternate(suite.Sizes(fewest=1, most=4, row_s=1000.0), lambda i: 1.0, lambda i: 1.0)
+    a_s, _ = suite.alternate(suite.Sizes(min_pairs=1, max_pairs=4, row_s=1000.0), lambda i: 1.0, lambda i: 1.0)
     assert len(a_s) == 4
 
 

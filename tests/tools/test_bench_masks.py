@@ -20,7 +20,7 @@ def all_steps(rank: int) -> None:
                 exchange.keys,
                 exchange.masks,
                 exchange.take,
-                exchange.settle,
+                exchange.unmask,
                 exchange.masked,
             ):
                 exchange.mean_V.zero_()
@@ -38,7 +38,7 @@ def test_lines_of_the_table_by_hand(monkeypatch):
         "plain": [0.2, 0.3],
         "keys": [0.01] * 2,
         "masks": [0.05] * 2,
-        "settle": [0.02] * 2,
+        "unmask": [0.02] * 2,
         "dropped": [0.1] * 2,
         "take": [0.0] * 2,
     }

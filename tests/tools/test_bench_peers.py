@@ -140,8 +140,8 @@ def test_a_peer_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
         f"import subprocess, time; child = subprocess.Popen(['sleep', '100']); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(100)"
     )
-    with pytest.raises(BenchError, match="^deaf: not done after 3 s$"):
-        bench_peers.run_peer(Peer("deaf", "", "deaf", ("-c", code)), PYTHON, "J", 8, 1)
+    with pytest.raises(BenchError, match="^hung: not done after 3 s$"):
+        bench_peers.run_peer(Peer("hung", "", "hung", ("-c", code)), PYTHON, "J", 8, 1)
     toy.wait_until(lambda: not toy.is_running(int((tmp_path / "pid").read_text())))
 
 

@@ -13,7 +13,7 @@ from hkd_hpc.store.tree import save_tree
 from tools.fault_injection import runner
 from tools.fault_injection.check import Attempt, Expected, Known, judge_end, judge_report, judge_rows, judge_training
 from tools.fault_injection.faults import FILE_KINDS, KINDS, NAN, Fault, Notes
-from tools.fault_injection.jobs import draw_job
+from tools.fault_injection.scenarios import draw_scenario
 from tools.forked_ranks import Result
 
 pytestmark = pytest.mark.slow
@@ -55,17 +55,18 @@ def test_mutants_are_noticed(capsys):
 
 
 def test_a_job_is_a_function_of_seed_and_number():
-    jobs = [draw_job(3, number, runner.ALL_KINDS) for number in range(400)]
-    assert jobs[17] == draw_job(3, 17, runner.ALL_KINDS) != draw_job(4, 17, runner.ALL_KINDS)
-    assert {job.scheme for job in jobs[:9]} == set(schemes.PAPER)
-    drawn = {kind for job in jobs for step in job.steps for kind in step.kinds()} | {NAN for job in jobs if job.nan}
+    scenarios = [draw_scenario(3, number, runner.ALL_KINDS) for number in range(400)]
+    assert scenarios[17] == draw_scenario(3, 17, runner.ALL_KINDS) != draw_scenario(4, 17, runner.ALL_KINDS)
+    assert {scenario.scheme for scenario in scenarios[:9]} == set(schemes.PAPER)
+    drawn = {kind for scenario in scenarios for step in scenario.steps for kind in step.kinds()}
+    drawn |= {NAN for scenario in scenarios if scenario.nan}
     assert drawn == {*KINDS, *FILE_KINDS, NAN}
     assert len(drawn) == 30
-    for job in jobs:
-        assert job.steps[-1].fault is None
-        assert 3 <= len(job.steps) <= 6
-        assert all(one.ranks != next.ranks for one, next in zip(job.steps, job.steps[1:]))
-        assert all(step.fault.victim < step.ranks for step in job.steps if step.fault)
+    for scenario in scenarios:
+        assert scenario.steps[-1].fault is None
+        assert 3 <= len(scenario.steps) <= 6
+        assert all(one.ranks != next.ranks for one, next in zip(scenario.steps, scenario.steps[1:]))
+        assert all(step.fault.victim < step.ranks for step in scenario.steps if step.fault)
 
 
 @pytest.mark.parametrize("arguments", ["--minutes 0", "--faults 0", "--seed -1", "--only -1", "--nope"])

@@ -115,7 +115,7 @@ def test_a_part_that_nobody_computes_is_wrong_input(copied, capsys):
 @pytest.mark.parametrize("asked", tables.ASKED, ids=lambda asked: asked.name)
 def test_specs_ask_for_as_many_runs_as_they_say(asked):
     head = (tables.SPECS / asked.spec).read_text().split("\n[")[0]
-    assert len(asked.places) == SPECS[asked.name]
+    assert len(asked.required) == SPECS[asked.name]
     assert f"# {SPECS[asked.name]} runs" in head
 
 
@@ -213,7 +213,7 @@ def changed(record, **settings):
     return replace(record, settings=record.settings | {key.replace("_", ".", 1): v for key, v in settings.items()})
 
 
-def test_runs_with_other_settings_than_the_spec_are_refused(smoke, tmp_path):
+def test_runs_with_other_settings_than_the_spec_are_rejected(smoke, tmp_path):
     assert len(of_table(smoke, tmp_path).records) == len(smoke)
     smoke[3] = changed(smoke[3], train_lr=0.003)
     row, seed = smoke[3].row, smoke[3].seed
@@ -232,7 +232,7 @@ def test_runs_with_other_settings_than_the_spec_are_refused(smoke, tmp_path):
         ({"cpu": {"model": "several"}}, "does not say its CPU"),
     ],
 )
-def test_runs_of_another_code_or_machine_are_refused(smoke, tmp_path, made, told):
+def test_runs_of_another_code_or_machine_are_rejected(smoke, tmp_path, made, told):
     smoke[-1] = replace(smoke[-1], made={**smoke[-1].made, **made})
     with pytest.raises(UsageError, match=f"smoke: .*: {told}"):
         of_table(smoke, tmp_path)
@@ -243,7 +243,7 @@ def test_seeds_that_the_spec_does_not_ask_for_are_left_out(smoke, tmp_path):
     assert of_table([*smoke, *more], tmp_path).records == of_table(smoke, tmp_path).records
 
 
-def test_accuracies_that_are_not_those_of_the_last_round_are_refused(smoke, tmp_path):
+def test_accuracies_that_are_not_those_of_the_last_round_are_rejected(smoke, tmp_path):
     smoke[0] = replace(smoke[0], summary=smoke[0].summary | {answers.LAST["local"]: 0.9})
     with pytest.raises(UsageError, match="local_test_accuracy_last is 0.9, its rounds say"):
         of_table(smoke, tmp_path)
@@ -258,13 +258,13 @@ def test_accuracies_that_are_not_those_of_the_last_round_are_refused(smoke, tmp_
         ({}, {"local_test_accuracy": [1.7] * 10}, "local_test_accuracy has numbers beyond 0 and 1"),
     ],
 )
-def test_numbers_that_do_not_fit_together_are_refused(smoke, tmp_path, summary, rounds, told):
+def test_numbers_that_do_not_fit_together_are_rejected(smoke, tmp_path, summary, rounds, told):
     smoke[4] = replace(smoke[4], summary=smoke[4].summary | summary, rounds=smoke[4].rounds | rounds)
     with pytest.raises(UsageError, match=told):
         of_table(smoke, tmp_path)
 
 
-def test_a_run_that_is_there_twice_is_refused(smoke, tmp_path):
+def test_a_run_that_is_there_twice_is_rejected(smoke, tmp_path):
     with pytest.raises(UsageError, match=f"{smoke[0].row}, seed {smoke[0].seed}: is there 2 times"):
         of_table([*smoke, smoke[0]], tmp_path)
 

@@ -48,9 +48,9 @@ class MaskedExchange:
             self.sum.add(self.values_V, WEIGHT)
             self.secure_sum.take(self.sum.pieces(self.comm.piece))
 
-    def settle(self) -> None:
+    def unmask(self) -> None:
         """A broadcast and an agreement; with somebody dropped, shares and what his masks left."""
-        self.secure_sum.settle(1, [client for client in range(CLIENTS) if client not in self.dropped])
+        self.secure_sum.unmask(1, [client for client in range(CLIENTS) if client not in self.dropped])
 
     def plain(self) -> None:
         """The exchange as it is without masks."""
@@ -86,13 +86,13 @@ def measure(mpi, exchange: MaskedExchange, repeats: int) -> dict[str, list[float
 
     turns = []
     for _ in range(repeats + 1):
-        steps = (exchange.plain, exchange.keys, exchange.masks, exchange.take, exchange.settle, exchange.masked)
+        steps = (exchange.plain, exchange.keys, exchange.masks, exchange.take, exchange.unmask, exchange.masked)
         turn = {step.__name__: seconds(step) for step in steps}
         exchange.check()
         exchange.dropped = {0}
         exchange.keys()
         exchange.masks()
-        turn["dropped"] = seconds(exchange.settle)
+        turn["dropped"] = seconds(exchange.unmask)
         exchange.dropped = set()
         turns.append(turn)
     return {name: [turn[name] for turn in turns[1:]] for name in turns[0]}

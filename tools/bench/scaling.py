@@ -263,7 +263,7 @@ def barriers_s(ranks: int, network: Network) -> float:
     return 5 * cost.seconds("agree", ranks, 0, network) + cost.status_messages_s(ranks, network)
 
 
-# --- the report
+# --- what is printed
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
@@ -367,7 +367,7 @@ def cluster_text(network: Network) -> str:
     return "\n".join([aligned(rows), *notes])
 
 
-def report(sizes: Sizes, say: Callable[[str], None] = print) -> None:
+def measure_and_predict(sizes: Sizes, say: Callable[[str], None] = print) -> None:
     """Measure, fit, try and predict. BenchError when something crashed."""
     say(header() + ("\nquick: tiny sizes, the numbers mean nothing" if sizes is QUICK else ""))
     form = Network(0, 0, 0, 0, piece_bytes=MPI_PIECE_BYTES, cores=len(os.sched_getaffinity(0)))

@@ -46,7 +46,7 @@ REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. A pair is one alternation; after `fewest` of them a row stops when its time is used up."""
+    """How much is measured. A pair is one alternation; after `min_pairs` a row stops when its time is used up."""
 
     images: int = 375
     clients: int = CLIENTS  # of a whole round
@@ -56,8 +56,8 @@ class Sizes:
     averaged: int = NUMBERS_J
     few_ranks: int = 3
     many_ranks: int = 11
-    fewest: int = 3
-    most: int = 7
+    min_pairs: int = 3
+    max_pairs: int = 7
     row_s: float = 75.0
     few_repeats: int = 7
     many_repeats: int = 3
@@ -75,8 +75,8 @@ QUICK = Sizes(
     averaged=50_000,
     few_ranks=2,
     many_ranks=3,
-    fewest=1,
-    most=1,
+    min_pairs=1,
+    max_pairs=1,
     few_repeats=1,
     many_repeats=1,
     start_pairs=1,
@@ -125,7 +125,7 @@ def alternate(sizes: Sizes, measure_a, measure_b) -> tuple[list[float], list[flo
     a_s: list[float] = []
     b_s: list[float] = []
     start_s = time.monotonic()
-    while len(a_s) < sizes.fewest or (len(a_s) < sizes.most and time.monotonic() - start_s < sizes.row_s):
+    while len(a_s) < sizes.min_pairs or (len(a_s) < sizes.max_pairs and time.monotonic() - start_s < sizes.row_s):
         a_s.append(measure_a(len(a_s)))
         b_s.append(measure_b(len(b_s)))
     return a_s, b_s
@@ -351,7 +351,7 @@ def rows_of_schemes(text: str) -> dict:
 def run_scaling(quick: bool) -> int:
     """The exit code."""
     try:
-        scaling.report(scaling.QUICK if quick else scaling.Sizes())
+        scaling.measure_and_predict(scaling.QUICK if quick else scaling.Sizes())
     except BenchError as error:
         return tell([f"--scaling: not complete: {error}"], 1)
     return 0

@@ -16,7 +16,7 @@ from hkd_hpc.store.tree import BadFile, load_tree
 
 from ..forked_ranks import Result
 from .faults import EXIT_0, KILL_ALL, KINDS, REMOVED, USR1, Fault, Notes
-from .jobs import Job
+from .scenarios import Scenario
 
 HUNG, LOST, WRONG, UNREPORTED = "hung", "lost", "wrong", "unreported"
 FILES_OF_A_RUN = r"config\.json|log\.txt|metrics\.h5|checkpoints/round_\d+\.h5"
@@ -120,7 +120,7 @@ def same(one: object, other: object) -> bool:
 
 
 def judge(
-    job: Job, fault: Fault | None, attempt: Attempt, folder: Path, known: Known, expected: Expected
+    scenario: Scenario, fault: Fault | None, attempt: Attempt, folder: Path, known: Known, expected: Expected
 ) -> list[Verdict]:
     """All that is wrong after an attempt; `known` is brought up to date."""
     if attempt.late:
@@ -129,7 +129,7 @@ def judge(
     struck = fault if attempt.notes.has("struck") else None
     found = judge_training(attempt, known) + judge_end(struck, attempt, complete)
     found += judge_rows(folder, known, expected, complete)
-    known.saved = max([known.saved, *saved_rounds(job, struck, attempt)])
+    known.saved = max([known.saved, *saved_rounds(scenario, struck, attempt)])
     found += judge_checkpoints(folder, known, expected)
     if struck and KINDS[struck.kind].ends and not complete:
         found += judge_report(struck, attempt)
@@ -141,13 +141,13 @@ def judge_training(attempt: Attempt, known: Known) -> list[Verdict]:
     return [Verdict(LOST, f"rounds {again} were saved and trained again")] if again else []
 
 
-def saved_rounds(job: Job, struck: Fault | None, attempt: Attempt) -> list[int]:
+def saved_rounds(scenario: Scenario, struck: Fault | None, attempt: Attempt) -> list[int]:
     """Rounds whose checkpoint must be there: those that rank 0 has left behind, where one was due."""
     past = [round for (round,) in attempt.notes.numbers("saved")]
     if struck and struck.kind == REMOVED:
         return []
     stopped = [past[-1]] if past and struck and struck.kind == USR1 and attempt.results[0].exit_code == STOPPED else []
-    return [round for round in past if round % job.checkpoint_every == 0 or round == job.rounds] + stopped
+    return [round for round in past if round % scenario.checkpoint_every == 0 or round == scenario.rounds] + stopped
 
 
 def judge_end(struck: Fault | None, attempt: Attempt, complete: bool) -> list[Verdict]:
@@ -219,7 +219,7 @@ def judge_report(struck: Fault, attempt: Attempt) -> list[Verdict]:
     return [Verdict(UNREPORTED, f"a traceback\n{output}")] if output.count(TRACE) > allowed else []
 
 
-# ---- at the end of a job ----
+# ---- at the end of a scenario ----
 
 
 def judge_nan(client: int, round: int, folder: Path) -> list[Verdict]:

@@ -43,7 +43,7 @@ class Kind:
 
     name: str
     server: bool = False  # strikes rank 0
-    fewest_ranks: int = 1
+    min_ranks: int = 1
     starting: bool = False  # strikes before round 1
     writing: str = ""  # strikes while such a file is written
     delayed: bool = False  # a signal, at a random moment after its place
@@ -66,7 +66,7 @@ KINDS = {
         Kind("SIGKILL in a checkpoint's write", server=True, writing=r"round_(\d+)", reported_alone=False, weight=2),
         Kind("SIGKILL before a checkpoint's rename", server=True, writing=r"rename round_(\d+)", reported_alone=False),
         Kind("SIGKILL in metrics.h5's write", server=True, writing=r"metrics", reported_alone=False),
-        Kind(STOP, fewest_ranks=2),
+        Kind(STOP, min_ranks=2),
         Kind("SIGTERM", delayed=True),
         Kind("SIGINT", delayed=True),
         Kind(USR1, delayed=True),
@@ -74,7 +74,7 @@ KINDS = {
         Kind("exception in the start-up", starting=True),
         Kind("sys.exit(0)"),
         Kind(EXIT_0, reported_alone=False),
-        Kind(SLEEP, fewest_ranks=2, phases=("training", "evaluation")),
+        Kind(SLEEP, min_ranks=2, phases=("training", "evaluation")),
         Kind(FULL, server=True, phases=("training", "reports", "message", "saving", "evaluation")),
         Kind("quota", server=True, phases=("training", "reports", "message", "saving", "evaluation")),
         Kind(REMOVED, server=True, phases=("message", "evaluation"), ends=False, weight=0.4),
@@ -165,7 +165,7 @@ def install(rank: int, fault: Fault, notes: Notes, folder: Path) -> None:
 
 
 def install_nan(client_id: int, round: int, notes: Notes) -> None:
-    """This client's weights become NaN at the end of its training in `round`, in every run of the job."""
+    """This client's weights become NaN at the end of its training in `round`, in every run of the scenario."""
     from hkd_hpc.training import LocalTrainer
 
     def spoil(trainer, client, *_):

@@ -1,10 +1,10 @@
-"""Small jobs, broken at random until time is up (fault_injection --minutes M [--seed S] [--faults N]).
+"""Scenarios: small jobs, broken at random until time is up (fault_injection --minutes M [--seed S] [--faults N]).
 
-Every job has a scheme, settings, and several faults one after the other, each followed by --resume on another number of
-ranks; between attempts its files are damaged too. What is drawn is a function of (seed, job number), so that
-`--seed S --only N` runs job N again. A reference run of the same settings in one process says what must come of it.
-After every attempt: did it end by itself (comm.timeout_s + 20 s), are all files intact, has no saved round been trained
-again, are the rows and weights so far the reference run's, and does one line say what happened?
+Every scenario has a scheme, settings, and several faults one after the other, each followed by --resume on another
+number of ranks; between attempts its files are damaged too. What is drawn is a function of (seed, scenario number), so
+that `--seed S --only N` runs scenario N again. A reference run of the same settings in one process says what must come
+of it. After every attempt: did it end by itself (comm.timeout_s + 20 s), are all files intact, has no saved round been
+trained again, are the rows and weights so far the reference run's, and does one line say what happened?
 
 A fault counts when it struck. hung: the job had to be killed. lost: a round trained again, missing or doubled, a file
 that cannot be read, or success of a run that is not complete. wrong: other weights or rows. unreported: not one line of
@@ -69,8 +69,8 @@ from .faults import (
     install_nan,
     note_progress,
 )
-from .jobs import SMALL, Job, Step, draw_job, save_data
 from .mutants import MUTANTS, Mutant, Mutation
+from .scenarios import SMALL, Scenario, Step, draw_scenario, save_data
 
 ALL_KINDS = (*KINDS, *FILE_KINDS, NAN)
 NO_FAULT = "no fault at all"
@@ -97,7 +97,7 @@ class Tally:
     """Outcomes so far: by kind of fault, a list of verdicts for each that struck."""
 
     verdicts: dict[str, list[list[Verdict]]] = field(default_factory=lambda: defaultdict(list))
-    jobs: int = 0
+    scenarios: int = 0
     schemes: set[str] = field(default_factory=set)
 
     def count(self, what: str, kind: str | None = None) -> int:
@@ -136,14 +136,14 @@ class Tally:
         ).markdown()
 
 
-# ---- one job ----
+# ---- one scenario ----
 
 
 def run_rank(
     rank: int,
     arguments: list[str],
     notes: Notes,
-    job: Job,
+    scenario: Scenario,
     fault: Fault | None,
     folder: Path,
     mutation: Mutation | None,
@@ -154,14 +154,14 @@ def run_rank(
     if mutation:
         mutation(rank)
     note_progress(rank, notes)
-    if job.nan:
-        install_nan(*job.nan, notes)
+    if scenario.nan:
+        install_nan(*scenario.nan, notes)
     if fault:
         install(rank, fault, notes, folder)
     sys.exit(train.main(arguments))
 
 
-def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | None) -> Attempt:
+def run_attempt(site: Site, scenario: Scenario, folder: Path, ranks: int, fault: Fault | None) -> Attempt:
     """--resume=auto with so many ranks, which starts afresh where there is nothing yet."""
     notes = Notes(Path(tempfile.mkdtemp(dir=site.data.parent)))
     timeout_s = SHORT_TIMEOUT_S if fault and fault.kind in (STOP, SLEEP) else TIMEOUT_S
@@ -171,7 +171,7 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
         str(folder),
         *SMALL,
         f"data.path={site.data}",
-        *job.settings,
+        *scenario.settings,
         f"comm.timeout_s={timeout_s:g}",
         "comm.start_timeout_s=30",
     ]
@@ -181,7 +181,7 @@ def run_attempt(site: Site, job: Job, folder: Path, ranks: int, fault: Fault | N
         run_rank,
         arguments,
         notes,
-        job,
+        scenario,
         fault,
         folder,
         site.mutation,
@@ -226,43 +226,43 @@ def second_rank(rank: int, arguments: list[str]) -> None:
     sys.exit(train.main(arguments))
 
 
-def reference_run(site: Site, job: Job, folder: Path) -> Expected | Verdict:
-    """What one process makes of the job's settings, or what is wrong although nothing befell it."""
-    attempt = run_attempt(site, job, folder, 1, None)
+def reference_run(site: Site, scenario: Scenario, folder: Path) -> Expected | Verdict:
+    """What one process makes of its settings, or what is wrong although nothing befell it."""
+    attempt = run_attempt(site, scenario, folder, 1, None)
     if attempt.late or not attempt.succeeded:
         return Verdict(HUNG if attempt.late else LOST, f"its reference run failed\n{attempt.output}")
     return Expected.of(folder)
 
 
-def run_job(site: Site, job: Job, tally: Tally, say: Say) -> None:
-    """All steps of a job, until it is complete or something is wrong; what befell it goes into the tally."""
-    home = Path(tempfile.mkdtemp(prefix=f"job{job.number}-", dir=site.root))
-    tally.jobs += 1
-    tally.schemes.add(job.scheme)
-    expected = reference_run(site, job, home / "reference")
+def run_scenario(site: Site, scenario: Scenario, tally: Tally, say: Say) -> None:
+    """All steps of a scenario, until it is complete or something is wrong; what befell it goes into the tally."""
+    home = Path(tempfile.mkdtemp(prefix=f"scenario{scenario.number}-", dir=site.root))
+    tally.scenarios += 1
+    tally.schemes.add(scenario.scheme)
+    expected = reference_run(site, scenario, home / "reference")
     if isinstance(expected, Verdict):
-        book(tally, [NO_FAULT], [expected], job, Step(1, None), say)
+        book(tally, [NO_FAULT], [expected], scenario, Step(1, None), say)
         return
     folder, known, nan_struck, blamed = home / "run", Known(), False, [NO_FAULT]
-    for step in job.steps:
+    for step in scenario.steps:
         struck = [step.damage] if step.damage and damaged(step.damage, step.place, folder, known) else []
-        attempt = run_attempt(site, job, folder, step.ranks, step.fault)
+        attempt = run_attempt(site, scenario, folder, step.ranks, step.fault)
         filler(folder).unlink(missing_ok=True)
         struck += [step.fault.kind] if step.fault and attempt.notes.has("struck") else []
         nan_struck |= attempt.notes.has("nan")
         if REMOVED in struck:
             known.saved = 0
-        found = judge(job, step.fault, attempt, folder, known, expected)
+        found = judge(scenario, step.fault, attempt, folder, known, expected)
         found += [Verdict(WRONG, "a second job was admitted to the folder")] * attempt.notes.has("second job admitted")
         complete = attempt.succeeded and bool(summary(folder))  # what is killed after its end may leave a lock behind
         found += judge_leftovers(folder) if complete else []
         blamed = struck or blamed
-        book(tally, struck if struck or not found else blamed, found, job, step, say)
+        book(tally, struck if struck or not found else blamed, found, scenario, step, say)
         if complete or any(verdict.what != UNREPORTED for verdict in found):
             break
-    if nan_struck and job.nan:
-        found = judge_nan(*job.nan, folder) if complete else []
-        book(tally, [NAN], found, job, step, say)
+    if nan_struck and scenario.nan:
+        found = judge_nan(*scenario.nan, folder) if complete else []
+        book(tally, [NAN], found, scenario, step, say)
     shutil.rmtree(home)
 
 
@@ -277,18 +277,18 @@ def damaged(kind: str, place: float, folder: Path, known: Known) -> bool:
     return True
 
 
-def book(tally: Tally, kinds: list[str], found: list[Verdict], job: Job, step: Step, say: Say) -> None:
+def book(tally: Tally, kinds: list[str], found: list[Verdict], scenario: Scenario, step: Step, say: Say) -> None:
     for kind in kinds:
         tally.verdicts[kind].append(found)
     for verdict in found:
         say(
-            f"job {job.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
-            f"{verdict.what}: {verdict.why}\n  {' '.join(job.settings)}\n  again: python -m {__package__} "
-            f"--seed {job.seed} --only {job.number}"
+            f"scenario {scenario.number}, {step.ranks} ranks, {' and '.join(kinds)} ({step.fault}): "
+            f"{verdict.what}: {verdict.why}\n  {' '.join(scenario.settings)}\n  again: python -m {__package__} "
+            f"--seed {scenario.seed} --only {scenario.number}"
         )
 
 
-# ---- many jobs ----
+# ---- many scenarios ----
 
 
 @contextlib.contextmanager
@@ -309,12 +309,12 @@ def working_site(kinds: tuple[str, ...] = ALL_KINDS, mutation: Mutation | None =
 
 
 def inject(site: Site, seed: int, numbers: Iterator[int], until: Callable[[Tally], bool], say: Say) -> Tally:
-    """The jobs of these numbers, none begun once until(tally)."""
+    """The scenarios of these numbers, none begun once until(tally)."""
     tally = Tally()
     for number in numbers:
         if until(tally):
             break
-        run_job(site, draw_job(seed, number, site.kinds), tally, say)
+        run_scenario(site, draw_scenario(seed, number, site.kinds), tally, say)
     return tally
 
 
@@ -352,12 +352,12 @@ def parse(arguments: list[str] | None) -> Namespace:
         allow_abbrev=False,
         description="Small jobs, broken at random, resumed, and compared with reference runs.",
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="start no new job after so long (default 5)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="start no new scenario after so long (default 5)")
     parser.add_argument(
-        "--faults", type=int, default=sys.maxsize, metavar="N", help="start no new job after so many faults"
+        "--faults", type=int, default=sys.maxsize, metavar="N", help="start no new scenario after so many faults"
     )
     parser.add_argument("--seed", type=int, default=0, help="what is drawn (default 0)")
-    parser.add_argument("--only", type=int, metavar="N", help="job N of the seed alone")
+    parser.add_argument("--only", type=int, metavar="N", help="scenario N of the seed alone")
     parser.add_argument("--self-test", action="store_true", help="break the program on purpose: is it noticed?")
     options = parser.parse_args(arguments)
     if options.seed < 0 or options.minutes <= 0 or options.faults < 1 or (options.only or 0) < 0:
@@ -378,8 +378,8 @@ def main(arguments: list[str] | None = None) -> int:
     with working_site() as site:
         tally = inject(site, options.seed, numbers, until, say)
     say(
-        f"{header()}\nseed {options.seed}: {tally.jobs} jobs, {len(tally.schemes)} schemes, {tally.faults} faults of "
-        f"{len(tally.verdicts)} kinds\n\n{tally.table()}"
+        f"{header()}\nseed {options.seed}: {tally.scenarios} scenarios, {len(tally.schemes)} schemes, "
+        f"{tally.faults} faults of {len(tally.verdicts)} kinds\n\n{tally.table()}"
     )
     return int(tally.failed)
 

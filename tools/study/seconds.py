@@ -34,7 +34,7 @@ def measure() -> dict[str, Any]:
     ratios = {}
     for network, row in ROWS.items():
         lines: list = []
-        suite.measure(suite.Sizes(most=PAIRS, row_s=300.0), {row: suite.ROWS[row]}, lines)
+        suite.measure(suite.Sizes(max_pairs=PAIRS, row_s=300.0), {row: suite.ROWS[row]}, lines)
         ratios[network] = [round(value, 4) for value in lines[0].values]
     return {"made": [*header().splitlines(), f"code: {package_sha256()[:12]}"], "ratios": ratios}
 

@@ -26,7 +26,7 @@ MEASURES = {
     "global model fine-tuned": "finetuned_on_local_test_accuracy",
 }
 READINGS = {"last round": "last", "mean of the last 5": "mean_last_5", "best round, chosen on the test set": "oracle"}
-FEWEST_SEEDS = 5
+MIN_SEEDS = 5
 IMAGES_PAGE = "docs/data.md#10000-images-of-cifar-10"  # from the README
 TOLD_ROUNDS = (1, 2, 5, 10, 20, 30, 40, 50)
 BY_CLASS = {"shared_classes": "classes a client shares", "known_classes": "classes anyone shares"}
@@ -81,15 +81,15 @@ def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
     lacking = [named(row) for row in asked.schemes_asked if row not in own.rows]
     without = f" Not run yet: {', '.join(lacking)}." if lacking else ""
-    finished = f"{len(own.records)} of {len(asked.places)} runs are finished"
-    return f"{finished}; {seeds_text(own.seeds, len({seed for _, seed in asked.places}))}{without}"
+    finished = f"{len(own.records)} of {len(asked.required)} runs are finished"
+    return f"{finished}; {seeds_text(own.seeds, len({seed for _, seed in asked.required}))}{without}"
 
 
 def seeds_text(seeds: Sequence[int], last: int) -> str:
     """Which are compared, and what so few are worth; `last`: how many there will be."""
     told = f"compared are the seeds that all schemes here have: {', '.join(map(str, seeds))}."
-    if len(seeds) < FEWEST_SEEDS:
-        return f"{told} **Fewer than {FEWEST_SEEDS} seeds are no evidence.**"
+    if len(seeds) < MIN_SEEDS:
+        return f"{told} **Fewer than {MIN_SEEDS} seeds are no evidence.**"
     return told + (f" Provisional: the table ends at {last} seeds." if len(seeds) < last else "")
 
 

@@ -26,7 +26,7 @@ IMAGES = "data.path=cifar10.npz"
 PAIRED = ("small", "beta02", "beta5", "why", "gradients")  # tables whose runs are compared with each other
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
-Place = tuple[str, int]  # row and seed
+RowSeed = tuple[str, int]  # row and seed
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Asked:
         return f"{start} tools/specs/{self.spec}{executor} --root runs/{self.name} {' '.join((IMAGES, *self.more))}"
 
     @cached_property
-    def configs(self) -> dict[Place, Config]:
+    def configs(self) -> dict[RowSeed, Config]:
         """Of each run that the spec may ask for: what tuning will choose is not known before."""
         path, over = str(SPECS / self.spec), [IMAGES, *self.more]
         if self.is_sweep:
@@ -82,16 +82,16 @@ class Asked:
             return {(variant_of(trial.labels), int(trial.settings["run.seed"])): trial.config() for trial in trials}
         spec = compare.read_spec(path)
         spec.settings.update(map(split_override, over))
-        found: dict[Place, Config] = {}
+        found: dict[RowSeed, Config] = {}
         for run in compare.possible_runs(spec):
             config = compare.config_of(run)
             found[run.name.removesuffix(f"-s{config.run.seed}").removesuffix(PAPERS), config.run.seed] = config
         return found
 
     @property
-    def places(self) -> set[Place]:
+    def required(self) -> set[RowSeed]:
         """Of the runs that are asked for in any case."""
-        return {place for place in self.configs if not is_tuning(place[0])}
+        return {(row, seed) for row, seed in self.configs if not is_tuning(row)}
 
     @property
     def schemes_asked(self) -> list[str]:
@@ -100,18 +100,18 @@ class Asked:
             dict.fromkeys(row for row in without_controls(row for row, _ in self.configs) if not is_tuning(row))
         )
 
-    def settings(self, place: Place) -> Mapping[str, Any]:
+    def settings(self, key: RowSeed) -> Mapping[str, Any]:
         """Of a run, as a record has them."""
-        return plain(self.configs[place])
+        return plain(self.configs[key])
 
     def own(self, records: Sequence[Record]) -> Iterator[Record]:
         """Those that it asks for. UsageError for one of other settings; what an older version did not know was as it is
         by default now."""
         for record in records:
-            place = record.row, record.seed
-            if place not in self.configs:
+            run = record.row, record.seed
+            if run not in self.configs:
                 continue
-            asked, defaults = self.settings(place), defaults_of(record.scheme)
+            asked, defaults = self.settings(run), defaults_of(record.scheme)
             for key, value in asked.items():
                 own = record.settings.get(key, defaults[key])
                 if own != value and not is_place(key):
@@ -160,7 +160,7 @@ class Results:
         picked."""
         rows = without_controls(self.rows) or list(self.rows)
         common = set.intersection(*(set(self.rows[row]) for row in rows)) if rows else set()
-        return [seed for place, seed in enumerate(sorted(common)) if seed == place]
+        return [seed for index, seed in enumerate(sorted(common)) if seed == index]
 
     def only(self, rows: Iterable[str]) -> Results:
         """The same with fewer rows."""

@@ -77,7 +77,7 @@ class NullControl:
 
     def __init__(self) -> None:
         self.place = Place()
-        self._note_failure: Callable[[str], None] = nowhere
+        self._record_failure: Callable[[str], None] = nowhere
         self._give_back: Callable[[], None] = nothing
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _raise_terminated)
@@ -93,9 +93,9 @@ class NullControl:
         """Where this process is."""
         return {0: self.place}
 
-    def note_failures(self, note: Callable[[str], None]) -> None:
-        """`note` gets what is printed of a failure too."""
-        self._note_failure = note
+    def record_failures(self, record: Callable[[str], None]) -> None:
+        """`record` gets what is printed of a failure too."""
+        self._record_failure = record
 
     def give_back_after_failure(self, give_back: Callable[[], None]) -> None:
         """`give_back` is called where a failure ends this process."""
@@ -118,7 +118,7 @@ class NullControl:
     def report_failure(self, failure: Failure) -> None:
         """Print it."""
         write_stderr(f"hkd_hpc: {failure.text}")
-        self._note_failure(failure.text)
+        self._record_failure(failure.text)
         self._give_back()
 
     def finish(self) -> None:
@@ -162,7 +162,7 @@ class Control:
         self._terminated_s: float | None = None
         self._continued_s: float | None = None
         self._count_steps: Callable[[], int] = int
-        self._note_failure: Callable[[str], None] = nowhere
+        self._record_failure: Callable[[str], None] = nowhere
         self._give_back: Callable[[], None] = nothing
         self._finished, self._saving = False, threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -187,9 +187,9 @@ class Control:
         """Where each rank was last seen: on rank 0 of all, elsewhere of this one."""
         return {self.rank: self.place}
 
-    def note_failures(self, note: Callable[[str], None]) -> None:
-        """On rank 0 `note` gets what is printed of a failure of the job too; it is waited for half a second."""
-        self._note_failure = note
+    def record_failures(self, record: Callable[[str], None]) -> None:
+        """On rank 0 `record` gets what is printed of a failure of the job too; it is waited for half a second."""
+        self._record_failure = record
 
     def give_back_after_failure(self, give_back: Callable[[], None]) -> None:
         """On rank 0 `give_back` is called where a failure of the job ends this process, whose main thread may be
@@ -392,7 +392,7 @@ def name_of(key: Sequence[Any]) -> str:
 
 
 def nowhere(text: str) -> None:
-    """Who notes nothing."""
+    """Who records nothing."""
 
 
 def nothing() -> None:

@@ -192,7 +192,7 @@ class Coordinator(Control):
             shortly(self._give_back)
         self._send_all({"kind": "abort", "code": failure.code})
         self._drain()
-        shortly(partial(self._note_failure, failure.text))
+        shortly(partial(self._record_failure, failure.text))
         if not saved and self._saving.acquire(timeout=SAVE_S):
             shortly(self._give_back)
         leave(failure.code)

@@ -17,7 +17,7 @@ GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank sti
 TURN_S = 0.5  # the lowest rank prints first; then it ends, and the launcher ends the others
 POLL_S = 0.25
 MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
-SETTLE_S = 1.5  # once a rank has printed and ended, the launcher ends the others, which need not report its end
+RELEASE_S = 1.5  # once a rank has printed and ended, the launcher ends the others, which need not report its end
 
 Problem = Callable[[], "str | None"]  # one line when a wait is hopeless, else None
 
@@ -188,7 +188,7 @@ def _guard_parent(guard: StartGuard | EndGuard, reader: int, parent: int) -> Non
         if _closed(reader, POLL_S):
             return
         problem = guard.problem()
-        if problem and _closed(reader, SETTLE_S):
+        if problem and _closed(reader, RELEASE_S):
             return
     write_stderr(f"hkd_hpc: {problem}")
     os.kill(parent, signal.SIGKILL)

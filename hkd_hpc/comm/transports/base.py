@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hkd_hpc.comm.control.base import Place
+
 if TYPE_CHECKING:  # a world opens, and a file is checked, without the seconds that torch takes
     import torch
 
@@ -35,14 +37,14 @@ class ControlPlane(Protocol):
     timeout_s: float
 
     @property
-    def place(self) -> tuple[int | None, str, int | None]:
+    def place(self) -> Place:
         """(round, phase, client) of this rank."""
 
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None: ...
 
     def watch_steps(self, count: Callable[[], int]) -> None: ...
 
-    def places(self) -> Mapping[int, tuple[int | None, str, int | None]]: ...
+    def places(self) -> Mapping[int, Place]: ...
 
     def barrier(self, key: Sequence[Any], value: Any = None) -> list[Any]: ...
 
@@ -118,7 +120,7 @@ class Comm:
         """
         self._control.watch_steps(count)
 
-    def places(self) -> Mapping[int, tuple[int | None, str, int | None]]:
+    def places(self) -> Mapping[int, Place]:
         """Where each rank was last seen, as `at` said it there: (round, phase, client), by rank. On rank 0 of all
         ranks, elsewhere of this one; nothing travels for it.
         """

@@ -22,13 +22,13 @@ CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 
 
 class MpiWorld:
-    """MPI of this process, from MPI_Init to MPI_Finalize. Every call is made by the main thread. `note`: for people."""
+    """MPI of this process, from MPI_Init to MPI_Finalize; every call is by the main thread. `remark`: for people."""
 
     def __init__(self) -> None:
         """Start MPI; blocks until all ranks do. Raises UsageError if there is no MPI library."""
         switched_off = os.environ.get(CRAY_GPU_SUPPORT, "0") != "0"
         os.environ[CRAY_GPU_SUPPORT] = "0"  # else Cray MPICH refuses to start without its library for GPUs linked in
-        self.note = "MPI carries host buffers; GPU support of Cray MPICH is switched off" if switched_off else ""
+        self.remark = "MPI carries host buffers; GPU support of Cray MPICH is switched off" if switched_off else ""
         try:
             import mpi4py
 

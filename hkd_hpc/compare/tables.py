@@ -19,7 +19,7 @@ Parts = list[str | Table]  # for analysis.tables.document
 Accuracies = dict[str, dict[str, list[float]]]  # by scheme and column, one a seed
 
 
-def report(spec: Spec, root: Path, strict_code: bool = False) -> tuple[Parts, list[str]]:
+def tables_of(spec: Spec, root: Path, strict_code: bool = False) -> tuple[Parts, list[str]]:
     """The tables, and a line for each thing that could not be chosen. Raises UsageError as `check_origin`."""
     papers = paper_runs(spec)
     title = (

@@ -14,7 +14,7 @@ from hkd_hpc.config import Config
 
 
 @dataclass(frozen=True)
-class Job:
+class Context:
     """This job, as one of its ranks sees it.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The jobs of tools.fault_injection: what number N of a seed is, all of it drawn from (seed, N)."""
+"""The scenarios of tools.fault_injection: what number N of a seed is, all of it drawn from (seed, N)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Job:
+class Scenario:
     """A run and what befalls it. `nan`: (client, round) whose weights become NaN."""
 
     seed: int
@@ -52,9 +52,9 @@ class Job:
     steps: tuple[Step, ...]
 
 
-def draw_job(seed: int, number: int, kinds: tuple[str, ...]) -> Job:
-    """Job `number` of a seed, with faults of these kinds; nine jobs in a row have the nine schemes."""
-    random = rng.stream(seed, "torture", number)  # the name of before: seeds that were noted draw the same jobs
+def draw_scenario(seed: int, number: int, kinds: tuple[str, ...]) -> Scenario:
+    """Scenario `number` of a seed, with faults of these kinds; nine in a row have the nine schemes."""
+    random = rng.stream(seed, "torture", number)  # the name of before: seeds that are on record draw the same scenarios
     pick = lambda *choices: choices[random.integers(len(choices))]
     scheme = list(schemes.PAPER)[(seed + number) % len(schemes.PAPER)]
     clients, rounds, every, participation = pick(3, 4, 5), pick(3, 4, 5), pick(1, 1, 2), pick(0.6, 0.8, 1.0)
@@ -74,7 +74,7 @@ def draw_job(seed: int, number: int, kinds: tuple[str, ...]) -> Job:
         f"fed.finetune_epochs={pick(0, 0, 1)}",
         *(("scheme.nu=0.05",) if scheme.startswith("fedhkd") else ()),
     )
-    return Job(seed, number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
+    return Scenario(seed, number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
 
 
 def draw_nan(
@@ -92,8 +92,8 @@ def draw_steps(random: np.random.Generator, rounds: int, kinds: tuple[str, ...])
     ranks = 0
     for round in (*at_rounds, None):
         kind = draw_weighted(random, {name: KINDS[name].weight for name in KINDS if name in kinds})
-        fewest = KINDS[kind].fewest_ranks if kind and round else 1
-        ranks = int(random.choice([size for size in range(fewest, MOST_RANKS + 1) if size != ranks]))
+        min_ranks = KINDS[kind].min_ranks if kind and round else 1
+        ranks = int(random.choice([size for size in range(min_ranks, MOST_RANKS + 1) if size != ranks]))
         damage = draw_weighted(random, {name: weight for name, weight in FILE_KINDS.items() if name in kinds})
         damage = damage if steps and random.random() < 0.5 else None
         fault = draw_fault(random, kind, ranks, round) if kind and round else None

@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # each was tried: CONTRIBUTING.md
 
 setup(
     name="hkd_hpc",
@@ -16,6 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
+    classifiers=[f"Programming Language :: Python :: {version}" for version in PYTHONS],
     # tools/ is a package of its own in a clone (`python -m tools.bench`); installed, that name could be anybody's
     packages=[
         *find_packages(include=["hkd_hpc", "hkd_hpc.*"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import email
 import os
 import re
 import shutil
@@ -69,6 +70,16 @@ def test_a_wheel_has_one_package_with_all_of_its_files(wheel):
     assert sorted(wanted - names) == []
 
 
+def test_a_wheel_names_the_pythons_that_were_tried_from_the_oldest_on(wheel):
+    file = zipfile.ZipFile(wheel)
+    [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+    head = email.message_from_bytes(file.read(name))
+    tried = [line.rpartition(" ")[2] for line in head.get_all("Classifier")]
+    assert tried == ["3.10", "3.11", "3.12", "3.13"]
+    assert (head["Version"], head["Requires-Python"]) == ("0.1.0", f">={tried[0]}")
+    assert f"Python {', '.join(tried[:-1])} and {tried[-1]}" in (toy.PROJECT / "CONTRIBUTING.md").read_text()
+
+
 def test_a_wheel_knows_its_revision_without_git(installed):
     code, text = installed("hkd_hpc", "--version")
     assert code == 0
@@ -119,8 +130,6 @@ def test_a_sweep_of_a_wheel_ends_in_a_table(installed, tmp_path):
     spec, root = tmp_path / "spec.toml", tmp_path / "study"
     spec.write_text('[axes]\nscheme = ["fedavg"]\n')
     code, text = installed("hkd", "sweep", "launch", spec, "--executor", "debug", "--root", root, *TINY)
-    assert code == 0, text
-    code, text = installed("hkd", "sweep", "table", root)
     assert code == 0, text
     assert "\n| fedavg | 0." in text
 

@@ -6,10 +6,13 @@ python -m hkd_hpc.report RUN --follow [--wait]
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import threading
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hkd_hpc.command import Parser, exit_code, program_of
@@ -25,7 +28,7 @@ from hkd_hpc.store.atomic import replace_text
 
 SUFFIXES = (".html", ".htm")
 MANY = 100  # runs, of which a process more reads enough to pay for its start
-MOST_READERS = 4  # processes: each holds some 60 MB, and what they have read is taken by one
+MOST_READERS = 4  # processes, however many cores: what they have read is taken by one
 READ = {"local_test_accuracy", "report_s", "status", "train_s"}  # columns of clients of which all runs' are shown
 
 
@@ -125,8 +128,23 @@ def read(runs: list[Run]) -> list[Run]:
     """The same runs, their files read: by several cores where they are many, for HDF5 reads one file at a time."""
     if len(runs) < MANY:
         return runs
-    with ProcessPoolExecutor(min(MOST_READERS, len(os.sched_getaffinity(0)))) as pool:
+    with readers() as pool:
         return list(pool.map(looked_at, runs, chunksize=8))
+
+
+def readers() -> ProcessPoolExecutor:
+    """Processes that end with this one, also where it is killed."""
+    return ProcessPoolExecutor(min(MOST_READERS, len(os.sched_getaffinity(0))), initializer=end_with_parent)
+
+
+def end_with_parent() -> None:
+    """A process that waits for one that was killed would wait for ever."""
+    threading.Thread(target=end_after, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def end_after(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
 
 
 def looked_at(run: Run) -> Run:

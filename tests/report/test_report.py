@@ -210,6 +210,16 @@ def test_clients_and_beta_stand_across(tmp_path):
     assert row[-3:-1] == ["0.002paper 33.627", "1.00paper 20.52"]  # Table 2 (beta .2) has none, Table 1 (beta .5) has
 
 
+def test_the_processes_that_read_end_with_one_that_is_killed():
+    """They hold its standard output, which ends with the last of them."""
+    code = (
+        "import os, signal, time; from hkd_hpc.report.__main__ import readers; pool = readers(); "
+        "pool.submit(os.getpid).result(); pool.submit(time.sleep, 300); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120)
+    assert (ended.returncode, ended.stdout) == (-9, b"")
+
+
 # ---- the paper
 
 

@@ -92,9 +92,9 @@ def with_statistics_of_all(run: RankRun, kind: str) -> torch.Tensor:
     """The same by all clients, once at the end."""
     if run.secure_sum:
         eligible = run.worker.eligible
-        run.secure_sum.begin(run.done, eligible)
+        run.secure_sum.agree_on_keys(run.done, eligible)
         here = [client for client in eligible if run.rank_of[client] == run.comm.rank]
-        run.secure_sum.make([total.numbers for total in run.worker.statistics_sums.values()], here)
+        run.secure_sum.make_masks([total.numbers for total in run.worker.statistics_sums.values()], here)
         run.secure_sum.unmask(run.done, eligible)
         run.comm.at(run.done, kind)
     return with_statistics_of(run, list(range(len(run.rank_of))), kind)
@@ -104,7 +104,7 @@ def agree_on_keys(run: RankRun, done: int) -> None:
     """For masks on the weights of the round after this one, if there is one."""
     if run.secure_sum and done < run.last and not run.stopping:
         eligible = set(run.worker.eligible)
-        run.secure_sum.begin(done, [client for client in cohort_of(run, done + 1) if client in eligible])
+        run.secure_sum.agree_on_keys(done, [client for client in cohort_of(run, done + 1) if client in eligible])
 
 
 def mask_weights(run: RankRun) -> None:
@@ -112,7 +112,7 @@ def mask_weights(run: RankRun) -> None:
     if run.secure_sum:
         statistics = run.worker.statistics_sums if run.config.train.batchnorm == "reestimate" else {}
         sums = [*run.worker.sums.values(), *statistics.values()]
-        run.secure_sum.make([total.numbers for total in sums], run.worker.delivered)
+        run.secure_sum.make_masks([total.numbers for total in sums], run.worker.delivered)
         mask(run, run.worker.sums)
 
 
@@ -120,4 +120,4 @@ def mask(run: RankRun, sums: Mapping[str, FixedPointSum]) -> None:
     """Mask what the clients here added to these sums, if that is asked for."""
     if run.secure_sum:
         for total in sums.values():
-            run.secure_sum.take(total.pieces(run.comm.piece))
+            run.secure_sum.add_masked(total.pieces(run.comm.piece))

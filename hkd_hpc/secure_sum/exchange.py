@@ -25,7 +25,8 @@ KIND = "control"  # under which bytes of keys and shares are counted
 
 
 class SecureSum:
-    """One rank's part. For each cohort `begin`, `make`, `take` for each sum, `unmask`, and `summed` for each.
+    """One rank's part. For each cohort `agree_on_keys`, `make_masks`, `add_masked` for each sum, `unmask`,
+    and `summed` for each.
 
     Args:
         comm: the collectives.
@@ -61,7 +62,7 @@ class SecureSum:
         """Whether there are masks: not where all clients of the cohort live on one rank, nor where they are too few."""
         return len(self._cohort) >= SMALLEST and len(self._parties(self._cohort)) > 1
 
-    def begin(self, round: int | None, cohort: Sequence[int]) -> None:
+    def agree_on_keys(self, round: int | None, cohort: Sequence[int]) -> None:
         """All ranks: new keys for the ranks with these clients, and shares of them.
 
         Args:
@@ -88,7 +89,7 @@ class SecureSum:
             cell = slice(sum(sizes[:place]), sum(sizes[: place + 1]))
             self._party.receive({rank: row[cell] for rank, row in rows.items() if rank != self.comm.rank})
 
-    def make(self, lengths: Sequence[int], delivered: Sequence[int]) -> None:
+    def make_masks(self, lengths: Sequence[int], delivered: Sequence[int]) -> None:
         """The masks of this rank, before anybody knows which clients of others deliver; needs no other rank. The
         secret keys are forgotten.
 
@@ -104,8 +105,8 @@ class SecureSum:
             stream.add(sent_N, masks, fresh=True)
         self._party.forget()
 
-    def take(self, pieces: Iterable[torch.Tensor]) -> None:
-        """Add this rank's numbers to its masks, of the next of the sums of `make`; needs no other rank.
+    def add_masked(self, pieces: Iterable[torch.Tensor]) -> None:
+        """Add this rank's numbers to its masks, of the next of the sums of `make_masks`; needs no other rank.
 
         Args:
             pieces: whole numbers in float64, of which no sum over all clients is beyond 2^53.
@@ -143,7 +144,7 @@ class SecureSum:
         self._party.forget_shares()
 
     def summed(self, numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
-        """The all-reduce of the next of the sums of `make`, as Comm.summed.
+        """The all-reduce of the next of the sums of `make_masks`, as Comm.summed.
 
         Args:
             numbers: its length.

@@ -52,12 +52,12 @@ def sum_all(sums: SecureSum, folder) -> None:
 
     comm._sum = noting
     for turn, delivering in enumerate(DELIVERING):
-        sums.begin(turn, range(len(RANK_OF)))
+        sums.agree_on_keys(turn, range(len(RANK_OF)))
         here = [client for client in delivering if RANK_OF[client] == comm.rank]
-        sums.make(LENGTHS, here)
+        sums.make_masks(LENGTHS, here)
         plain = [sum((plain_of(client, length) for client in here), np.zeros(length)) for length in LENGTHS]
         for own in plain:
-            sums.take(in_pieces(own))
+            sums.add_masked(in_pieces(own))
         sums.unmask(turn, delivering if comm.rank == 0 else [])
         assert sums._party._shares == {}  # nobody can rebuild a key any more
         for number, own in enumerate(plain):
@@ -127,8 +127,8 @@ def test_masks_differ_from_round_to_round(sent):
 
 def unmask_with(sums: SecureSum, delivering, told_wrong_on: int) -> None:
     """One rank hears of another set than rank 0 sent."""
-    sums.begin(4, range(len(RANK_OF)))
-    sums.make(LENGTHS, [client for client, rank in enumerate(RANK_OF) if rank == sums.comm.rank])
+    sums.agree_on_keys(4, range(len(RANK_OF)))
+    sums.make_masks(LENGTHS, [client for client, rank in enumerate(RANK_OF) if rank == sums.comm.rank])
     broadcast = sums.comm.broadcast
 
     def changed(block, kind):
@@ -167,7 +167,7 @@ def change_a_share(sums: SecureSum) -> None:
         return blocks
 
     sums.comm.gather = changed
-    sums.begin(1, range(len(RANK_OF)))
+    sums.agree_on_keys(1, range(len(RANK_OF)))
 
 
 def test_a_share_that_rank_0_changes_ends_the_job_with_one_line():

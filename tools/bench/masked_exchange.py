@@ -35,18 +35,18 @@ class MaskedExchange:
 
     def keys(self) -> None:
         """Two gathers and broadcasts."""
-        self.secure_sum.begin(1, range(CLIENTS))
+        self.secure_sum.agree_on_keys(1, range(CLIENTS))
 
     def masks(self) -> None:
         """Of the clients here."""
-        self.secure_sum.make([self.sum.numbers], [client for client in self.here if client not in self.dropped])
+        self.secure_sum.make_masks([self.sum.numbers], [client for client in self.here if client not in self.dropped])
 
     def take(self) -> None:
         """The numbers under their masks."""
         self.sum.clear()
         if self.comm.rank:
             self.sum.add(self.values_V, WEIGHT)
-            self.secure_sum.take(self.sum.pieces(self.comm.piece))
+            self.secure_sum.add_masked(self.sum.pieces(self.comm.piece))
 
     def unmask(self) -> None:
         """A broadcast and an agreement; with somebody dropped, shares and what his masks left."""

@@ -90,7 +90,14 @@ class FixedPointSum:
 
     @staticmethod
     def rejects(values_V: torch.Tensor) -> tuple[float, float] | None:
-        """(smallest, largest) of a vector that cannot be added, None for one that can."""
+        """Whether a vector cannot be added.
+
+        Args:
+            values_V: float32.
+
+        Returns:
+            (smallest, largest) of one with NaN, infinity or |x| > LIMIT; None for any other.
+        """
         if not len(values_V):
             return None
         low, high = (float(bound) for bound in torch.aminmax(values_V))
@@ -108,9 +115,15 @@ class FixedPointSum:
         self._last, self._has_flushed = None, True
 
     def pieces(self, size: int) -> Iterator[torch.Tensor]:
-        """What is to be summed over the ranks: [N, values...] in pieces of at most `size` numbers, one reused tensor.
+        """What is to be summed over the ranks: N, then the values. N comes first, because the mean of the first piece
+        needs it.
 
-        N comes first, because the mean of the first piece needs it. What is written into a piece is not kept.
+        Args:
+            size: numbers of a piece, at most.
+
+        Yields:
+            (size,) float64 whole numbers, the last piece perhaps shorter: one reused tensor. What is written into a
+            piece is not kept.
         """
         for offset in range(0, self.length + 1, size):
             lead = int(offset == 0)
@@ -143,7 +156,14 @@ class FixedPointSum:
                 yield offset + low - start, vector_V[first + low : first + high]
 
     def parts(self, vector_V: torch.Tensor) -> list[torch.Tensor]:
-        """The spans of a vector, as views."""
+        """What is summed of a vector.
+
+        Args:
+            vector_V: of the length of those that are added.
+
+        Returns:
+            A view for each of the spans.
+        """
         return [vector_V[start:stop] for start, stop in self.spans]
 
     def _scratch(self, size: int) -> torch.Tensor:

@@ -90,7 +90,14 @@ class Client:
         self.cache, self.drawn_N3 = {}, None
 
     def random(self, purpose: str) -> np.random.Generator:
-        """This client's stream of a purpose in the current round, at its beginning."""
+        """This client's stream of random numbers in the current round: the same on any ranks, and after a resume.
+
+        Args:
+            purpose: what it is for: each has a stream of its own.
+
+        Returns:
+            A generator at the beginning of the stream, at each call.
+        """
         return rng.stream(self.seed, purpose, self.round, self.id)
 
     def normal(self, quantity: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -111,6 +111,15 @@ class World:
     def find(cls, backend: str, timeout_s: float, start_timeout_s: float, env: Mapping[str, str]) -> World:
         """As `open`, but what is wrong is for the caller to tell.
 
+        Args:
+            backend: as in `open`.
+            timeout_s: as in `open`.
+            start_timeout_s: as in `open`.
+            env: the environment, perhaps with a launcher's variables.
+
+        Returns:
+            The world, to be entered with `with`.
+
         Raises:
             UsageError, RunError: where the world cannot be opened; SplitWorld, a kind of the first, where the ranks do
                 not see each other.

@@ -139,6 +139,9 @@ class Sweep:
             path: A TOML file; hkd_hpc/jobs/specs has examples.
             overrides: Texts section.key=value, over the spec's.
 
+        Returns:
+            The sweep.
+
         Raises:
             UsageError: What cannot be meant, with the name of the file.
         """

@@ -88,7 +88,14 @@ class About:
     remark: str = ""
 
     def parameters_held(self, model: int) -> int:
-        """Parameters in memory while a client trains, as the paper's Table 1 counts them; `model`: of one model."""
+        """Parameters in memory while a client trains, as the FedHKD paper's Table 1 counts them.
+
+        Args:
+            model: parameters of one model.
+
+        Returns:
+            models_held * model + own_parameters.
+        """
         return self.models_held * model + self.own_parameters
 
 
@@ -129,7 +136,14 @@ class SchemeServer:
     client_ids: list[int] = field(default_factory=list)
 
     def random(self, purpose: str) -> np.random.Generator:
-        """The server's stream of a purpose in the current round, at its beginning."""
+        """The server's stream of random numbers in the current round: the same on any ranks, and after a resume.
+
+        Args:
+            purpose: what it is for: each has a stream of its own.
+
+        Returns:
+            A generator at the beginning of the stream, at each call.
+        """
         return rng.stream(self.seed, purpose, self.round)
 
 
@@ -145,12 +159,22 @@ class SchemeSettings:
         return Mechanism()
 
     def without_effect(self) -> dict[str, str]:
-        """{"scheme.key": "the setting because of which nothing reads it"}, for a warning where somebody gave it."""
+        """Which settings change nothing beside the others, for a warning where somebody gave one.
+
+        Returns:
+            {"scheme.key": "the setting because of which nothing reads it"}.
+        """
         return {}
 
     def local_epochs(self, epochs: int) -> int:
-        """Epochs of all phases of a client's round together (`Scheme.phases`), for a forecast; `epochs`:
-        train.epochs."""
+        """Epochs of all phases of a client's round together (`Scheme.phases`), for a forecast.
+
+        Args:
+            epochs: train.epochs.
+
+        Returns:
+            Their number.
+        """
         return epochs
 
 

@@ -1,7 +1,7 @@
 """FedMD: Li and Wang, Heterogeneous Federated Learning via Model Distillation, 2019, with weights averaged too, as the
 FedHKD paper compares it, unless `weights=none`, as in its own paper: only predictions travel.
 
-L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels
+L = cross-entropy + lam * KL( teacher || softmax(z / T) ) on a batch of public images without labels (its Algorithm 1)
 
 The public images are training images that no client holds (`data.public_fraction`). A client reports softmax(z / T) of
 all of them after training; the teacher is the plain mean over the clients. A client uses every public image once before

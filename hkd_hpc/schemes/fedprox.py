@@ -1,8 +1,7 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-L = cross-entropy + (mu / 2) ||w - w_received||^2 over the trainable parameters, once (the FedHKD authors' code
-multiplies
-by its weight twice: an effective mu of .01). Adam rescales the proximal gradient like any other.
+L = cross-entropy + (mu / 2) ||w - w_received||^2 over the trainable parameters (its Eq. 2), once (the FedHKD authors'
+code multiplies by its weight twice: an effective mu of .01). Adam rescales the proximal gradient like any other.
 """
 
 from __future__ import annotations

@@ -95,11 +95,22 @@ class RunFolder:
         return self.path / "rounds_begun.txt"
 
     def record_begun(self, round: int) -> None:
-        """Record a round before anything of it is released, on the disk. Raises RunError."""
+        """Record a round before anything of it is released, on the disk.
+
+        Args:
+            round: from 1 on.
+
+        Raises:
+            RunError: where the system fails to write.
+        """
         append_durably(self.begun_path, f"{round}\n".encode())
 
     def rounds_begun(self) -> Counter[int]:
-        """How often each round was begun, as far as recorded; a last line that was cut off counts for nothing."""
+        """How often each round was begun, as far as recorded.
+
+        Returns:
+            Times by round; a last line that was cut off counts for nothing.
+        """
         try:
             lines = self.begun_path.read_text(encoding="utf-8").split("\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +125,11 @@ class RunFolder:
         return self.checkpoint_folder / "rows.hdf5"
 
     def create(self) -> None:
-        """Make the folder and its parents and try to write there. Raises UsageError where that is impossible."""
+        """Make the folder and its parents and try to write there.
+
+        Raises:
+            UsageError: a file is in the way, or the system does not let us.
+        """
         try:
             self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.checkpoint_folder):
@@ -135,11 +150,25 @@ class RunFolder:
         return self.config_path.exists() or self.metrics_path.exists() or bool(self.checkpoints())
 
     def write_config(self, text: str) -> None:
-        """Store the settings (JSON text). Raises RunError."""
+        """Store the settings.
+
+        Args:
+            text: JSON.
+
+        Raises:
+            RunError: where the system fails to write.
+        """
         replace_text(self.config_path, text)
 
     def read_config(self) -> str | None:
-        """The stored settings, None if there are none. Raises UsageError if they cannot be read."""
+        """Read the stored settings.
+
+        Returns:
+            JSON text; None if there are none.
+
+        Raises:
+            UsageError: they cannot be read.
+        """
         try:
             if self.config_path.exists() and not self.config_path.is_file():  # a pipe would be waited for
                 raise UsageError(f"cannot read {self.config_path}: it is no ordinary file")
@@ -150,14 +179,22 @@ class RunFolder:
             raise UsageError(f"cannot read {self.config_path}: {getattr(error, 'strerror', None) or error}") from error
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary in metrics.h5, the last thing that a run writes: None for a run that is not complete."""
+        """Read the summary in metrics.h5, the last thing that a run writes.
+
+        Returns:
+            Numbers and texts by name; None for a run that is not complete, or whose metrics.h5 is damaged.
+        """
         try:
             return load_tree(self.metrics_path, only=["summary"])["summary"] or None
         except BadFile:
             return None
 
     def damage(self) -> str:
-        """What is wrong with metrics.h5, in one line; empty where it is intact, or not there."""
+        """Check metrics.h5.
+
+        Returns:
+            What is wrong, in one line; empty where it is intact, or not there.
+        """
         try:
             with open_tree(self.metrics_path):
                 return ""
@@ -165,14 +202,22 @@ class RunFolder:
             return str(bad) if self.metrics_path.exists() else ""
 
     def rounds(self) -> dict[str, Any]:
-        """The columns of metrics.h5's rounds, empty while there are none."""
+        """Read the rounds in metrics.h5.
+
+        Returns:
+            By name each column, (rounds, ...), or a group of columns; empty while there are none.
+        """
         try:
             return load_tree(self.metrics_path, only=["rounds"])["rounds"]
         except BadFile:
             return {}
 
     def record(self) -> dict[str, str]:
-        """What the rows in metrics.h5 come from, as far as it is there: RECORD, each as JSON."""
+        """Read what the rows in metrics.h5 come from.
+
+        Returns:
+            JSON texts by the names of RECORD, as far as they are there.
+        """
         try:
             with open_tree(self.metrics_path) as file:
                 return {name: file.load(name) for name in RECORD if name in file.names()}
@@ -180,23 +225,41 @@ class RunFolder:
             return {}
 
     def checkpoint_path(self, round: int) -> Path:
-        """Where the checkpoint after `round` is or will be."""
+        """Where the checkpoint after a round is or will be.
+
+        Args:
+            round: from 1 on.
+
+        Returns:
+            checkpoints/round_NNNN.h5 in this folder.
+        """
         return self.checkpoint_folder / f"round_{round:04d}.h5"
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """All checkpoints, good or not, as (round, path), newest first."""
+        """Find the checkpoints.
+
+        Returns:
+            (round, path) of each, good or not, newest first.
+        """
         if not self.checkpoint_folder.is_dir():
             return []
         named = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in self.checkpoint_folder.iterdir())
         return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
     def newest_good_path(self) -> tuple[int, Path] | None:
-        """(round, path) of the newest checkpoint that is intact, for `open_tree`; None if there is none."""
+        """Find the newest checkpoint that is intact; others are skipped with a warning.
+
+        Returns:
+            (round, path), for `open_tree`; None if there is none.
+        """
         return next(((round, path) for round, path in self.checkpoints() if self._is_good(path, round)), None)
 
     def newest_good_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """(round, tree) of the newest checkpoint that is intact, with all rows up to its round; others are skipped
-        with a warning."""
+        """Read the newest checkpoint that is intact; others are skipped with a warning.
+
+        Returns:
+            (round, tree), with all rows up to its round; None if there is none.
+        """
         for round, path in self.checkpoints():
             if self._is_good(path, round):
                 tree = self.with_all_rows(load_tree(path))
@@ -206,7 +269,14 @@ class RunFolder:
         return None
 
     def with_all_rows(self, tree: dict[str, Any]) -> dict[str, Any] | None:
-        """A checkpoint's tree with the rows before its own, None where no file has them."""
+        """Add the rows before a checkpoint's own.
+
+        Args:
+            tree: of the checkpoint.
+
+        Returns:
+            The tree with all rows up to its round; None where no file has them.
+        """
         if "before" not in tree:
             return tree
         before = tree["before"]

@@ -114,7 +114,17 @@ def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def open_tree(path: str | Path) -> Iterator[TreeFile]:
-    """Check all of the file once and give a TreeFile that reads its parts one by one. Raises BadFile."""
+    """Check all of a file once, to read its parts one by one.
+
+    Args:
+        path: of the file.
+
+    Yields:
+        A TreeFile, open within the `with` block.
+
+    Raises:
+        BadFile: as `load_tree` does.
+    """
     import h5py
 
     path = Path(path)

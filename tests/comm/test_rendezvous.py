@@ -167,7 +167,7 @@ class Starter(threading.Thread):
         self.value = self.function()
 
     def result(self):
-        self.join(20)
+        self.join(300)
         return self.value
 
 

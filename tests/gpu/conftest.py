@@ -1,4 +1,4 @@
-"""`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere each test is skipped and says why."""
+"""`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere what needs one is skipped."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as a run sets it; cuBLAS reads it when it starts
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def gpu():
     """The device; its TF32 switches as at the start of a run in fp32."""
     if not torch.cuda.is_available():

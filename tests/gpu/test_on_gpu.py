@@ -18,6 +18,8 @@ from hkd_hpc.models import evaluate, networks
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import ClientRound
 
+pytestmark = pytest.mark.usefixtures("gpu")
+
 CLOSE = 0.1
 ALL = {**schemes.REGISTRY, **schemes.CONTROLS}
 RECORDED = [name for name in ALL if declares(object.__new__(schemes.get(name)))]

@@ -103,8 +103,8 @@ def test_one_rank_fails(tmp_path, data, rank, place, kind):
             install(place, KINDS[kind])
 
     results = toy.train(3, *toy.settings(data, "fed.rounds=4"), "--out", tmp_path / "run", patch=patch)
-    for other, result in enumerate(results):
-        assert result.exit_code != 0 or (kind == "_exit" and other == rank), results
+    succeeded = {other for other, result in enumerate(results) if result.exit_code == 0}
+    assert succeeded <= ({rank} if kind == "_exit" else set()), results
     output = "\n".join(result.output for result in results)
     lines = toy.our_lines([output])
     assert len(lines) == 1, output

@@ -332,12 +332,14 @@ for attempt in range(20):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     seen = load_tree(path)
-    assert seen["text"] == str(seen["version"]) and np.all(seen["data"] == seen["version"]), attempt
+    assert seen["text"] == str(seen["version"]), attempt
+    assert np.all(seen["data"] == seen["version"]), attempt
     assert seen["version"] >= newest, attempt
     newest = seen["version"]
 assert newest > 0
 left = [name for name in os.listdir(os.path.dirname(path)) if name != "t.h5"]
-assert all(name.startswith(".t.h5.") and name.endswith(".tmp") for name in left), left
+assert all(name.startswith(".t.h5.") for name in left), left
+assert all(name.endswith(".tmp") for name in left), left
 print("left", len(left))
 """
 

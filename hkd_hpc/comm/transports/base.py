@@ -121,8 +121,10 @@ class Comm:
         self._control.watch_steps(count)
 
     def places(self) -> Mapping[int, Place]:
-        """Where each rank was last seen, as `at` said it there: (round, phase, client), by rank. On rank 0 of all
-        ranks, elsewhere of this one; nothing travels for it.
+        """Where each rank was last seen, as `at` said it there; nothing travels for it.
+
+        Returns:
+            (round, phase, client) by rank: on rank 0 of all ranks, elsewhere of this one.
         """
         return self._control.places()
 
@@ -215,6 +217,9 @@ class Comm:
     def agree(self, status: int = 0) -> int:
         """Agree on the largest status of all ranks; also a barrier.
 
+        Args:
+            status: this rank's, of 64 bits.
+
         Returns:
             The largest status, in every rank.
 
@@ -225,7 +230,18 @@ class Comm:
         return max(self._barrier("agreement", "status", 0, value=int(status)))
 
     def share_text(self, text: str | None = None, kind: str = "control") -> str:
-        """Rank 0's text, in every rank. Raises RunError as `summed` does."""
+        """Send rank 0's text to every rank.
+
+        Args:
+            text: on rank 0; elsewhere it does not count.
+            kind: under which the bytes are counted.
+
+        Returns:
+            Rank 0's text, in every rank.
+
+        Raises:
+            RunError: as `summed` does.
+        """
         data = np.frombuffer((text or "").encode(), np.uint8).copy()
         length = np.array([data.size], np.int64)
         self.broadcast(length, kind)
@@ -234,7 +250,18 @@ class Comm:
         return data.tobytes().decode()
 
     def gather_text(self, text: str, kind: str = "control") -> list[str]:
-        """The texts of all ranks by rank on rank 0, an empty list on the others. Raises RunError as `summed` does."""
+        """Gather a text of every rank on rank 0.
+
+        Args:
+            text: this rank's, of any length.
+            kind: under which the bytes are counted.
+
+        Returns:
+            The texts by rank on rank 0, an empty list on the others.
+
+        Raises:
+            RunError: as `summed` does.
+        """
         data = text.encode()
         lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), kind)
         longest = np.array([0 if lengths is None else lengths.view(np.int64).max()])

@@ -4,7 +4,7 @@ computed; it is verified."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,11 +56,12 @@ def verify(page: Path, results: Mapping[str, Results]) -> None:
         RunError: it names the first difference.
         UsageError: the page has a part that nobody computes.
     """
-    text = read(page)
-    wanted = written(text, makers_of(page, results)).splitlines()
+    text, makers = read(page), makers_of(page, results)
+    check_parts(text, makers)
     by_hand = [line for line in BLOCK.sub("", text).splitlines() if line.lstrip().startswith("|")]
     if by_hand and page.name != README.name:
         raise RunError(f"{page}: a table stands outside of the computed parts: {by_hand[0][:100]}")
+    wanted = written(text, makers).splitlines()
     for number, (its, ours) in enumerate(zip([*text.splitlines(), ""], [*wanted, ""]), 1):
         if its != ours:
             raise RunError(f"{page}, line {number}: {first_difference(its, ours)}; {MEND}")
@@ -78,22 +79,23 @@ def read(page: Path) -> str:
 
 def written(text: str, makers: Mapping[str, Callable[[], str]]) -> str:
     """The text with its computed parts anew. UsageError for a part that nobody computes, or that is not there once."""
+    check_parts(text, makers)
+    return BLOCK.sub(lambda found: f"{found[1]}\n{makers[found[2]]()}\n\n{found[3]}", text)
+
+
+def check_parts(text: str, known: Collection[str]) -> None:
+    """UsageError unless each of the known parts is there once, and no other: before any of them is computed."""
     there = [found[2] for found in BLOCK.finditer(text)]
-
-    def block(found: re.Match) -> str:
-        if found[2] not in makers:
-            raise UsageError(f"<!-- study: {found[2]} -->: is no part of the page; known: {', '.join(makers)}")
-        return f"{found[1]}\n{makers[found[2]]()}\n\n{found[3]}"
-
-    whole = BLOCK.sub(block, text)
+    for name in there:
+        if name not in known:
+            raise UsageError(f"<!-- study: {name} -->: is no part of the page; known: {', '.join(known)}")
     if "<!-- study" in BLOCK.sub("", text):
         raise UsageError(
             "<!-- study: a part is not marked as the others are: <!-- study: NAME --> to <!-- study end -->"
         )
-    for name in makers:
+    for name in known:
         if there.count(name) != 1:
             raise UsageError(f"<!-- study: {name} -->: is {there.count(name)} times on the page, must be there once")
-    return whole
 
 
 def makers_of(page: Path, results: Mapping[str, Results]) -> dict[str, Callable[[], str]]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from submitit import AutoExecutor
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel")
+HELD = "held"  # in squeue's reasons: JobHeldUser, launch failed requeued held
 QUEUE_S = 30.0  # the queue is asked no more often
 ANSWER_S = 30.0  # within which a program of SLURM is to answer
 DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
@@ -76,18 +77,28 @@ class Queue:
 
     def __init__(self) -> None:
         self._asked_s = float("-inf")
-        self._jobs: set[str] | None = None
+        self._jobs: dict[str, str] | None = None
 
-    def jobs(self) -> set[str] | None:
-        """Their ids (12, 12_3), None where SLURM does not answer: then nobody knows."""
+    def jobs(self) -> dict[str, str] | None:
+        """Their ids (12, 12_3) to why SLURM lets them wait; None where it does not answer: then nobody knows."""
         if time.monotonic() - self._asked_s > QUEUE_S:
             self._jobs, self._asked_s = _ask_queue(), time.monotonic()
         return self._jobs
 
+    def held(self, jobs: Iterable[str]) -> str:
+        """Which of these SLURM will not start by itself, why, and what lets them go on; empty where there is none."""
+        reasons = self.jobs() or {}
+        held = [job for job in jobs if HELD in reasons.get(job, "").lower()]
+        if not held:
+            return ""
+        return (
+            f"SLURM holds job {', '.join(held)} ({reasons[held[0]]}): scontrol release {' '.join(held)} lets it go on"
+        )
 
-def _ask_queue() -> set[str] | None:
-    answer = _answer("squeue", "--noheader", "--array", "--me", "--format=%i")
-    return None if answer is None else set(answer.split())
+
+def _ask_queue() -> dict[str, str] | None:
+    answer = _answer("squeue", "--noheader", "--array", "--me", "--format=%i %r")
+    return None if answer is None else dict(line.strip().partition(" ")[::2] for line in answer.splitlines())
 
 
 def jobs_that_fit_queue(options: Options, queue: Queue) -> int:

@@ -28,7 +28,7 @@ LOOKING = 0.02  # share of a core that looking at trials may take while waiting 
 @dataclass(frozen=True)
 class TrialState:
     """state: one of STATES; stopped: by a signal, and saved; lost: its job ended unreported; other settings: the
-    folder holds another run. NaN: not measured."""
+    folder holds another run. error: what went wrong; of a queued trial why SLURM holds its job. NaN: not measured."""
 
     name: str
     state: str
@@ -84,7 +84,7 @@ def _state(
     if launch and launch.cancelled:
         return "cancelled", ""
     if launch and _is_waiting(launch, jobs, queue):
-        return "queued", ""
+        return "queued", queue.held(jobs) if launch.executor == "slurm" else ""
     if status is None:
         return ("lost", _why_not_begun(folder.path.parent, jobs[-1])) if jobs else ("missing", "")
     if status.state == "running":
@@ -106,7 +106,7 @@ def _is_waiting(launch: Launch, jobs: list[str], queue: Queue) -> bool:
     """Whether one of the jobs may still begin with the trial, or resume it."""
     if launch.executor == "slurm":
         queued = queue.jobs()
-        return queued is None or not queued.isdisjoint(jobs)
+        return queued is None or not queued.keys().isdisjoint(jobs)
     return any(is_visible(process) and is_alive(process) for process in launch.processes.values())
 
 
@@ -160,14 +160,16 @@ def wait(
 
 
 def when_counts_change(say: Callable[[str], None]) -> Callable[[list[TrialState]], None]:
-    """Takes the states again and again; says their counts when these change."""
-    said = ""
+    """Takes the states again and again; says their counts, and why jobs are held, when these change."""
+    said: list[str] = []
 
     def tell(states: list[TrialState]) -> None:
         nonlocal said
-        if counts(states) != said:
-            said = counts(states)
-            say(said)
+        held = dict.fromkeys(state.error for state in states if state.state == "queued" and state.error)
+        lines = [counts(states), *held]
+        for line in [line for line in lines if line not in said]:
+            say(line)
+        said = lines
 
     return tell
 

@@ -105,7 +105,9 @@ def cluster(tmp_path_factory):
 def slurm(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     monkeypatch.setenv("TMPDIR", cluster.env["TMPDIR"])
-    return cluster
+    yield cluster
+    for job in cluster.cancel_all():
+        print(f"left in the queue: {job}")  # of a test that failed; the next one must not find it
 
 
 def write_spec(path, sweep):
@@ -228,7 +230,8 @@ def test_node_that_fails_takes_no_trial_with_it(slurm, data, hold, tmp_path):
     folder = study.root / study.trials[0].name
     toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
     node = Status.read(folder).node
-    slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    for state in ("DRAIN", "DOWN"):  # it answers again at once; drained, it is not given the job while the old one ends
+        slurm.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test")
     try:
         hold.unlink()
         assert study.wait(), study.status()
@@ -237,7 +240,27 @@ def test_node_that_fails_takes_no_trial_with_it(slurm, data, hold, tmp_path):
     assert hashes(study) == reference(study.trials, tmp_path / "reference")
     status = Status.read(folder)
     assert status.starts == 2
+    assert status.node != node
     assert slurm.job(status.job)["Restarts"] == "1"
+
+
+def test_job_that_slurm_holds_is_told_with_what_releases_it(slurm, data, tmp_path):
+    """As it does where a job's launch failed ("launch failed requeued held"): it would wait for ever without a word."""
+    study = launch(
+        sweep_of(data, scheme=["fedavg"]), root=tmp_path / "root", additional_parameters={"begin": "now+1hour"}
+    )
+    [job] = read_launches(study.root)[0].jobs
+    assert study.status()[0].error == ""
+    slurm.run("scontrol", "hold", job)
+    told = []
+    tell = watch.when_counts_change(told.append)
+    for _ in range(2):
+        tell(Study(study.root).status())
+    line = f"SLURM holds job {job} (JobHeldAdmin): scontrol release {job} lets it go on"
+    assert told == ["1 trials: 1 queued", line]
+    assert line in watch.table(Study(study.root).status())
+    slurm.run("scontrol", "release", job)
+    assert Study(study.root).status()[0].error == ""
 
 
 def test_launch_within_an_allocation_where_sacct_does_not_answer(slurm, data, tmp_path):

@@ -123,6 +123,13 @@ class Cluster:
             time.sleep(0.1)
         return job
 
+    def cancel_all(self) -> list[str]:
+        """Cancel every job there is. Returns a line about each: its id, state and why it waits."""
+        left = self.run("squeue", "--noheader", "--array", "--format=%i %T %r").stdout.splitlines()
+        for line in left:
+            self.run("scancel", line.split()[0])
+        return left
+
     def start(self) -> None:
         """Start all daemons and wait until all nodes are idle. Raises RuntimeError with the daemons' last words."""
         for path in ("state", "log", *(f"{kind}/{node}" for kind in ("spool", "tmp") for node in NODES)):

@@ -18,6 +18,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 VECTORS = ("avx512f", "avx2", "avx", "sse4_1")  # the widest first: float kernels take the widest that there is
 KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")  # variables that have them take less
+# With these, one with wider vectors computes as one whose widest are these: whole runs were seen to give the same bits.
+NARROWED = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}}
 
 
 def header() -> str:
@@ -46,6 +48,23 @@ def cpu_kind(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     flags = _cpu_line("flags").split()
     vectors = next((name for name in VECTORS if name in flags), "")
     return {"model": cpu_model(), "vectors": vectors, **{name: env[name] for name in KERNELS if env.get(name)}}
+
+
+def computed_as(cpu: Mapping[str, str]) -> dict[str, str]:
+    """The kind of CPU whose bits one of this kind gives: its `vectors` are those that its variables leave it."""
+    for vectors, variables in NARROWED.items():
+        if variables.items() <= cpu.items():
+            return {name: value for name, value in cpu.items() if name not in variables} | {"vectors": vectors}
+    return dict(cpu)
+
+
+def narrowing(cpu: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which a machine of the kind `here` computes as `cpu` did; none where it does so by itself, or
+    where no such variables are known."""
+    kind = computed_as(cpu).get("vectors", "")
+    wider = VECTORS[: VECTORS.index(kind)] if kind in VECTORS else ()
+    own = {name: value for name, value in cpu.items() if name in KERNELS}
+    return own or (NARROWED.get(kind, {}) if here.get("vectors") in wider else {})
 
 
 def _cpu_line(name: str) -> str:

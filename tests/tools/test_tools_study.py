@@ -580,6 +580,30 @@ def test_images_that_are_not_there_are_told(capfd):
     assert "/nowhere.npz" in capfd.readouterr().err
 
 
-def test_kernels_are_those_of_the_recorded_run():
-    env = rerun.environment({"model": "x", "MKL_CBWR": "COMPATIBLE"}, {"HOME": "/", "ATEN_CPU_CAPABILITY": "default"})
-    assert env == {"HOME": "/", "MKL_CBWR": "COMPATIBLE"}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "here", "kernels"),
+    [
+        ({"vectors": "avx2", "MKL_CBWR": "COMPATIBLE"}, "avx512f", {"MKL_CBWR": "COMPATIBLE"}),
+        ({"vectors": "avx2"}, "avx512f", AVX2),
+        ({"vectors": "avx512f", **AVX2}, "avx2", AVX2),
+        ({"vectors": "avx2"}, "avx2", {}),
+        ({"vectors": "avx2"}, "sse4_1", {}),  # torch would take instructions that this machine does not have
+        ({"vectors": "avx512f"}, "avx2", {}),
+        ({"vectors": "avx"}, "avx2", {}),
+        ({"model": "of an older version"}, "avx2", {}),
+    ],
+)
+def test_kernels_are_those_of_the_recorded_run(recorded, here, kernels):
+    env = rerun.environment(recorded, {"HOME": "/", "ATEN_CPU_CAPABILITY": "default"}, {"vectors": here})
+    assert env == {"HOME": "/", **kernels}
+
+
+def test_a_cpu_that_was_told_to_take_narrower_vectors_is_of_their_kind():
+    narrowed = planted("fedhkd", 0, 0.5, 0.5, {"cpu": {"model": "c", "vectors": "avx512f", **AVX2}})
+    plain = planted("fedavg", 0, 0.5, 0.5, {"cpu": {"model": "c", "vectors": "avx2"}})
+    assert tables.origin_of(narrowed) == tables.origin_of(plain)
+    assert tables.origin_of(plain)["CPU"] == "c avx2"
+    assert [sections.cpu_text(run.made["cpu"]) for run in (plain, narrowed)] == ["c avx2", "c avx512f as avx2"]

@@ -16,7 +16,7 @@ from hkd_hpc.config import is_place, split_override
 from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.results import Run
 from hkd_hpc.results.differences import GOALS
-from hkd_hpc.runtime.machine import KERNELS
+from hkd_hpc.runtime.machine import KERNELS, computed_as, cpu_kind, narrowing
 
 from .answers import LAST
 from .records import ACCURACIES, KERNELS_OF, Record, read, record_of
@@ -62,7 +62,7 @@ def again(record: Record, places: Sequence[str], out: Path | None = None) -> Rec
         config.write_text(json.dumps(by_section({**record.settings, **here})))
         found = out or Path(folder) / "run"
         words = [sys.executable, "-m", "hkd_hpc.train", "--config", str(config), "--out", str(found)]
-        code = subprocess.run(words, env=environment(record.made["cpu"], os.environ)).returncode
+        code = subprocess.run(words, env=environment(record.made["cpu"], os.environ, cpu_kind({}))).returncode
         if code:
             problem = UsageError if code == WRONG_INPUT else RunError
             raise problem(f"{record.row}, seed {record.seed}: was not trained; it says above why")
@@ -78,11 +78,9 @@ def by_section(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def environment(cpu: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """With the float kernels that the recorded run had."""
-    return {name: value for name, value in env.items() if name not in KERNELS} | {
-        name: value for name, value in cpu.items() if name in KERNELS
-    }
+def environment(cpu: Mapping[str, str], env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """With the float kernels that the recorded run had, on a machine of the kind `here`."""
+    return {name: value for name, value in env.items() if name not in KERNELS} | narrowing(cpu, here)
 
 
 def compared(record: Record, found: Record) -> str:
@@ -124,7 +122,7 @@ def unequal(record: Record, found: Record) -> str:
 
 def excuses(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Of what may change the bits, all that is not as it was; empty where it is the same. Other code may not."""
-    facts = [{name: made["versions"].get(name, "") for name in KERNELS_OF} | made["cpu"] for made in (then, now)]
+    facts = [{n: made["versions"].get(n, "") for n in KERNELS_OF} | computed_as(made["cpu"]) for made in (then, now)]
     names = [name for name in {**facts[0], **facts[1]} if facts[0].get(name) != facts[1].get(name)]
     return "; ".join(
         f"{name} was {facts[0].get(name, 'not set')}, is {facts[1].get(name, 'not set')}" for name in names

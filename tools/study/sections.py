@@ -13,6 +13,7 @@ from hkd_hpc.analysis.tables import NOTHING, Cell, Difference, Estimate, Table, 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import Lines
 from hkd_hpc.results.differences import GOALS, differences, method_text
+from hkd_hpc.runtime.machine import computed_as
 
 from . import drawings
 from .answers import LAST, LAST_SEEDS, MAIN, OURS, REFERENCE, STAR, interval_text, named, shown, without_controls
@@ -110,12 +111,20 @@ def made_text(asked: Asked, own: Results) -> str:
         ("code", [run["code_sha256"][:12] for run in runs]),
         ("images", [run["data_sha256"][:12] for run in runs]),
         ("", [", ".join(f"{name} {version}" for name, version in run["versions"].items()) for run in runs]),
-        ("", [" ".join(run["cpu"].values()) or "CPU not recorded" for run in runs]),
+        ("", [cpu_text(run["cpu"]) for run in runs]),
     ]
     days, hours = sorted({run["finished"][:10] for run in runs}), sum(run["wall_s"] for run in runs) / 3600
     told = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}".strip() for name, values in facts)
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     return f"`{asked.command}`; {told}; {when}, {shown(hours, '.1f')} hours of rounds in all."
+
+
+def cpu_text(cpu: Mapping[str, str]) -> str:
+    """Its model and vectors, and those that it was told to take instead."""
+    kind = computed_as(cpu)
+    told = f" as {kind['vectors']}" if kind != cpu else ""
+    named = {name: value for name, value in cpu.items() if name in ("model", "vectors") or name in kind}
+    return " ".join(named.values()) + told or "CPU not recorded"
 
 
 # ---------------------------------------------------------------------------------------------- comparisons

@@ -17,6 +17,7 @@ from hkd_hpc.bundled import PACKAGE
 from hkd_hpc.config import Config, as_values, is_place, resolve, split_override
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Sweep
+from hkd_hpc.runtime.machine import computed_as
 
 from .records import KERNELS_OF, PAPERS, Record, read, variant_of
 
@@ -201,7 +202,7 @@ def origin_of(record: Record) -> dict[str, str]:
     return {
         "code": made.get("code_sha256", "")[:12],
         **{name: made.get("versions", {}).get(name, "") for name in KERNELS_OF},
-        "CPU": " ".join(made.get("cpu", {}).values()),
+        "CPU": " ".join(computed_as(made.get("cpu", {})).values()),
         "device": " ".join(made.get("devices", ["cpu"])),
         "images": made["data_sha256"][:12],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules_of_its_own(tmp_path_factory):
+    """Modules that a file's tests wrote and imported go with it: the next file may write others of the same names."""
+    yield
+    base = tmp_path_factory.getbasetemp()
+    for name, module in list(sys.modules.items()):
+        if base in Path(vars(module).get("__file__") or "/").parents:
+            del sys.modules[name]
 
 
 @contextmanager

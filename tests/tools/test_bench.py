@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hkd_hpc import config, schemes
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from tools import bench_metrics
-from tools.bench import client_round, processes, suite, table
+from tools.bench import client_round, processes, scaling, suite, table
 from tools.bench.table import Line
 
 pytestmark = pytest.mark.slow
@@ -253,6 +254,12 @@ def test_scaling_measures_fits_and_predicts():
     }.items():
         assert len([line for line in lines if line.strip().startswith(start)]) == times, start
     assert [line for line in lines if line.startswith("10,000 clients: the exchange takes 5 % from ")]
+
+
+@pytest.mark.parametrize("ratio, error", [(1.0, 0.0), (1.5, 0.5), (0.8, 0.25), (0.0, math.inf)])
+def test_the_error_of_a_prediction_is_the_same_both_ways(ratio, error):
+    """A model fitted to a noisy machine's times may predict nothing at all."""
+    assert scaling.error(ratio) == pytest.approx(error)
 
 
 @pytest.mark.parametrize("more", [("--rows", "memory"), ("--schemes", "moon")])

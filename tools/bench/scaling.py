@@ -169,8 +169,8 @@ def predicted_s(point: Point, network: Network) -> float:
 
 
 def error(ratio: float) -> float:
-    """0 when right; .5 when predicted is 1.5 or 1 / 1.5 of measured."""
-    return max(ratio, 1 / ratio) - 1
+    """0 when right; .5 when predicted is 1.5 or 1 / 1.5 of measured; infinite when nothing is predicted."""
+    return max(ratio, 1 / ratio) - 1 if ratio else math.inf
 
 
 # --- rounds

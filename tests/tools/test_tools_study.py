@@ -303,6 +303,26 @@ def test_tables_that_are_compared_are_of_one_code_and_one_partition(tmp_path, ma
         tables.all_results(tmp_path)
 
 
+def test_a_run_that_only_measures_has_the_weights_of_the_run_that_it_repeats():
+    plain = {0: planted("fedhkd", 0, 0.5, 0.5, {"weights_sha256": "ab"})}
+    measured = [planted("measured", seed, 0.5, 0.5, {"weights_sha256": sha}) for seed, sha in enumerate(("ab", "cd"))]
+    tables.Results(measured[:1]).check_same_weights("gradients", plain)
+    with pytest.raises(UsageError, match="measured, seed 1: has the weights cd; the run that it repeats has not been"):
+        tables.Results(measured).check_same_weights("gradients", plain)
+    with pytest.raises(UsageError, match="gradients: measured, seed 1: .* repeats has ab"):
+        tables.Results(measured).check_same_weights("gradients", {**plain, 1: plain[0]})
+
+
+def test_measured_runs_are_checked_with_the_tables(monkeypatch):
+    """Of whatever code, but to the bit."""
+    empty = dict.fromkeys((asked.name for asked in tables.ASKED), tables.Results([]))
+    one = tables.Results([planted("x.MeasuredFedHKD", 0, 0.5, 0.5)])
+    found = {**empty, "gradients": one}
+    monkeypatch.setattr(tables, "results_of", lambda asked, folder: found[asked.name])
+    with pytest.raises(UsageError, match="gradients: x.MeasuredFedHKD, seed 0: .* has not been made"):
+        tables.all_results()
+
+
 def test_runs_of_one_seed_with_other_images_are_no_pair():
     found = [planted("fedavg", 0, 0.5, 0.5), planted("moon", 0, 0.5, 0.5, {"partition_sha256": "other"})]
     with pytest.raises(UsageError, match="moon, seed 0: has other images"):

@@ -252,7 +252,9 @@ def tuned(asked: Asked, results: Mapping[str, Results]) -> list[str]:
 
 def gradients(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Means over the seeds: each term of FedHKD's loss, and the norm of its gradient."""
-    return [str(rounds_table(results[asked.name].records))]
+    own = results[asked.name]
+    seeds = ", ".join(map(str, own.seeds))
+    return [str(rounds_table(own.records)), f"Seeds {seeds}; the weights are those of FedHKD's runs above, to the bit."]
 
 
 def chosen_rows(own: Results, scheme: str) -> dict[str, str]:

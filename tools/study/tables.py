@@ -24,7 +24,8 @@ from .records import KERNELS_OF, PAPERS, Record, read, variant_of
 DATA = Path(__file__).with_name("data")
 SPECS = PACKAGE / "specs"
 IMAGES = "data.path=cifar10.npz"
-PAIRED = ("small", "beta02", "beta5", "why", "gradients")  # tables whose runs are compared with each other
+PAIRED = ("small", "beta02", "beta5", "why")  # tables whose runs are compared with each other
+MEASURED = {"gradients": ("small", "fedhkd")}  # its runs are those of this table and row, with measurements beside
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
 RowSeed = tuple[str, int]  # row and seed
@@ -182,6 +183,16 @@ class Results:
             if images.setdefault(key, own) != own:
                 raise UsageError(f"{record.row}, seed {record.seed}: has other images than the other runs of its seed")
 
+    def check_same_weights(self, where: str, plain: Mapping[int, Record]) -> None:
+        """UsageError where one does not have the weights of its seed's plain run."""
+        for record in self.records:
+            other = plain.get(record.seed)
+            if not other or other.made["weights_sha256"] != record.made["weights_sha256"]:
+                raise UsageError(
+                    f"{where}: {record.row}, seed {record.seed}: has the weights {record.made['weights_sha256'][:12]}; "
+                    f"the run that it repeats has {other.made['weights_sha256'][:12] if other else 'not been made'}"
+                )
+
     def check_origin(self, where: str) -> None:
         """UsageError where not all were made by one code, with one torch, on one kind of CPU, of one file of images."""
         first: dict[str, str] = {}
@@ -223,9 +234,12 @@ def results_of(asked: Asked, folder: Path = DATA) -> Results:
 
 
 def all_results(folder: Path = DATA) -> Mapping[str, Results]:
-    """Of every table that is asked for, by its name. UsageError as `results_of`, of paired tables together too."""
+    """Of every table that is asked for, by its name. UsageError as `results_of`, of paired tables together too; and
+    where a measured run is not the run that it repeats."""
     found = {asked.name: results_of(asked, folder) for asked in ASKED}
     together = Results([record for name in PAIRED for record in found[name].records])
     together.check_pairs()
     together.check_origin(" and ".join(name for name in PAIRED if found[name].records))
+    for name, (table, row) in MEASURED.items():
+        found[name].check_same_weights(name, found[table].rows.get(row, {}))
     return found

@@ -7,8 +7,8 @@ VENV := .venv
 TOOLS := $(addprefix $(VENV)/.,test dev docs)
 STAMP := $(VENV)/.installed
 ACTIVATE := set -eu; source $(VENV)/bin/activate
-# Processes that run tests: three keep two cores busy, since many tests wait for their ranks.
-WORKERS ?= 3
+# Processes that run tests: four keep two cores busy, since many tests wait for their ranks.
+WORKERS ?= 4
 PYTEST := python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 OLD_CPU := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default
 

@@ -92,10 +92,13 @@ def static_parts(clients: int, config_json: str) -> dict[str, Any]:
 
 
 def add_round(history: History, local: float, whole: float, status_M: np.ndarray, warning: str) -> None:
-    """One round in which every client has the same local accuracy, and every other number is 1."""
+    """One round in which every client has the same local accuracy, none of its clients is lost, and every other number
+    is 1."""
     counted = status_M == 0
     row = dict.fromkeys(OF_ROUNDS, 1.0) | {
         "round": len(history) + 1,
+        "clients_refused": 0.0,
+        "clients_failed": 0.0,
         "weights_sha256": "ab" * 32,
         "warning": warning,
         "global_test_undefined": "",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +27,17 @@ from tools.synthetic_runs import write_run
 pytestmark = pytest.mark.slow
 
 STUDIES = 1000
-SPECS = {"table1": 40, "small": 110, "beta02": 30, "beta5": 30, "why": 55, "gradients": 3, "tuned": 110, "smoke": 33}
+SPECS = {
+    "table1": 40,
+    "small": 110,
+    "beta02": 30,
+    "beta5": 30,
+    "constant": 30,
+    "why": 55,
+    "gradients": 3,
+    "tuned": 110,
+    "smoke": 33,
+}
 
 
 def planted(scheme: str, seed: int, local: float, whole: float, made: dict | None = None, row: str = "") -> Record:
@@ -176,6 +188,33 @@ def test_runs_of_another_spec_are_not_collected(root, tmp_path, capsys):
     assert not file.exists()
 
 
+@pytest.mark.parametrize(
+    "parts, told",
+    [
+        (
+            {"changes_json": '[{"after_round": 1, "train.lr": [0.001, 0.002]}]'},
+            "was resumed with changes (after round 1: train.lr 0.001 -> 0.002)",
+        ),
+        (
+            {"changes_json": json.dumps([{"after_round": 1, "code.hkd_hpc": ["ab" * 32, "cd" * 32]}])},
+            "was resumed with changes (after round 1: code.hkd_hpc abababab -> cdcdcdcd)",
+        ),
+    ],
+)
+def test_a_run_that_was_changed_on_the_way_is_no_evidence(tmp_path, capsys, parts, told):
+    folder = tmp_path / "root/fedavg-paper-s0"
+    write_run(folder, ["scheme.name=fedavg", "fed.rounds=2"], [0.1, 0.5], [0.2, 0.3], summary={}, **parts)
+    assert main(["collect", str(tmp_path / "root"), "table", "--out", str(tmp_path / "t.jsonl")]) == 2
+    assert f"{folder}: {told}; the study takes runs of one code" in capsys.readouterr().err
+
+
+def test_a_run_that_lost_a_client_is_no_evidence():
+    columns = {"clients_refused": np.array([0, 1, 1]), "clients_failed": np.array([0, 0, 0])}
+    assert records.unfit(SimpleNamespace(changes=[], round_columns=columns)) == "clients refused: 2"
+    whole = {name: np.zeros(3, int) for name in columns}
+    assert records.unfit(SimpleNamespace(changes=[], round_columns=whole)) == ""
+
+
 def test_more_seeds_are_added_and_another_run_of_one_is_not():
     known, more = [planted("fedavg", 0, 0.5, 0.5)], planted("fedavg", 1, 0.6, 0.6)
     assert records.merged(known, [known[0], more]) == [*known, more]
@@ -196,6 +235,26 @@ def test_the_first_seeds_that_all_schemes_have_are_compared(seeds_of_moon, compa
     found = [planted("fedavg", seed, 0.5, 0.5) for seed in (0, 1, 2)]
     found += [planted("moon", seed, 0.6, 0.6) for seed in seeds_of_moon]
     assert tables.Results(found).seeds == compared
+
+
+def test_a_row_that_is_under_way_takes_no_seed_from_the_others():
+    runs = {"fedavg": 3, "fedhkd": 2, "moon": 1, "fedmd": 2, "central": 3}
+    found = tables.Results([planted(row, seed, 0.5, 0.5) for row, count in runs.items() for seed in range(count)])
+    assert found.seeds == [0]
+    assert (list(found.compared.rows), found.compared.seeds) == (["fedavg", "fedhkd", "fedmd", "central"], [0, 1])
+    assert answers.above("fedhkd", "fedavg", "local", "t", found).table == "t (2 seeds)"
+    told = sections.state_text(next(asked for asked in tables.ASKED if asked.name == "small"), found)
+    assert told.startswith("11 of 110 runs are finished; compared are the seeds that all rows here have: 0, 1.")
+    assert told.endswith(
+        "Not compared yet: FedProx, MOON (1 seed of them), FedAlign, FedGen, FedProto, FedHKD\\*, local."
+    )
+
+
+def test_a_setting_that_the_spec_does_not_know_is_rejected(smoke, tmp_path):
+    fedavg, *others = smoke
+    strange = replace(fedavg, settings={**fedavg.settings, "train.secret_boost": 3})
+    with pytest.raises(UsageError, match="fedavg, seed 0: has settings that .* does not know: train.secret_boost"):
+        of_table([strange, *others], tmp_path)
 
 
 def test_a_control_takes_no_seed_from_the_schemes():
@@ -358,7 +417,7 @@ def test_before_the_last_seed_all_is_provisional():
 
 def test_nothing_is_the_best_before_all_have_run():
     found = answers.best("local", "t", study(STEADY))
-    assert found.verdict == "cannot be told before there are runs of FedProx, FedAlign, FedGen, FedMD, FedProto"
+    assert found.verdict == ("cannot be told before all runs of FedProx, FedAlign, FedGen, FedMD, FedProto are there")
 
 
 def test_what_is_worse_than_any_is_not():
@@ -408,6 +467,40 @@ def test_where_the_papers_gain_is():
         assert answers.size_text(none, 0.03) == "–"
 
 
+@pytest.mark.parametrize(
+    "gain, seeds, told",
+    [
+        (0.004, 10, "excluded"),
+        (0.004, 6, "provisionally excluded"),
+        (0.004, 5, "cannot be told with 5 seeds"),
+        (0.030, 10, "not excluded"),
+        (0.06, 10, "it is larger"),
+    ],
+)
+def test_a_gain_too_small_to_be_told_from_none_may_be_told_from_the_papers(gain, seeds, told):
+    """Which is +.030 on local accuracy."""
+    found = answers.above("fedhkd", "fedavg", "local", "t", study({"fedhkd": (gain + 5 * NOISE)[:seeds]}))
+    assert found.as_large == told
+    assert found.papers.startswith("+0.030 (ResNet18): ")
+
+
+def test_each_reading_is_tested_by_itself():
+    """Of 3 differences above 0 only two of the eight patterns of signs are as far from it."""
+    assert sections.tested_text(np.array([0.01, 0.02, 0.03])) == "+0.0200 ± 0.0248, above 0 in 3 of 3, p .250"
+    assert sections.tested_text(np.array([0.01, np.nan])) == "–"
+
+
+def test_windows_are_means_over_their_rounds_and_seeds():
+    def run(row, seed, level):
+        values = [level] * 5 + [level + 0.1 * (row == "fedhkd")] * 6
+        return replace(planted(row, seed, 0.5, 0.5), rounds=dict.fromkeys(records.ACCURACIES, values))
+
+    found = tables.Results([run(row, seed, 0.2 + 0.2 * seed) for row in ("fedavg", "fedhkd") for seed in (0, 1)])
+    first, second = sections.windows_table(found).rows
+    assert first == ["1 to 5", "0.300", "+0.0000 ± 0.0000", "0.300", "+0.0000 ± 0.0000"]
+    assert second == ["6 to 10", "0.300", "+0.1000 ± 0.0000", "0.300", "+0.1000 ± 0.0000"]
+
+
 def test_less_affected_is_told_from_both_betas():
     severe, even = study({"fedhkd": 0.05 + NOISE}), study({"fedhkd": 0.01 - NOISE})
     found = answers.less_affected("global", severe, even)
@@ -437,9 +530,12 @@ def test_time_is_that_of_the_benchmark(ratios, verdict):
 def test_seconds_are_kept_and_read_back(tmp_path):
     file = tmp_path / "seconds.json"
     assert seconds.read(file) == {}
-    seconds.write({"made": ["machine: m", "date: d"], "ratios": {"Net": [1.1, 1.0, 1.25]}}, file)
+    seconds.add({"made": ["machine: m", "date: d"], "ratios": {"Net": [1.1, 1.0, 1.25]}}, file)
     assert seconds.read(file) == {"Net": [1.1, 1.0, 1.25]}
-    assert "| Net | 1.10 | 1.00 to 1.25 | 3 |" in seconds.table(file)
+    assert "| 1 | Net | 1.10 | 1.00 to 1.25 | 3 |" in seconds.table(file)
+    seconds.add({"made": ["machine: m", "date: e"], "ratios": {"Net": [1.3]}}, file)
+    assert seconds.read(file) == {"Net": [1.1, 1.0, 1.25, 1.3]}
+    assert seconds.table(file).endswith("1. machine: m; date: d.\n2. machine: m; date: e.")
     file.write_text("{")
     with pytest.raises(UsageError, match=r"seconds\.json: is no record of seconds"):
         seconds.read(file)
@@ -487,10 +583,10 @@ def tuned_runs():
 def test_of_what_is_tuned_the_first_seeds_are_compared(tuned_runs):
     asked, trials, papers = tuned_runs
     state, *_ = sections.tuned(asked, {"tuned": tables.Results([*trials, *papers])})
-    assert state.startswith("Of what was chosen compared are the seeds that all schemes here have: 0, 1, 2. **Fewer")
+    assert state.startswith("Of what was chosen compared are the seeds that all rows here have: 0, 1, 2. **Fewer")
     without = [record for record in papers if (record.row, record.seed) != ("moon", 1)]
     state, *_ = sections.tuned(asked, {"tuned": tables.Results([*trials, *without])})
-    assert state.startswith("Of what was chosen compared are the seeds that all schemes here have: 0. **Fewer")
+    assert state.startswith("Of what was chosen compared are the seeds that all rows here have: 0. **Fewer")
 
 
 def test_nothing_is_chosen_before_all_trials_are_there(tuned_runs):

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> str:
 def measure(options: argparse.Namespace) -> str:
     """FedHKD's seconds / FedAvg's."""
     try:
-        seconds.write(seconds.measure())
+        seconds.add(seconds.measure())
     except BenchError as error:
         raise RunError(str(error)) from None
     return f"{seconds.FILE}\n{seconds.table()}"

@@ -16,17 +16,20 @@ from hkd_hpc.report.paper import TABLES
 from hkd_hpc.results.differences import GOALS
 
 from . import tables
-from .tables import ASKED, Results
+from .tables import ASKED, OURS, Results
 
-OURS, STAR, REFERENCE, PROTO = "fedhkd", "fedhkd_star", schemes.REFERENCE, "fedproto"
+STAR, REFERENCE, PROTO = "fedhkd_star", schemes.REFERENCE, "fedproto"
 LAST = {goal: f"{goal}_test_accuracy_last" for goal in GOALS}
 POINT = 0.01
 MAIN = ("table1", "small", "smoke")  # tables at beta .5, the paper's own setting first
 BETAS = ("beta02", "beta5")
+CONSTANT = "constant"  # another reading of the paper's learning rate
 LAST_SEEDS = 10  # with which the study ends
 MOST_TIME, MOST_PAYLOAD = 1.10, 1.01  # of FedAvg's: what is still "low cost" here
 NOT_RUN, NOT_MEASURED = "not run yet", "cannot be told: not measured in every run"
 HOLDS, FAILS = "holds", "does not hold"
+EXCLUDED, NOT_EXCLUDED, LARGER = "excluded", "not excluded", "it is larger"
+PAPERS_NET = "ResNet18"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Answer:
         measured: differences with half of their 95 % intervals.
         papers: what the paper has for it.
         verdict: HOLDS, FAILS or that it cannot be told, and why.
+        as_large: whether a difference as large as the paper's is excluded.
         needed: about how many seeds would tell an effect of the paper's size, and one point.
     """
 
@@ -47,6 +51,7 @@ class Answer:
     measured: str
     papers: str
     verdict: str
+    as_large: str
     needed: str
 
 
@@ -54,9 +59,9 @@ def answers(results: Mapping[str, Results], ratios: Mapping[str, Sequence[float]
     """All claims in all tables that speak of them; `ratios`: as of seconds.read."""
     own = {asked.name: (asked.title, without_controls(results[asked.name])) for asked in ASKED}
     main, betas = [own[name] for name in MAIN], [own[name] for name in BETAS]
-    at = dict(zip((*MAIN, *BETAS), (0.5,) * len(MAIN) + (0.2, 5.0)))
+    at = {**dict.fromkeys((*MAIN, CONSTANT), 0.5), **dict(zip(BETAS, (0.2, 5.0)))}
     return [
-        *(above(OURS, REFERENCE, goal, *own[name], at[name]) for goal in GOALS for name in (*MAIN, *BETAS)),
+        *(above(OURS, REFERENCE, goal, *own[name], beta) for goal in GOALS for name, beta in at.items()),
         *(best(goal, *each) for goal in GOALS for each in main),
         *(above(STAR, PROTO, "global", *each) for each in main),
         *(little_time(network, values) for network, values in ratios.items()),
@@ -72,15 +77,17 @@ def answers(results: Mapping[str, Results], ratios: Mapping[str, Sequence[float]
 def above(one: str, other: str, goal: str, title: str, results: Results, beta: float = 0.5) -> Answer:
     """One scheme is better than another."""
     claim, papers = f"{named(one)} has a better {goal} accuracy than {named(other)}", gain(one, other, goal, beta)
-    if not has(results, one, other):
-        return not_run(claim, title, f"{papers:+.3f}")
-    gap_S = difference(results, one, other, goal)
+    own = results.only((one, other))
+    if not has(own, one, other):
+        return not_run(claim, title, papers_text(title, papers))
+    gap_S = difference(own, one, other, goal)
     return Answer(
         claim,
-        of_seeds(title, results),
+        of_seeds(title, own),
         interval_text(gap_S),
-        f"{papers:+.3f}: {size_text(gap_S, papers)}",
-        provisional(all_better({other: gap_S}), results.seeds),
+        f"{papers_text(title, papers)}: {size_text(gap_S, papers)}",
+        provisional(all_better({other: gap_S}), own.seeds),
+        provisional(as_large(gap_S, papers), own.seeds),
         needed_text([(gap_S, papers)], 1),
     )
 
@@ -88,20 +95,22 @@ def above(one: str, other: str, goal: str, title: str, results: Results, beta: f
 def best(goal: str, title: str, results: Results) -> Answer:
     """FedHKD has the best accuracy: it is better than each of the paper's seven others; FedHKD* is its own variant."""
     claim, papers = f"FedHKD has the best {goal} accuracy of eight", gain(OURS, REFERENCE, goal)
-    if not has(results, OURS, REFERENCE):
-        return not_run(claim, title, f"{papers:+.3f}")
     rivals = [row for row in schemes.PAPER if row not in (OURS, STAR)]
-    beside = {row: difference(results, OURS, row, goal) for row in rivals if row in results.rows}
-    lacking = [named(row) for row in rivals if row not in results.rows]
+    own = results.only((OURS, *rivals)).compared
+    if not has(own, OURS, REFERENCE):
+        return not_run(claim, title, papers_text(title, papers))
+    beside = {row: difference(own, OURS, row, goal) for row in rivals if row in own.rows}
+    lacking = [named(row) for row in rivals if row not in own.rows]
     verdict = all_better(beside, len(rivals))
     if lacking and not verdict.startswith(FAILS):
-        verdict = f"cannot be told before there are runs of {', '.join(lacking)}"
+        verdict = f"cannot be told before all runs of {', '.join(lacking)} are there"
     return Answer(
         claim,
-        of_seeds(title, results),
-        f"FedHKD – FedAvg {interval_text(beside[REFERENCE])}; {rank_text(results, rivals, goal)}",
-        f"{papers:+.3f}: {size_text(beside[REFERENCE], papers)}",
-        provisional(verdict, results.seeds),
+        of_seeds(title, own),
+        f"FedHKD – FedAvg {interval_text(beside[REFERENCE])}; {rank_text(own, rivals, goal)}",
+        f"{papers_text(title, papers)}: {size_text(beside[REFERENCE], papers)}",
+        provisional(verdict, own.seeds),
+        NOTHING,
         needed_text([(values, gain(OURS, row, goal)) for row, values in beside.items()], len(rivals)),
     )
 
@@ -110,16 +119,17 @@ def between(goal: str, title: str, results: Results) -> Answer:
     """FedHKD* is better than FedAvg, and FedHKD better than FedHKD*."""
     claim, pairs = f"FedHKD\\* is between FedAvg and FedHKD, {goal}", ((STAR, REFERENCE), (OURS, STAR))
     papers = [gain(*pair, goal) for pair in pairs]
-    told = "; ".join(f"{value:+.3f}" for value in papers)
-    if not has(results, OURS, STAR, REFERENCE):
+    told, own = papers_text(title, *papers), results.only((OURS, STAR, REFERENCE))
+    if not has(own, OURS, STAR, REFERENCE):
         return not_run(claim, title, told)
-    steps = {f"{named(one)} – {named(other)}": difference(results, one, other, goal) for one, other in pairs}
+    steps = {f"{named(one)} – {named(other)}": difference(own, one, other, goal) for one, other in pairs}
     return Answer(
         claim,
-        of_seeds(title, results),
+        of_seeds(title, own),
         "; ".join(f"{name} {interval_text(values)}" for name, values in steps.items()),
         told,
-        provisional(all_better(steps, len(steps), "above 0:", "below 0:"), results.seeds),
+        provisional(all_better(steps, len(steps), "above 0:", "below 0:"), own.seeds),
+        NOTHING,
         needed_text(list(zip(steps.values(), papers)), len(steps)),
     )
 
@@ -128,40 +138,49 @@ def little_time(network: str, ratios: Sequence[float]) -> Answer:
     """A client's round of FedHKD takes at most MOST_TIME of FedAvg's CPU seconds; by the geometric mean, as ratios have
     it."""
     claim, table = "FedHKD takes little more time than FedAvg", f"{network}, a client alone ({len(ratios)} pairs)"
+    papers = f"{shown(papers_time(), '.2f')} (GPU seconds)"
     if len(ratios) < 2:
-        return not_run(claim, table, shown(papers_time(), ".2f"))
+        return not_run(claim, table, papers)
     mean, half = statistics.interval(np.log(ratios))
     low, middle, high = np.exp([mean - half, mean, mean + half])
     verdict = HOLDS if high <= MOST_TIME else FAILS if low > MOST_TIME else "cannot be told"
     measured = f"{shown(middle, '.2f')} ({shown(low, '.2f')} to {shown(high, '.2f')}) of FedAvg's"
-    papers = shown(papers_time(), ".2f")
-    return Answer(claim, table, measured, papers, verdict, NOTHING)
+    return Answer(claim, table, measured, papers, verdict, NOTHING, NOTHING)
 
 
 def few_bytes(title: str, results: Results) -> Answer:
     """A round of FedHKD sends at most MOST_PAYLOAD of FedAvg's bytes in every seed."""
     claim = "FedHKD sends few more bytes than FedAvg"
-    if not has(results, OURS, REFERENCE):
+    own = results.only((OURS, REFERENCE))
+    if not has(own, OURS, REFERENCE):
         return not_run(claim, title, NOTHING)
-    payload = max(payload_ratio(results, seed) for seed in results.seeds)
+    payload = max(payload_ratio(own, seed) for seed in own.seeds)
     verdict = HOLDS if payload <= MOST_PAYLOAD else FAILS
-    measured, told = f"at most {shown(payload, '.4f')} of FedAvg's", provisional(verdict, results.seeds)
-    return Answer(claim, of_seeds(title, results), measured, NOTHING, told, NOTHING)
+    measured, told = f"at most {shown(payload, '.4f')} of FedAvg's", provisional(verdict, own.seeds)
+    return Answer(claim, of_seeds(title, own), measured, NOTHING, told, NOTHING, NOTHING)
 
 
 def less_affected(goal: str, severe: Results, even: Results) -> Answer:
     """From beta 5 to .2 FedHKD loses less accuracy, or gains more, than FedAvg."""
     claim, title = f"FedHKD – FedAvg is larger at beta .2 than at 5, {goal}", "Beta .2 and 5, small net"
-    papers = gain(OURS, REFERENCE, goal, beta=0.2) - gain(OURS, REFERENCE, goal, beta=5.0)
+    papers = round(gain(OURS, REFERENCE, goal, beta=0.2) - gain(OURS, REFERENCE, goal, beta=5.0), 4)
+    severe, even = (each.only((OURS, REFERENCE)) for each in (severe, even))
     if not has(severe, OURS, REFERENCE) or not has(even, OURS, REFERENCE):
-        return not_run(claim, title, shown(papers, "+.3f"))
+        return not_run(claim, title, papers_text(title, papers))
     seeds = min(severe.seeds, even.seeds, key=len)
     change_S = difference(severe, OURS, REFERENCE, goal, seeds) - difference(even, OURS, REFERENCE, goal, seeds)
     measured = f"(FedHKD – FedAvg at .2) – (at 5) {interval_text(change_S)}"
-    told = f"{shown(papers, '+.3f')}: {size_text(change_S, papers)}"
+    told = f"{papers_text(title, papers)}: {size_text(change_S, papers)}"
     verdict = all_better({"at .2": change_S}, 1, "larger", "smaller")
-    title = f"{title} ({count_text(seeds)})"
-    return Answer(claim, title, measured, told, provisional(verdict, seeds), needed_text([(change_S, papers)], 1))
+    return Answer(
+        claim,
+        f"{title} ({count_text(seeds)})",
+        measured,
+        told,
+        provisional(verdict, seeds),
+        provisional(as_large(change_S, papers), seeds),
+        needed_text([(change_S, papers)], 1),
+    )
 
 
 # ---------------------------------------------------------------------------------------------- how it is told
@@ -173,7 +192,13 @@ def has(results: Results, *rows: str) -> bool:
 
 
 def not_run(claim: str, title: str, papers: str) -> Answer:
-    return Answer(claim, title, NOT_RUN, papers, NOT_RUN, NOTHING)
+    return Answer(claim, title, NOT_RUN, papers, NOT_RUN, NOTHING, NOTHING)
+
+
+def papers_text(title: str, *differences: float) -> str:
+    """+0.030, and of which network where the table is of another."""
+    told = "; ".join(shown(value, "+.3f") for value in differences)
+    return told if PAPERS_NET in title else f"{told} ({PAPERS_NET})"
 
 
 def of_seeds(title: str, results: Results) -> str:
@@ -186,7 +211,7 @@ def count_text(seeds: Sized) -> str:
 
 def provisional(verdict: str, seeds: Sized) -> str:
     """The study is not at its end before its last seed, whatever a test says."""
-    is_told = verdict.startswith((HOLDS, FAILS))
+    is_told = verdict.startswith((HOLDS, FAILS, EXCLUDED, LARGER))
     return f"provisionally {verdict}" if is_told and len(seeds) < LAST_SEEDS else verdict
 
 
@@ -214,6 +239,15 @@ def all_better(
         return HOLDS
     seeds = next(iter(difference_S_by_name.values()))
     return f"cannot be told with {count_text(seeds)}" + (f"; {above} {better}" if (better := listed("better")) else "")
+
+
+def as_large(difference_S: np.ndarray, effect: float) -> str:
+    """Whether the exact test excludes that the difference is of the paper's size: EXCLUDED where it is smaller, LARGER,
+    NOT_EXCLUDED, or that so few seeds cannot tell."""
+    if np.isnan(difference_S).any():
+        return NOT_MEASURED
+    told = statistics.verdicts({"": difference_S - effect})[""]
+    return {"worse": EXCLUDED, "better": LARGER, statistics.NOT_SEPARATED: NOT_EXCLUDED}.get(told, told)
 
 
 def size_text(difference_S: np.ndarray, effect: float) -> str:

@@ -114,9 +114,9 @@ def figures_of(page: Path, results: Mapping[str, Results]) -> list[Lines]:
 
 def claims(results: Mapping[str, Results]) -> str:
     """Every claim with its answer."""
-    head = ["claim", "table", "measured", "the paper", "answer", "seeds needed"]
+    head = ["claim", "table", "measured", "the paper", "answer", "a difference of the paper's size is", "seeds needed"]
     rows = [
-        [one.claim, one.table, one.measured, one.papers, one.verdict, one.needed]
+        [one.claim, one.table, one.measured, one.papers, one.verdict, one.as_large, one.needed]
         for one in answers(results, seconds.read())
     ]
     return str(Table(head, rows))

@@ -14,6 +14,7 @@ import numpy as np
 
 from hkd_hpc.analysis.metrics import NAN, summarise
 from hkd_hpc.config import is_place
+from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Study, load_study
 from hkd_hpc.report.trials import order_of
@@ -23,6 +24,7 @@ from hkd_hpc.runtime.provenance import CONTENT
 from hkd_hpc.store.atomic import replace_text
 
 ACCURACIES = ("local_test_accuracy", "local_test_accuracy_worst_tenth", "global_test_accuracy")
+NOISE = ("signal_rms", "noise_std")  # of a shared class mean, a coordinate
 SCHEME, SEED, ROUNDS = "scheme.name", "run.seed", "fed.rounds"
 DIGITS = 6  # behind the point; accuracies are multiples of 1 / 1,250 and 1 / 10,000
 KERNELS_OF = ("torch", "numpy")  # packages whose float kernels are part of a result
@@ -37,7 +39,8 @@ class Record:
         row: of its table: a scheme, or a variant of one.
         settings: "section.key" to value, of all that its numbers depend on.
         rounds: column to one number a round, None where nothing was measured: accuracies and terms of the loss as in
-            /rounds of metrics.h5, "shared_classes" of a client (mean), "known_classes" that any client shared.
+            /rounds of metrics.h5, NOISE of schemes that add some, "shared_classes" of a client (mean), "known_classes"
+            that any client shared.
         summary: the numbers of /summary of metrics.h5.
         made: hashes of weights, partition, data and code, versions, CPU, devices, payload of the last round, seconds of
             all rounds (wall_s).
@@ -62,7 +65,8 @@ class Record:
 
 
 def collected(root: Path) -> list[Record]:
-    """The finished runs below the root of a comparison or a sweep. UsageError where there is none."""
+    """The finished runs below the root of a comparison or a sweep. UsageError where there is none, and for one that is
+    not whole."""
     study = load_study(root)
     trials = study.trials if isinstance(study, Study) else []
     rows = {trial.name: variant_of(trial.labels) for trial in trials if not trial.folder}  # of a comparison: by names
@@ -83,7 +87,9 @@ def row_of(run: Run) -> str:
 
 
 def record_of(run: Run, row: str) -> Record:
-    """What the study keeps of a finished run."""
+    """What the study keeps of a finished run. UsageError for one that is not whole."""
+    if why := unfit(run):
+        raise UsageError(f"{run.path}: {why}; the study takes runs of one code and one setting, of all clients")
     columns = {name: values for name, values in run.round_columns.items() if is_kept(name)} | shared(run)
     return Record(
         row,
@@ -94,8 +100,16 @@ def record_of(run: Run, row: str) -> Record:
     )
 
 
+def unfit(run: Run) -> str:
+    """Why a finished run is no evidence: something was changed on the way, or a client was rejected; else empty."""
+    if run.changes:
+        return f"was resumed with changes ({messages.changes_text(json.dumps(run.changes))})"
+    lost = {what: int(run.round_columns[what].sum()) for what in ("clients_refused", "clients_failed")}
+    return ", ".join(f"{what.replace('_', ' ')}: {count}" for what, count in lost.items() if count)
+
+
 def is_kept(column: str) -> bool:
-    return column in ACCURACIES or column.startswith("loss/")
+    return column in (*ACCURACIES, *NOISE) or column.startswith("loss/")
 
 
 def shared(run: Run) -> dict[str, np.ndarray]:

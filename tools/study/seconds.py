@@ -1,7 +1,7 @@
 """What a client's round of FedHKD takes, in CPU seconds of FedAvg's: measured by itself, the two in turns.
 
 The study's runs do not tell it: they share their cores with each other and with other work. `python -m tools.study
-seconds` measures, on a quiet machine, and keeps the ratios in data/seconds.json.
+seconds` measures, on a quiet machine, and adds the ratios to data/seconds.json: none that was made is left out.
 """
 
 from __future__ import annotations
@@ -39,29 +39,36 @@ def measure() -> dict[str, Any]:
     return {"made": [*header().splitlines(), f"code: {package_sha256()[:12]}"], "ratios": ratios}
 
 
-def write(found: Mapping[str, Any], path: Path = FILE) -> None:
-    """The file, whole."""
-    replace_text(path, json.dumps(found, indent=1) + "\n")
+def add(found: Mapping[str, Any], path: Path = FILE) -> None:
+    """One more measurement beside those that are there."""
+    replace_text(path, json.dumps([*_file(path), found], indent=1) + "\n")
 
 
 def read(path: Path = FILE) -> Mapping[str, Sequence[float]]:
-    """FedHKD's seconds / FedAvg's by network, one of each pair of rounds; none where nothing was measured."""
-    return _file(path)["ratios"]
+    """FedHKD's seconds / FedAvg's by network, one of each pair of rounds, of all measurements; none where there is no
+    measurement."""
+    found: dict[str, list[float]] = {}
+    for each in _file(path):
+        for network, values in each["ratios"].items():
+            found.setdefault(network, []).extend(values)
+    return found
 
 
 def table(path: Path = FILE) -> str:
     """What was measured, and where."""
-    found = _file(path)
+    measured = _file(path)
     rows = [
-        [network, f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}", str(len(values))]
-        for network, values in found["ratios"].items()
+        [str(number), network, f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}", str(len(values))]
+        for number, each in enumerate(measured, 1)
+        for network, values in each["ratios"].items()
     ]
-    made = "; ".join(found["made"])
-    return f"{Table(['round of 5 epochs, FedHKD / FedAvg', 'median', 'spread', 'pairs'], rows)}\n\n{made}."
+    made = "\n".join(f"{number}. {'; '.join(each['made'])}." for number, each in enumerate(measured, 1))
+    head = ["measurement", "round of 5 epochs, FedHKD / FedAvg", "median", "spread", "pairs"]
+    return f"{Table(head, rows)}\n\n{made}"
 
 
-def _file(path: Path) -> Mapping[str, Any]:
+def _file(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
-        return json.loads(path.read_text()) if path.exists() else {"made": [], "ratios": {}}
+        return json.loads(path.read_text()) if path.exists() else []
     except ValueError as error:
         raise UsageError(f"{path}: is no record of seconds ({error}); get it back from git") from None

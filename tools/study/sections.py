@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hkd_hpc import compare, schemes
+from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.analysis.tables import NOTHING, Cell, Difference, Estimate, Table, estimate
 from hkd_hpc.errors import UsageError
@@ -16,9 +17,9 @@ from hkd_hpc.results.differences import GOALS, differences, method_text
 from hkd_hpc.runtime.machine import computed_as
 
 from . import drawings
-from .answers import LAST, LAST_SEEDS, MAIN, OURS, REFERENCE, STAR, interval_text, named, shown, without_controls
-from .records import Record
-from .tables import ASKED, TRIAL, TUNED, Asked, Results, is_tuning
+from .answers import LAST, LAST_SEEDS, MAIN, REFERENCE, STAR, count_text, interval_text, named, shown, without_controls
+from .records import NOISE, Record
+from .tables import ASKED, OURS, TRIAL, TUNED, Asked, Results, is_tuning
 
 MEASURES = {
     "local": LAST["local"],
@@ -31,6 +32,8 @@ MIN_SEEDS = 5
 IMAGES_PAGE = "docs/data.md#10000-images-of-cifar-10"  # from the README
 TOLD_ROUNDS = (1, 2, 5, 10, 20, 30, 40, 50)
 BY_CLASS = {"shared_classes": "classes a client shares", "known_classes": "classes anyone shares"}
+NOISE_TITLES = {"signal_rms": "class mean, root mean square", "noise_std": "its noise"}
+WINDOWS = ((1, 5), (6, 10), (11, 20), (21, 30), (31, 40), (41, 50))  # of rounds
 AUTHORS, AUTHORS_FEDAVG = "the authors' code", "FedAvg, the authors' training"
 DRAWN = (REFERENCE, STAR, OURS)
 
@@ -40,7 +43,7 @@ Columns = Mapping[str, Mapping[str, np.ndarray]]  # by row and measure, (S,)
 def section(asked: Asked, results: Mapping[str, Results]) -> str:
     """All that the page has of a table, or the command that would make it."""
     own = untuned(results[asked.name])
-    if not own.seeds:
+    if not own.compared.seeds:
         return f"Not run yet: `{asked.command}`"
     figure = figure_of(asked, results[asked.name])
     tell = {"why": choices, "gradients": gradients, "tuned": tuned}.get(asked.name, compared)
@@ -53,7 +56,7 @@ def summary(results: Mapping[str, Results]) -> str:
     asked = next((asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name])), None)
     if asked is None:
         return "No pairs of runs are finished yet."
-    own = without_controls(results[asked.name])
+    own = without_controls(results[asked.name].compared)
     rows = {row: {goal: own.values(row, LAST[goal]) for goal in GOALS} for row in own.rows}
     family = len(asked.schemes_asked) - 1
     head = (
@@ -70,7 +73,7 @@ def summary(results: Mapping[str, Results]) -> str:
 
 
 def has_pairs(results: Results) -> bool:
-    return len(results.seeds) > 1 and {OURS, REFERENCE} <= set(results.rows)
+    return len(results.compared.seeds) > 1 and {OURS, REFERENCE} <= set(results.rows)
 
 
 def untuned(results: Results) -> Results:
@@ -80,15 +83,20 @@ def untuned(results: Results) -> Results:
 
 def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
-    lacking = [named(row) for row in asked.schemes_asked if row not in own.rows]
-    without = f" Not run yet: {', '.join(lacking)}." if lacking else ""
+    seeds, there = own.compared.seeds, own.compared.rows
+    lacking = [
+        named(row) + (f" ({count_text(own.rows[row])} of them)" if row in own.rows else "")
+        for row in dict.fromkeys(row for row, _ in asked.configs)
+        if row not in there and not is_tuning(row)
+    ]
+    without = f" Not compared yet: {', '.join(lacking)}." if lacking else ""
     finished = f"{len(own.records)} of {len(asked.required)} runs are finished"
-    return f"{finished}; {seeds_text(own.seeds, len({seed for _, seed in asked.required}))}{without}"
+    return f"{finished}; {seeds_text(seeds, len({seed for _, seed in asked.required}))}{without}"
 
 
 def seeds_text(seeds: Sequence[int], last: int) -> str:
     """Which are compared, and what so few are worth; `last`: how many there will be."""
-    told = f"compared are the seeds that all schemes here have: {', '.join(map(str, seeds))}."
+    told = f"compared are the seeds that all rows here have: {', '.join(map(str, seeds))}."
     if len(seeds) < MIN_SEEDS:
         return f"{told} **Fewer than {MIN_SEEDS} seeds are no evidence.**"
     return told + (f" Provisional: the table ends at {last} seeds." if len(seeds) < last else "")
@@ -96,8 +104,8 @@ def seeds_text(seeds: Sequence[int], last: int) -> str:
 
 def figure_of(asked: Asked, results: Results) -> Lines | None:
     """The curves of the three schemes that the claims are about, if it has them."""
-    own = untuned(results)
-    if own.rows.keys() != results.rows.keys():  # of what was tuned, these curves say nothing
+    own = untuned(results).compared
+    if untuned(results).rows.keys() != results.rows.keys():  # of what was tuned, these curves say nothing
         return None
     runs = [own.rows[row][seed] for row in DRAWN if row in own.rows for seed in own.seeds]
     return drawings.curves(asked.name, asked.title, runs) if runs and set(DRAWN) <= set(own.rows) else None
@@ -132,11 +140,11 @@ def cpu_text(cpu: Mapping[str, str]) -> str:
 
 def compared(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Accuracies, differences from FedAvg; of FedHKD other readings of the same runs, and what was shared."""
-    own = results[asked.name]
+    own = results[asked.name].compared
     rows = {row: {name: own.values(row, measure) for name, measure in MEASURES.items()} for row in own.rows}
     parts = [accuracy_table(rows), *difference_parts(rows, len(asked.schemes_asked) - 1)]
     if {OURS, REFERENCE} <= set(own.rows):
-        parts += [readings_table(own), rounds_table([own.rows[OURS][seed] for seed in own.seeds])]
+        parts += [readings_table(own), windows_table(own), rounds_table([own.rows[OURS][seed] for seed in own.seeds])]
     return list(map(str, parts))
 
 
@@ -174,26 +182,58 @@ def stable(cell: Cell | str) -> Cell | str:
 
 
 def readings_table(own: Results) -> Table:
-    """FedHKD – FedAvg by what is taken for the accuracy of a run."""
+    """FedHKD – FedAvg by what is taken for the accuracy of a run, and the exact test of each reading by itself."""
     reading = lambda row, goal, way: own.values(row, f"{goal}_test_accuracy_{way}")
     rows = [
-        [title, *(interval_text(reading(OURS, goal, way) - reading(REFERENCE, goal, way)) for goal in GOALS)]
+        [title, *(tested_text(reading(OURS, goal, way) - reading(REFERENCE, goal, way)) for goal in GOALS)]
         for title, way in READINGS.items()
     ]
     return Table(["FedHKD – FedAvg", *GOALS], rows)
 
 
+def tested_text(difference_S: np.ndarray) -> str:
+    """+0.0039 ± 0.0096, above 0 in 4 of 6, p .44"""
+    if np.isnan(difference_S).any():
+        return NOTHING
+    positive, p = int((difference_S > 1e-9).sum()), statistics.sign_flip_p(difference_S)
+    told = f"above 0 in {positive} of {len(difference_S)}, p {shown(p, '.3f').lstrip('0')}"
+    return f"{interval_text(difference_S, '+.4f')}, {told}"
+
+
+def windows_table(own: Results) -> Table:
+    """FedAvg's accuracy, and FedHKD's above it, in means over windows of rounds: where in the training the two part."""
+    rounds = min(len(record.rounds[f"{goal}_test_accuracy"]) for record in own.records for goal in GOALS)
+    rows = []
+    for first, last in [window for window in WINDOWS if window[1] <= rounds]:
+        cells = []
+        for goal in GOALS:
+            its, ours = (window_S(own, row, goal, first, last) for row in (REFERENCE, OURS))
+            cells += [shown(float(its.mean()), ".3f"), interval_text(ours - its, "+.4f")]
+        rows.append([f"{first} to {last}", *cells])
+    return Table(
+        ["rounds", *(title for goal in GOALS for title in (f"{goal}, FedAvg", f"{goal}, FedHKD – FedAvg"))], rows
+    )
+
+
+def window_S(own: Results, row: str, goal: str, first: int, last: int) -> np.ndarray:
+    """(S,) mean accuracy over these rounds; NaN where one was not measured."""
+    values_SR = [own.rows[row][seed].rounds[f"{goal}_test_accuracy"][first - 1 : last] for seed in own.seeds]
+    return np.array(values_SR, float).mean(1)
+
+
 def rounds_table(runs: Sequence[Record]) -> Table:
     """Means over the runs: classes that are shared, terms of the loss."""
     terms = {name: name.removeprefix("loss/").replace("_", " ") for name in runs[0].rounds if name.startswith("loss/")}
-    columns = {**BY_CLASS, **terms}
+    noise = {name: NOISE_TITLES[name] for name in NOISE if any(name in run.rounds for run in runs)}
+    columns = {**BY_CLASS, **terms, **noise}
     told = [round for round in TOLD_ROUNDS if round <= min(len(run.rounds["known_classes"]) for run in runs)]
     rows = [[str(round), *(mean_text(runs, name, round) for name in columns)] for round in told]
     return Table(["FedHKD, round", *columns.values()], rows)
 
 
 def mean_text(runs: Sequence[Record], column: str, round: int) -> str:
-    values = [value for run in runs if (value := run.rounds[column][round - 1]) is not None]
+    of_round = (run.rounds[column][round - 1] for run in runs if column in run.rounds)
+    values = [value for value in of_round if value is not None]
     return shown(float(np.mean(values)), ".4g") if values else NOTHING
 
 

@@ -24,8 +24,9 @@ from .records import KERNELS_OF, PAPERS, Record, read, variant_of
 DATA = Path(__file__).with_name("data")
 SPECS = PACKAGE / "specs"
 IMAGES = "data.path=cifar10.npz"
-PAIRED = ("small", "beta02", "beta5", "why")  # tables whose runs are compared with each other
-MEASURED = {"gradients": ("small", "fedhkd")}  # its runs are those of this table and row, with measurements beside
+PAIRED = ("small", "beta02", "beta5", "constant", "why")  # tables whose runs are compared with each other
+OURS = "fedhkd"
+MEASURED = {"gradients": ("small", OURS)}  # its runs are those of this table and row, with measurements beside
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
 RowSeed = tuple[str, int]  # row and seed
@@ -114,6 +115,11 @@ class Asked:
             if run not in self.configs:
                 continue
             asked, defaults = self.settings(run), defaults_of(record.scheme)
+            if strange := sorted(record.settings.keys() - asked.keys()):
+                raise UsageError(
+                    f"{self.name}: {record.row}, seed {record.seed}: has settings that {self.spec} does not know: "
+                    f"{', '.join(strange)}"
+                )
             for key, value in asked.items():
                 own = record.settings.get(key, defaults[key])
                 if own != value and not is_place(key):
@@ -129,6 +135,7 @@ ASKED = (
     Asked("small", "All nine schemes and the controls, small net", "study_small.toml"),
     Asked("beta02", "Beta .2, small net", "study_beta02.toml"),
     Asked("beta5", "Beta 5, small net", "study_beta5.toml"),
+    Asked("constant", "A constant learning rate, small net", "study_constant.toml"),
     Asked("why", "Why: FedHKD's choices, small net", "study_why.toml", is_sweep=True),
     Asked("gradients", "Why: the gradients of FedHKD's terms, small net", "study_gradients.toml"),
     Asked("tuned", "Every scheme tuned, small net, 10 rounds", "study_tuned.toml"),
@@ -163,6 +170,12 @@ class Results:
         rows = without_controls(self.rows) or list(self.rows)
         common = set.intersection(*(set(self.rows[row]) for row in rows)) if rows else set()
         return [seed for index, seed in enumerate(sorted(common)) if seed == index]
+
+    @property
+    def compared(self) -> Results:
+        """The rows that have every seed of FedAvg and FedHKD: one under way would take seeds from the others."""
+        core = self.only({schemes.REFERENCE, OURS} & self.rows.keys())
+        return self.only(row for row, own in self.rows.items() if set(core.seeds) <= own.keys())
 
     def only(self, rows: Iterable[str]) -> Results:
         """The same with fewer rows."""

@@ -14,6 +14,7 @@ from hkd_hpc.comm.control.diagnostics import condition_of
 from hkd_hpc.comm.launchers import Hint
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
+SILENT_S = 20.0  # the lowest rank that is left says it; after this others do, for it may have been stopped
 TURN_S = 0.5  # the lowest rank prints first; then it ends, and the launcher ends the others
 POLL_S = 0.25
 MPIRUN = (b"mpirun", b"mpiexec", b"prterun", b"orterun")
@@ -89,7 +90,8 @@ class StartGuard:
         if waited_s > GRACE_S:
             here, size = self.hint.local_size, self.hint.size
             alive = self._ranks_here()
-            if here and alive is not None and len(alive) < here:
+            is_ours_to_say = waited_s > GRACE_S + SILENT_S or self.hint.rank == min(alive or {}, default=self.hint.rank)
+            if here and alive is not None and len(alive) < here and is_ours_to_say:
                 gone = ", ".join(str(rank) for rank in range(size) if rank not in alive) if here == size else "?"
                 return f"rank {gone} ended before it joined the job; {len(alive)} of {here} ranks are left on this host"
         if waited_s > self.timeout_s:

@@ -681,7 +681,7 @@ def test_another_run_is_told_apart():
 @pytest.mark.parametrize(
     "words, part",
     [
-        (["nope", "fedhkd", "0"], "nope: no such table has finished runs; tables: cell, "),
+        (["nope", "fedhkd", "0"], "nope: no such table has finished runs; tables: "),
         (["cell", "fedhkd", "7"], "cell fedhkd 7: no such run; rows and seeds: {'fedhkd': [0]}"),
         (["cell", "fedhkd", "0", "fed.rounds=1"], "fed.rounds: would make it another run"),
     ],
@@ -689,6 +689,14 @@ def test_another_run_is_told_apart():
 def test_what_cannot_be_run_again_is_wrong_input(words, part, capsys):
     assert main(["run", *words]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_tables_that_can_be_run_again_are_named(tmp_path):
+    for table in ("small", "beta02"):
+        (tmp_path / f"{table}.jsonl").touch()
+    with pytest.raises(UsageError) as told:
+        rerun.recorded(tmp_path, "cell", "fedhkd", 0)
+    assert str(told.value) == "cell: no such table has finished runs; tables: beta02, small"
 
 
 def test_images_that_are_not_there_are_told(capfd):

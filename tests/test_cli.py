@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from hkd_hpc import bundled, check, cli, compare, export
-from hkd_hpc.data import __main__ as data
+from hkd_hpc import data_command as data
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import __main__ as jobs
 from hkd_hpc.report import __main__ as report

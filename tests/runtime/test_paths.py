@@ -12,7 +12,7 @@ import toy
 
 from hkd_hpc import check, compare, config
 from hkd_hpc.config import command_line
-from hkd_hpc.data.__main__ import main as data_main
+from hkd_hpc.data_command import main as data_main
 from hkd_hpc.doctor.__main__ import parse as parse_doctor
 from hkd_hpc.errors import UsageError
 from hkd_hpc.export import main as export_main

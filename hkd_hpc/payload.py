@@ -54,7 +54,7 @@ def fill(record: np.void, tensors: dict[str, torch.Tensor]) -> None:
         record["tensors"][name] = value
 
 
-def tensors_of(records: np.ndarray, device="cpu") -> dict[str, torch.Tensor]:
+def tensors_of(records: np.ndarray, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
     """{name: float32 tensor} of a record, or stacked (records first) of an array of records."""
     if "tensors" not in _names(records.dtype):
         return {}

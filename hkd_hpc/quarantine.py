@@ -7,6 +7,7 @@ told and recorded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class Finding:
     value: float
 
 
-def names(flat: FlatModel, reports, terms) -> list[str]:
+def names(flat: FlatModel, reports: Iterable[str], terms: Iterable[str]) -> list[str]:
     """All that a Finding can name, the same on every rank, so that its place in this list can travel."""
     return [
         UPDATE,

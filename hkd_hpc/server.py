@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.protection.spending import Spending
 from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_FEW_IMAGES, describe
 from hkd_hpc.schemes import contract
-from hkd_hpc.schemes.base import SchemeServer
+from hkd_hpc.schemes.base import Scheme, SchemeServer
 from hkd_hpc.schemes.shared_knowledge import shared_knowledge
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
@@ -50,7 +50,7 @@ class Images:
     y_N: torch.Tensor
 
 
-def message_type(scheme, counters: int) -> np.dtype:
+def message_type(scheme: Scheme, counters: int) -> np.dtype:
     """The server's message: the integer buffers of the global model, and what the scheme declares."""
     return payload.record_type({}, {"counters": (counters,)}, scheme.message_shapes())
 
@@ -398,7 +398,7 @@ class Server:
         name = f"seconds/{phase}"
         self.history.set_last(**{name: self.history.rounds[name][-1] + time.perf_counter() - start_s})
 
-    def test(self, weights_V: torch.Tensor, counters, images: Images) -> Tested:
+    def test(self, weights_V: torch.Tensor, counters: Iterable[torch.Tensor], images: Images) -> Tested:
         """Test a global model.
 
         Args:
@@ -411,7 +411,9 @@ class Server:
         """
         return evaluate.pooled(list(self.test_members(weights_V, counters, images).values()))
 
-    def test_members(self, weights_V: torch.Tensor, counters, images: Images) -> dict[str, Tested]:
+    def test_members(
+        self, weights_V: torch.Tensor, counters: Iterable[torch.Tensor], images: Images
+    ) -> dict[str, Tested]:
         """The same by member of the network (models/family.py); arguments as `test`."""
         flat = self.trainer.flat
         flat.load(weights_V, counters)

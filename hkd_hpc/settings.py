@@ -23,7 +23,17 @@ KINDS = ("int", "float", "bool", "str")
 LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the other: apth and path
 
 
-def setting(default, help: str, *, low=None, above=None, high=None, below=None, choices=None, own=None):
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices: Iterable[str] | None = None,
+    own: str | None = None,
+) -> Any:
     """A dataclass field with its documentation and what is allowed.
 
     Args:
@@ -129,7 +139,7 @@ def _fail():
     raise ValueError
 
 
-def _in_range(meta, value) -> bool:
+def _in_range(meta: Mapping[str, Any], value: Any) -> bool:
     if value is None:
         return True
     return (

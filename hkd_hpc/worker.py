@@ -22,7 +22,7 @@ from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.training import ClientRound, LocalTrainer, Trained
 
 
-def report_type(scheme, counters: int, clips: bool = False) -> np.dtype:
+def report_type(scheme: Scheme, counters: int, clips: bool = False) -> np.dtype:
     """One client's report of a round. client -1: an unused slot of a rank that hosts fewer clients than others.
 
     clips: with what privacy.update_clip found.
@@ -222,7 +222,7 @@ class Worker:
         member_M = np.array([self.trainer.config.model.member_of(int(client)) for client in client_M])
         return {name: self.weight_of_all(images_M[member_M == name]) for name in self.sums}
 
-    def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters) -> None:
+    def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters: Sequence[torch.Tensor]) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
         clear(self.statistics_sums)
         for client in self.clients:
@@ -240,7 +240,7 @@ class Worker:
                         f"{rejected[0]:.6g} to {rejected[1]:.6g}; they count with weight 0"
                     )
 
-    def test_global(self, weights_V: torch.Tensor, counters) -> np.ndarray:
+    def test_global(self, weights_V: torch.Tensor, counters: Sequence[torch.Tensor]) -> np.ndarray:
         """(slots, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
         how many its logits are not finite."""
         rows = np.full((self.slots, 4), -1, np.int64)
@@ -251,7 +251,7 @@ class Worker:
             )
         return rows
 
-    def finetune(self, weights_V: torch.Tensor, counters, round: int) -> np.ndarray:
+    def finetune(self, weights_V: torch.Tensor, counters: Sequence[torch.Tensor], round: int) -> np.ndarray:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
         config = self.trainer.config
         epochs = config.fed.finetune_epochs

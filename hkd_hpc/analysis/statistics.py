@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,7 +22,7 @@ MOST_SEEDS = 100_000  # of which anybody needs to know
 MOST_DRAWN, DRAWN = 12, 2000  # seeds up to which power is that of the exact test, in so many drawn studies
 
 
-def interval(values) -> tuple[float, float]:
+def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Mean and 95 % interval by Student's t.
 
     Args:
@@ -60,7 +61,7 @@ def intervals(values_SX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return mean_X, np.where(count_X > 1, t_X * np.sqrt(squares_X / (count_X - 1) / count_X), np.nan)
 
 
-def sign_flip_p(difference_S) -> float:
+def sign_flip_p(difference_S: Sequence[float] | np.ndarray) -> float:
     """Two-sided exact sign-flip test (Fisher 1935) that differences are symmetric about 0.
 
     Args:

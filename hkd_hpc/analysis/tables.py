@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
@@ -219,7 +219,7 @@ def as_json(parts: Sequence[str | Table]) -> str:
     return json.dumps({"tables": tables, "text": lines}, indent=1, ensure_ascii=False)
 
 
-def estimate(values) -> Estimate:
+def estimate(values: Iterable[float]) -> Estimate:
     """Over the values that are numbers."""
     found = [value for value in values if value == value]
     return Estimate(*interval(found), len(found)) if found else Estimate(NAN, NAN, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from hkd_hpc import schemes
@@ -57,7 +57,7 @@ def raise_all(problems: list[UsageError]) -> None:
         raise problems[0] if len(problems) == 1 else SeveralProblems(problems)
 
 
-def wrong_names(scheme: str, keys: Iterable[str], soft=frozenset()) -> list[UsageError]:
+def wrong_names(scheme: str, keys: Iterable[str], soft: Collection[str] = ()) -> list[UsageError]:
     """What is wrong with the scheme's name, and with each key that is no setting; without a scheme nothing is known of
     keys of section `scheme`. Those in `soft` may be any."""
     own = {key for key in keys if key.startswith("scheme.")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hkd_hpc.config import presets
@@ -16,7 +17,7 @@ OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
 PATHS = ("data.dir", "data.path", "data.partition_file", "model.init")
 
 
-def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
+def resolve(preset_names: Iterable[str] = (), file: str | None = None, overrides: Iterable[str] = ()) -> Config:
     """All settings of a run, checked.
 
     Args:
@@ -33,7 +34,9 @@ def resolve(preset_names=(), file: str | None = None, overrides=()) -> Config:
     return from_values(*collect(preset_names, file, overrides))
 
 
-def collect(preset_names=(), file: str | None = None, overrides=()) -> tuple[dict[str, Any], set[str]]:
+def collect(
+    preset_names: Iterable[str] = (), file: str | None = None, overrides: Iterable[str] = ()
+) -> tuple[dict[str, Any], set[str]]:
     """({"section.key": raw value} of everything that was asked for, the keys that only a preset or a run's config.json
     asked for)."""
     stored, given = read_file(file) if file else ({}, {})

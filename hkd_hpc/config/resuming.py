@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from hkd_hpc.config.sections import Config, absolute_paths, as_values
@@ -21,7 +22,7 @@ FIXED = (
 )  # even with --allow-change
 
 
-def difference(stored: Config, asked: dict[str, Any], soft=frozenset()) -> str | None:
+def difference(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -> str | None:
     """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
     before = as_values(stored)
     if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
@@ -43,7 +44,7 @@ def changes(stored: Config, config: Config) -> dict[str, list]:
     return {key: [before.get(key), after[key]] for key in after if after[key] != before.get(key) and not is_place(key)}
 
 
-def changed(stored: Config, asked: dict[str, Any], soft=frozenset()) -> Config:
+def changed(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -> Config:
     """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may
     not.
     """

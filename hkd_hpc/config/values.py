@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Container
 from typing import Any
 
 from hkd_hpc import loggers, schemes
@@ -20,7 +21,7 @@ from hkd_hpc.settings import build
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 
 
-def from_values(values: dict[str, Any], soft=frozenset(), complete: bool = True) -> Config:
+def from_values(values: dict[str, Any], soft: Collection[str] = (), complete: bool = True) -> Config:
     """The settings of a run from raw values.
 
     Args:
@@ -126,7 +127,7 @@ def _check_models(config: Config) -> None:
         raise UsageError(f"model.names={model.names}: scheme.name={config.scheme.name} has one client; give model.name")
 
 
-def with_clients_of_data(config: Config, asked) -> Config:
+def with_clients_of_data(config: Config, asked: Container[str]) -> Config:
     """The same with as many clients as the data name, or the file of a partition, where `asked` has no fed.clients.
 
     Reads the file's client ids. UsageError where it has none.

@@ -15,12 +15,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hkd_hpc.data.raw import Arrays, RawData, broken
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".pbm", ".pnm")
 FORMATS = (
@@ -252,7 +256,7 @@ def _check_mode(file: Path, mode: str) -> None:
         raise UsageError(f"{file}: has colours of Pillow's mode {mode}; allowed are RGB and grey, a palette or CMYK")
 
 
-def _changes(image) -> list[str]:
+def _changes(image: ImageFile) -> list[str]:
     """What turning an opened image into upright RGB of 8 bits changes or drops. May load it."""
     several = getattr(image, "n_frames", 1) > 1
     many_bits = ";16" in repr(image.tile) or (image.format == "PPM" and image.tile[0][0] != "raw")
@@ -267,7 +271,7 @@ def _changes(image) -> list[str]:
     return [what for what, is_so in found.items() if is_so]
 
 
-def _orientation(image) -> int:
+def _orientation(image: ImageFile) -> int:
     """EXIF's, 1 (upright) where there is none; a viewer passes over a damaged EXIF block too."""
     with warnings.catch_warnings(), contextlib.suppress(Exception):  # Pillow warns of it, or raises anything
         warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,13 +142,22 @@ def make_partition(labels: Labels, rule: Rule) -> Partition:
     return _with_names(made, labels, rule) if rule.kind == "natural" else made
 
 
-def _partition(train, val, test, test_split: str, public: np.ndarray, classes: int) -> Partition:
+def _partition(
+    train: Sequence[np.ndarray],
+    val: Sequence[np.ndarray],
+    test: Sequence[np.ndarray],
+    test_split: str,
+    public: np.ndarray,
+    classes: int,
+) -> Partition:
     train, val, test = (tuple(map(_sorted, parts)) for parts in (train, val, test))
     public = _sorted(public)
     return Partition(train, test, test_split, public, classes, partition_sha256(train, val, test, public), val)
 
 
-def partition_sha256(train, val, test, public: np.ndarray) -> str:
+def partition_sha256(
+    train: Sequence[np.ndarray], val: Sequence[np.ndarray], test: Sequence[np.ndarray], public: np.ndarray
+) -> str:
     """64 hex digits over the sorted indices of all clients and of the public set."""
     named = {"train": train, "test": test, "public": (public,)}
     if any(map(len, val)):  # else the hash is that of the same partition before there were validation sets
@@ -377,7 +386,7 @@ def _dirichlet(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
     return _cut_classes(labels.train, pool, count_MC, rule.seed), []
 
 
-def _cut_classes(labels, pool, count_MC: np.ndarray, seed: int) -> list[np.ndarray]:
+def _cut_classes(labels: np.ndarray, pool: np.ndarray, count_MC: np.ndarray, seed: int) -> list[np.ndarray]:
     """Each client's images: of each class, shuffled, as many as it is to have."""
     pieces = [
         _cut(pool[labels[pool] == label], count_M, stream(seed, "partition/class", client=label))
@@ -498,7 +507,12 @@ def _heuristic(labels: Labels, pool: np.ndarray, rule: Rule) -> Divided:
 
 
 def heuristic_counts(
-    available_C, test_available_C, clients: int, beta: float, rng, min_images: int = HEURISTIC_MIN_IMAGES
+    available_C: np.ndarray,
+    test_available_C: np.ndarray,
+    clients: int,
+    beta: float,
+    rng: np.random.Generator,
+    min_images: int = HEURISTIC_MIN_IMAGES,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(M,C) training and test images, of the first draw that gives each client enough."""
     for _ in range(HEURISTIC_DRAWS):
@@ -536,7 +550,9 @@ def _draw_again(owned: list[np.ndarray], share: float, seed: int, purpose: str) 
 # ---------------------------------------------------------------------------------------------- held out
 
 
-def _hold_out_each(owned, labels: np.ndarray, share: float, seed: int, purpose: str) -> tuple[tuple, tuple]:
+def _hold_out_each(
+    owned: Iterable[np.ndarray], labels: np.ndarray, share: float, seed: int, purpose: str
+) -> tuple[tuple, tuple]:
     """(rest, held out) of every client, each client from its own stream of `purpose`."""
     return tuple(
         zip(
@@ -548,7 +564,9 @@ def _hold_out_each(owned, labels: np.ndarray, share: float, seed: int, purpose: 
     )
 
 
-def _hold_out(index: np.ndarray, labels: np.ndarray, share: float, rng) -> tuple[np.ndarray, np.ndarray]:
+def _hold_out(
+    index: np.ndarray, labels: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """(rest, held out) of one client: floor(share * size) images are held out, stratified by class.
 
     Copies of an image count as one and stay together.

@@ -165,7 +165,7 @@ def _stream(url: str, target: Path, say: Say) -> None:
             raise _BadDownload(f"the server closed after {file.tell()} of {size_bytes} bytes")
 
 
-def _read(response) -> bytes:
+def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(_CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:

@@ -13,9 +13,10 @@ Shape letters: B batch, I and O channels in and out, H W pixels of a map, Y X ta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -80,7 +81,7 @@ class SmallMapConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_BIHW: torch.Tensor, weight_OIYX: torch.Tensor, conv: SmallMapConv2d) -> torch.Tensor:
+    def forward(ctx: Any, x_BIHW: torch.Tensor, weight_OIYX: torch.Tensor, conv: SmallMapConv2d) -> torch.Tensor:
         x_BHWI, weight_YXIO = pixels_first(x_BIHW, conv), taps_first(weight_OIYX)
         y_BHWO = x_BHWI.new_zeros(len(x_BHWI), *output_size(x_BHWI.shape[1:3], conv), weight_YXIO.shape[3])
         for strip in conv.strips:
@@ -91,7 +92,7 @@ class SmallMapConvolution(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_BOHW: torch.Tensor):
+    def backward(ctx: Any, grad_BOHW: torch.Tensor):
         (x_BIHW, weight_OIYX), conv = ctx.saved_tensors, ctx.conv
         x_BHWI, weight_YXIO, grad_BHWO = (
             pixels_first(x_BIHW, conv),
@@ -146,7 +147,9 @@ def taps_first(weight_OIYX: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def strips(map_HW, kernel_YX, stride, padding) -> tuple[Strip, ...]:
+def strips(
+    map_HW: Iterable[int], kernel_YX: Iterable[int], stride: Iterable[int], padding: Iterable[int]
+) -> tuple[Strip, ...]:
     """All products of a convolution, in a fixed order."""
     rows, columns = (reaches(*each) for each in zip(map_HW, kernel_YX, stride, padding))
     return tuple(
@@ -168,7 +171,7 @@ def reaches(pixels: int, taps: int, stride: int, padding: int) -> list[tuple[sli
     return found
 
 
-def output_size(map_HW, conv: nn.Conv2d) -> tuple[int, int]:
+def output_size(map_HW: Iterable[int], conv: nn.Conv2d) -> tuple[int, int]:
     padding = map(int, conv.padding)
     height, width = (len(reaches(*each)) for each in zip(map_HW, conv.kernel_size, conv.stride, padding))
     return height, width
@@ -204,8 +207,9 @@ def maps_of(net: nn.Module, image_shape: tuple[int, ...]) -> dict[nn.Conv2d, tup
     """The size (H, W) of what each plain convolution gets, by a pass of two black images in eval mode."""
     found: dict[nn.Conv2d, tuple[int, int]] = {}
 
-    def record_size(conv, inputs, _):
-        found[conv] = tuple(inputs[0].shape[2:])
+    def record_size(conv: Any, inputs: tuple[torch.Tensor, ...], _: torch.Tensor) -> None:
+        height, width = inputs[0].shape[2:]
+        found[conv] = height, width
 
     hooks = [module.register_forward_hook(record_size) for module in net.modules() if type(module) is nn.Conv2d]
     net.eval()

@@ -14,7 +14,7 @@ Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -233,7 +233,7 @@ class FlatModel:
         """
         return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.layout)
 
-    def arrays(self, values_V: torch.Tensor, counters) -> dict[str, np.ndarray]:
+    def arrays(self, values_V: torch.Tensor, counters: Iterable[torch.Tensor]) -> dict[str, np.ndarray]:
         """A state dict of numpy arrays, C order, from a flat vector of this layout and the integer buffers."""
         flat, rest = values_V.detach().cpu(), iter(counters)
         tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.layout}
@@ -261,7 +261,7 @@ class FlatModel:
                 self._view(values_V, span).copy_(tensor)
         return counters
 
-    def load(self, values_V: torch.Tensor, counters) -> None:
+    def load(self, values_V: torch.Tensor, counters: Iterable[torch.Tensor]) -> None:
         """Set the module to the given values."""
         self.values_V.copy_(values_V)
         for own, given in zip(self.counters, counters):

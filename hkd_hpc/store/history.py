@@ -115,7 +115,7 @@ def client_column(clients: int, ids: np.ndarray, values: np.ndarray) -> np.ndarr
     return column
 
 
-def _put(tree: dict, name: str, value) -> None:
+def _put(tree: dict, name: str, value: Any) -> None:
     *groups, leaf = name.split("/")
     for group in groups:
         tree = tree.setdefault(group, {})

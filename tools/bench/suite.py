@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -120,7 +121,9 @@ class Bench:
         self.children.clear()
 
 
-def alternate(sizes: Sizes, measure_a, measure_b) -> tuple[list[float], list[float]]:
+def alternate(
+    sizes: Sizes, measure_a: Callable[[int], float], measure_b: Callable[[int], float]
+) -> tuple[list[float], list[float]]:
     """Seconds of A and of B, taken in turn: a(0), b(0), a(1), b(1), ..."""
     a_s: list[float] = []
     b_s: list[float] = []
@@ -254,7 +257,7 @@ def default_run(bench: Bench) -> Run:
     return bench.runs[-1]
 
 
-def peak_after_first_step(process, stamps: Path) -> int:
+def peak_after_first_step(process: subprocess.Popen, stamps: Path) -> int:
     """Largest PSS of all ranks together, in bytes, when the job has ended. Start-up is not disturbed by looking."""
     until_s = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < until_s and not read_stamps(stamps, "step"):
@@ -267,6 +270,11 @@ def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:
     """(pid, value) of the lines of an event."""
     fields = [line.split() for line in stamps.read_text().splitlines()]
     return [(pid, value) for kind, pid, value in fields if kind == event]
+
+
+def rounds_of_ranks(bench: Bench, job: str) -> list[Line]:
+    """The reference scheme under mpirun against the bare loop in as many processes."""
+    return whole_round(bench.sizes, job)
 
 
 def startup(bench: Bench) -> list[Line]:
@@ -300,8 +308,8 @@ ROWS = {
     "augmented_j": partial(augmented, job="J"),
     f"{REFERENCE}_s": partial(reference, job="S"),
     **scheme_rows([OURS], "S"),
-    "round_j": partial(whole_round, job="J"),
-    "round_s": partial(whole_round, job="S"),
+    "round_j": partial(rounds_of_ranks, job="J"),
+    "round_s": partial(rounds_of_ranks, job="S"),
     "exchange_2": exchange_2,
     "exchange_11": exchange_11,
     "startup": startup,

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -32,6 +33,22 @@ MODEL = {
     "tiny": ("model.name=small", "model.latent=8"),
 }
 TARGETS = {"J": 0.45, "S": 0.82}
+
+
+class Sizes(Protocol):
+    """How much is measured: images of a client, clients, rounds of a run, and how often one is alternated."""
+
+    @property
+    def images(self) -> int: ...
+
+    @property
+    def clients(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def round_pairs(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -117,9 +134,8 @@ def run_bare(pair: list[Child], epochs: int, clients: int = CLIENTS) -> float:
     return time.monotonic() - start_s
 
 
-def whole_round(bench, job: str, epochs: int = 1) -> list[Line]:
+def whole_round(sizes: Sizes, job: str, epochs: int = 1) -> list[Line]:
     """The reference scheme's round under mpirun against the bare loop, and what it spends beside training."""
-    sizes = bench.sizes
     pair = [Child(f"{__package__}.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
     runs, bare_s = [], []
     try:

@@ -127,9 +127,9 @@ class LocalTrainer:
         """Whether the client is eligible: it has `min_images` or more."""
         return len(client.y_train) >= self.min_images
 
-    def with_scheme(self, scheme: Scheme) -> LocalTrainer:
-        """Another trainer on the same model, for another scheme."""
-        return type(self)(self.flat, scheme, self.config)
+    def with_scheme(self, scheme: Scheme, config: Config) -> LocalTrainer:
+        """Another trainer on the same model, for another scheme and these settings."""
+        return type(self)(self.flat, scheme, config)
 
     def train(self, given: Sequence[ClientRound]) -> list[Trained]:
         """Train the first of these clients, as many as are trained at once; what they gave, in order."""

@@ -253,9 +253,8 @@ class Worker:
 
     def finetune(self, weights_V: torch.Tensor, counters: Sequence[torch.Tensor], round: int) -> np.ndarray:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
-        config = self.trainer.config
-        epochs = config.fed.finetune_epochs
-        trainer = self.trainer.with_scheme(Scheme(SchemeSettings(), self.trainer.scheme.info))
+        plain_scheme = Scheme(SchemeSettings(), self.trainer.scheme.info)
+        trainer = self.trainer.with_scheme(plain_scheme, self.trainer.config.finetuning(round))
         rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
@@ -263,9 +262,7 @@ class Worker:
             if trainer.can_train(client):
                 own = {name: client.state[name] for name in OWN if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
-                row[:] = result_row(
-                    client, trainer.run(ClientRound(plain, weights_V, counters, {}, round, epochs)).test
-                )
+                row[:] = result_row(client, trainer.run(ClientRound(plain, weights_V, counters, {}, round)).test)
         return rows
 
 

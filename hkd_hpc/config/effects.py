@@ -79,6 +79,8 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.augment_padding", f"train.augment={train.augment}"
     if not config.run.stop_patience:
         yield "run.stop_on", "run.stop_patience=0"
+    if not fed.finetune_epochs:
+        yield "fed.finetune_lr", "fed.finetune_epochs=0"
     if not fed.straggler_rate:
         yield "fed.straggler_epochs", "fed.straggler_rate=0"
     asked = f"model.names={model.names}" if model.names else f"model.name={model.name}"
@@ -102,7 +104,7 @@ def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
         for key in ("privacy.update_clip", "privacy.update_multiplier"):
             yield key, f"scheme.name={config.scheme.name}, whose clients' weights stay at home"
     if getattr(schemes.get(config.scheme.name), "pools_data", False):
-        for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs"):
+        for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs", "fed.finetune_lr"):
             yield key, f"scheme.name={config.scheme.name}, which has one client"
 
 

@@ -72,6 +72,9 @@ class FedSettings:
         low=0,
         high=100_000,
     )
+    finetune_lr: float | None = setting(
+        None, "its learning rate; none: what a round after the last would have, by train.lr_schedule", above=0, high=100
+    )
 
     @property
     def server_vectors(self) -> int:
@@ -182,6 +185,17 @@ class Config:
     def lr(self, round: int) -> float:
         """Learning rate of a round (1, 2, ...)."""
         return self.train.lr_of(round, self.fed.rounds)
+
+    def finetuning(self, round: int) -> Config:
+        """The same with the epochs and the learning rate of fine-tuning; `round`: the one after the last."""
+        train = dataclasses.replace(
+            self.train,
+            epochs=self.fed.finetune_epochs,
+            lr=self.lr(round) if self.fed.finetune_lr is None else self.fed.finetune_lr,
+            lr_schedule="constant",
+            lr_warmup=0,
+        )
+        return dataclasses.replace(self, train=train)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)

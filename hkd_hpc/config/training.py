@@ -96,7 +96,11 @@ class TrainSettings:
         return self.augment != "none"
 
     def lr_of(self, round: int, rounds: int) -> float:
-        """Learning rate of a round (1, 2, ...) of so many."""
+        """Learning rate of a round (1, 2, ...) of so many. After the last, for fine-tuning, the schedule continues; a
+        cosine has ended and stays at the last round's.
+        """
+        if self.lr_schedule == "cosine":
+            round = min(round, rounds)
         if round <= self.lr_warmup:
             return self.lr * round / (self.lr_warmup + 1)
         return SCHEDULES[self.lr_schedule](self, round - 1 - self.lr_warmup, rounds - self.lr_warmup)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from hkd_hpc.config import Config
 from hkd_hpc.console import messages
 from hkd_hpc.gpu.graphs import RecordingTrainer
 from hkd_hpc.schemes.base import Scheme
@@ -45,9 +46,9 @@ class ConcurrentTrainer(LocalTrainer):
         """Optimizer steps taken so far by all trainers."""
         return sum(trainer.steps for trainer in self.trainers)
 
-    def with_scheme(self, scheme: Scheme) -> LocalTrainer:
+    def with_scheme(self, scheme: Scheme, config: Config) -> LocalTrainer:
         """For one client after the other."""
-        return self.trainers[0].with_scheme(scheme)
+        return self.trainers[0].with_scheme(scheme, config)
 
     def run(self, given: ClientRound) -> Trained:
         """Train one client, on the first trainer."""

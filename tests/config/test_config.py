@@ -151,6 +151,25 @@ def test_schedules_by_hand(overrides, lrs):
     assert [config.resolve(overrides=given).lr(round) for round in range(1, 6)] == pytest.approx(lrs, rel=1e-10)
 
 
+@pytest.mark.parametrize(
+    "overrides, lr",
+    [
+        ([], 4),  # round 11 of a schedule that goes on
+        (["train.lr_schedule=exponential", "train.lr_factor=0.5"], 8 / 2**10),
+        (["train.lr_schedule=cosine", "fed.rounds=2"], 4),  # which has ended: the last round's, not 0
+        (["train.lr_schedule=cosine", "fed.rounds=3", "train.lr_warmup=3"], 6),  # all rounds were of the warm-up
+        (["train.lr_schedule=cosine", "fed.finetune_lr=0.25"], 0.25),
+        (["train.lr_warmup=20", "fed.finetune_lr=0.25"], 0.25),
+    ],
+)
+def test_learning_rate_of_fine_tuning(overrides, lr):
+    settings = config.resolve(overrides=["fed.rounds=10", "train.lr=8", "fed.finetune_epochs=7", *overrides])
+    tuned = settings.finetuning(settings.fed.rounds + 1)
+    assert tuned.lr(settings.fed.rounds + 1) == pytest.approx(lr, rel=1e-12)
+    assert tuned.train.epochs == 7
+    assert settings.train.epochs == 5
+
+
 # --- what is rejected
 
 

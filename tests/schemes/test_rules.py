@@ -204,8 +204,15 @@ def test_nobody_tested_has_no_spread():
 
 @pytest.mark.kernels
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("scheme", [("fedprox", "scheme.mu=3"), ("moon", "scheme.mu=3")])
-def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme):
+@pytest.mark.parametrize(
+    "scheme, lr",
+    [
+        (("fedprox", "scheme.mu=3"), 1e-3),
+        (("moon", "scheme.mu=3"), 1e-3),
+        (("fedavg", "fed.finetune_lr=0.01"), 1e-2),
+    ],
+)
+def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme, lr):
     """Two epochs with the client's batches of the round after the last, whatever the scheme's own loss and memory."""
     run = Federation(data, *scheme, "fed.finetune_epochs=2")
     run.play(2)
@@ -215,7 +222,7 @@ def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme)
     own = copy.deepcopy(run.net)  # the last client's model is still in the module
     run.load()
     client = run.clients[2]
-    expected = train(double(run.net), client, lambda *_: 0.0, epochs=2, batch=16, round=3)
+    expected = train(double(run.net), client, lambda *_: 0.0, epochs=2, batch=16, round=3, lr=lr)
     assert_same_model(own, expected)
     expected.eval()
     with torch.no_grad():

@@ -3,7 +3,8 @@
 Order of events, the same on every rank: settings are read and checked; the world opens (MPI, control plane), so that
 the job ends as one from here on; rank 0 looks at the data and the run folder; torch (only now: wrong input must not
 cost the minute that importing it takes many ranks); rounds. From Python the module is a function (in_this_process).
-Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 stopped by a signal (--resume continues).
+Exit codes: 0 done, 1 the job failed, 2 wrong input (one line says what), 75 stopped by a signal (--resume continues),
+130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -52,19 +53,20 @@ HOLDER_WAIT_S = 20.0  # the ranks of a job that failed or was killed may need se
 # --- order of events
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, stop: StopRequest | None = None) -> int:
     """Train, as one rank of a job; every rank calls this.
 
     Args:
         arguments: the words of the command line; None: those of this process.
+        stop: where a signal is recorded, for a caller with more to do; None: the caller need not know.
 
     Returns:
         The exit code: 0, or STOPPED where a signal ended the run before its last round.
 
     Raises:
-        SystemExit: 1 the job failed, 2 wrong input. Rank 0 has said why, in one line.
+        SystemExit: 1 the job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM. Rank 0 has said why, in one line.
     """
-    with StopRequest().listening() as stop:  # already while a scheme of one's own is imported
+    with (stop or StopRequest()).listening() as stop:  # already while a scheme of one's own is imported
         with handlers_kept():
             request = understand(sys.argv[1:] if arguments is None else arguments)
         if isinstance(request, str):

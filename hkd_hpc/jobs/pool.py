@@ -80,7 +80,7 @@ class Pool:
                     return STOPPED
                 if trial.name in given_up or not self._is_free(trial):
                     continue
-                code = self._start(trial, place)
+                code = self._start(trial, place, stop)
                 if code == STOPPED or code > 128:  # a signal ended it: the other trials are for the next start
                     return code
                 found = True
@@ -88,14 +88,14 @@ class Pool:
                     given_up.add(trial.name)
         return 0
 
-    def _start(self, trial: Trial, place: int) -> int:
+    def _start(self, trial: Trial, place: int, stop: StopRequest) -> int:
         """The trial's exit code; 0 for one that another process was quicker to take; FAILED where nothing can be
         written.
         """
         job = job_id()  # said by variables that are hidden below
         try:
             with world_of_its_own(place, self.devices, set_devices=self.place is not None):
-                return start(trial, self.root, self.launch, job, wait_s=0.0)
+                return start(trial, self.root, self.launch, job, wait_s=0.0, stop=stop)
         except (UsageError, RunError) as error:
             messages.say(f"{trial.name}: {error}")
             return FAILED if isinstance(error, RunError) or disk_full(self.root) else 0

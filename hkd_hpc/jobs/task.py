@@ -25,7 +25,7 @@ from hkd_hpc.jobs.slurm import job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import STOPPED
+from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 
@@ -73,16 +73,16 @@ class Task:
             return FAILED
 
 
-def start(trial: Trial, root: Path, launch: str, job: str, wait_s: float) -> int:
-    """Begin or resume the trial as its rank 0: the exit code. UsageError when another job has it after wait_s;
-    RunError when not even a status can be written."""
+def start(trial: Trial, root: Path, launch: str, job: str, wait_s: float, stop: StopRequest | None = None) -> int:
+    """Begin or resume the trial as its rank 0: the exit code; `stop` as train.main takes it. UsageError when another job
+    has it after wait_s; RunError when not even a status can be written."""
     folder = RunFolder(root / trial.name, warn=messages.warn)
     folder.create()
     with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):
         before = Status.read(folder.path)
         if is_complete(trial, folder) or has_failed(before, launch):
             return 0  # another job of this launch was here just now
-        return _start(trial, root, folder, begin(trial, folder, before, launch, job))
+        return _start(trial, root, folder, begin(trial, folder, before, launch, job), stop)
 
 
 def is_complete(trial: Trial, folder: RunFolder) -> bool:
@@ -95,7 +95,7 @@ def has_failed(status: Status | None, launch: str) -> bool:
     return status is not None and (status.state, status.launch) == ("failed", launch)
 
 
-def _start(trial: Trial, root: Path, folder: RunFolder, status: Status) -> int:
+def _start(trial: Trial, root: Path, folder: RunFolder, status: Status, stop: StopRequest | None) -> int:
     with output_to(folder.path / "log.txt") as log_begin:
         messages.say(
             f"{START}{time.strftime('%Y-%m-%d %H:%M:%S')}, job {status.job} on {status.node}: "
@@ -108,7 +108,7 @@ def _start(trial: Trial, root: Path, folder: RunFolder, status: Status) -> int:
             code = FAILED
         else:
             status.write(folder.path)
-            code = exit_code_of(trial, root, status.launch)
+            code = exit_code_of(trial, root, status.launch, stop)
         if code == STOPPED:
             messages.say("stopped after its round, saved; the job asks to be requeued")
         if code == 0 and not launch_of(root, status.launch).options.get("keep_state"):
@@ -175,10 +175,10 @@ def keep_final_weights(folder: RunFolder) -> None:
         messages.warn(f"the run is complete, but its checkpoints stay as they were: {error}")
 
 
-def exit_code_of(trial: Trial, root: Path, launch: str) -> int:
-    """Train the trial as this rank."""
+def exit_code_of(trial: Trial, root: Path, launch: str, stop: StopRequest | None = None) -> int:
+    """Train the trial as this rank; `stop` as train.main takes it."""
     strict = ["--strict-code"] * bool(launch_of(root, launch).options.get("strict_code"))
     try:
-        return train.main(["--resume=auto", *strict, "--out", str(root / trial.name), *trial.arguments()])
+        return train.main(["--resume=auto", *strict, "--out", str(root / trial.name), *trial.arguments()], stop)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

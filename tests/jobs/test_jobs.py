@@ -24,6 +24,7 @@ from hkd_hpc.jobs.pool import Pool
 from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.study import resubmit
 from hkd_hpc.jobs.task import Task, begin
+from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 ROUNDS = 3
 PATIENCE_S = 300  # of a test that has failed; jobs that import torch at once may need minutes on a busy machine
 SCHEME = '''
-import os, time
+import os, signal, time
 from hkd_hpc.schemes.fedavg import FedAvg
 from hkd_hpc.schemes.fedhkd import FedHKD
 from hkd_hpc.schemes.moon import Moon
@@ -51,6 +52,15 @@ class Hold:
 class Held(Hold, FedAvg): pass
 class HeldMoon(Hold, Moon): pass
 class HeldFedHKD(Hold, FedHKD): pass
+
+
+class Noticed(FedAvg):
+    """Its process is given notice in the last round, once: while the file $HOLD is there."""
+
+    def begin(self, client):
+        if client.round == 3 and os.path.exists(os.environ["HOLD"]):
+            os.unlink(os.environ["HOLD"])
+            os.kill(os.getpid(), signal.SIGUSR2)
 '''
 
 
@@ -580,6 +590,23 @@ def test_a_trial_that_another_job_has_is_left_alone(data, tmp_path):
         assert [path.name for path in (tmp_path / trial.name).iterdir() if path.is_file()] == [JOB_LOCK]
     Pool(tmp_path, [trial], "0001", place=0)()
     assert toy.rounds_done(tmp_path / trial.name) == ROUNDS
+
+
+def test_a_notice_in_the_last_round_of_a_trial_leaves_the_others_to_the_requeued_job(data, hold, tmp_path):
+    """submitit's handler of the signal, which asks for the requeue, is played by a list of its calls."""
+    trials, _ = sweep_of(data, scheme=["held:Noticed"], seed=[0, 1, 2]).trials()
+    folders, requeues = [tmp_path / trial.name for trial in trials], []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: requeues.append(number))
+    try:
+        with pytest.raises(SystemExit) as end:
+            Pool(tmp_path, trials, "0001", place=0)()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert end.value.code == STOPPED
+    assert requeues == [signal.SIGUSR2]
+    assert list(map(toy.rounds_done, folders)) == [ROUNDS, 0, 0]
+    Pool(tmp_path, trials, "0001", place=0)()
+    assert list(map(toy.rounds_done, folders)) == [ROUNDS] * 3
 
 
 def test_a_job_that_is_requeued_without_a_new_round_is_not_started_for_ever(data, tmp_path):

@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc import schemes
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import cost, probe, verdict
 from hkd_hpc.jobs.estimate import PROBE_FILE, Estimate, Forecast, StoredProbe
@@ -31,8 +30,9 @@ from hkd_hpc.jobs.work import Measured, Work, data_key, data_sizes, from_measure
 from hkd_hpc.runtime import versions
 from hkd_hpc.version import __version__
 
-# FedHKD, preset cifar10 (10 clients x 375 images x 5 epochs, ResNet18), one H200, one rank: 3.0 to 4.1 s a round
-REFERENCE_S, REFERENCE_IMAGES, REFERENCE_SCHEME = 3.5, 10 * 375 * 5, schemes.DEFAULT
+# a round that was measured: preset cifar10 (10 clients x 375 images x 5 epochs), one H200, one rank: 3.0 to 4.1 s
+REFERENCE_S, REFERENCE_IMAGES, REFERENCE_SCHEME = 3.5, 10 * 375 * 5, "fedhkd"
+REFERENCE_MODEL = ("resnet18", "imagenet", (3, 32, 32))  # its name, its stem, the images' shape
 REFERENCE_TEXT = "from a measurement on one H200 (FedHKD, preset cifar10, one rank: 3.0 to 4.1 s a round), scaled"
 SAVE_BYTES_PER_S = 1e8  # written, flushed, read back and hashed twice
 
@@ -235,5 +235,5 @@ def cost_of(work: Work, sizes: SchemeSizes, ranks: int, workers: int, busiest_s:
 
 def _other_model(work: Work) -> str:
     model = work.config.model
-    same = (model.title, model.stem, work.sizes.shape) == ("resnet18", "imagenet", (3, 32, 32))
+    same = (model.title, model.stem, work.sizes.shape) == REFERENCE_MODEL
     return "" if same else f"; {model.title} taken to be as fast as its ResNet18"

@@ -19,7 +19,7 @@ class PrivacySettings:
 
     mechanism: str = setting(
         "scheme",
-        "noise on mean features (FedHKD, FedHKD*, FedProto); scheme: as the scheme's own settings say; off; paper: "
+        "noise on mean features, of schemes that report them; scheme: as the scheme's own settings say; off; paper: "
         "coordinates clipped to +-bound, for the sensitivity of one of them; vector: L2 norm clipped to bound, for "
         "that of the whole vector",
         choices=MECHANISMS,

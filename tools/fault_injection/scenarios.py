@@ -72,7 +72,7 @@ def draw_scenario(seed: int, number: int, kinds: tuple[str, ...]) -> Scenario:
         f"model.norm={pick('batch', 'batch', 'group')}",
         f"fed.drop_rate={0 if nan else pick(0, 0, 0.2)}",
         f"fed.finetune_epochs={pick(0, 0, 1)}",
-        *(("scheme.nu=0.05",) if scheme.startswith("fedhkd") else ()),
+        *(("scheme.nu=0.05",) if hasattr(schemes.settings_of(scheme), "nu") else ()),
     )
     return Scenario(seed, number, scheme, settings, rounds, every, nan, draw_steps(random, rounds, kinds))
 

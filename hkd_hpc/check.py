@@ -198,11 +198,11 @@ def rows_text(count: int) -> str:
 def complete_rows(history: History) -> int:
     """How many rows from the first on have every column, the right number, and the hash of their weights."""
     columns = [*history.rounds.values(), *history.clients.values()]
-    whole = min(map(len, columns), default=0)
+    complete = min(map(len, columns), default=0)
     rounds, hashes = history.rounds.get("round", []), history.rounds.get("weights_sha256", [])
     good = [
         round == row and bool(SHA256.fullmatch(str(sha)))
-        for row, (round, sha) in enumerate(zip(rounds[:whole], hashes), start=1)
+        for row, (round, sha) in enumerate(zip(rounds[:complete], hashes), start=1)
     ]
     return [*good, False].index(False)
 
@@ -383,10 +383,10 @@ def repair(folder: RunFolder, out: Path) -> str:
 def saved_rows(folder: RunFolder, path: Path) -> History:
     """The complete rows in a file, from the first on; a checkpoint's with those before its own, wherever they are."""
     history = history_in(path, folder.with_all_rows)
-    whole = complete_rows(history)
+    complete = complete_rows(history)
     kept = History(0)
-    kept.rounds = {name: column[:whole] for name, column in history.rounds.items()}
-    kept.clients = {name: column[:whole] for name, column in history.clients.items()}
+    kept.rounds = {name: column[:complete] for name, column in history.rounds.items()}
+    kept.clients = {name: column[:complete] for name, column in history.clients.items()}
     kept.events = history.events
     return kept
 

@@ -231,7 +231,7 @@ def keep_start(tree: Tree, static: Tree) -> None:
     """The weights that the run began with are those of then, whatever has become of their file since."""
     changed = identity.other_start(tree, config_module.from_json(static["config_json"]))
     if changed:
-        messages.warn(f"the file of model.init is another one now ({changed}); the run goes on from its own weights")
+        messages.warn(f"the file of model.init is another one now ({changed}); the run continues from its own weights")
     had, now = (json.loads(part.get("identity_json", "{}")) for part in (tree, static))
     if START in had:
         static["identity_json"] = json.dumps(now | {START: had[START]})

@@ -120,7 +120,7 @@ def make_invalid(client, round, where):
         ("predictions", INVALID_TEST, "predictions", "local test", 25),
     ],
 )
-def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
+def test_an_invalid_client_is_left_out_told_and_recorded(tmp_path, data, where, status, what, tensor, value):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_norm=100")
     for size in (1, 3):
         outputs = toy.train_ok(size, *arguments, "--out", tmp_path / str(size), patch=make_invalid(1, 2, where))
@@ -138,7 +138,7 @@ def test_a_sick_client_is_left_out_told_and_recorded(tmp_path, data, where, stat
     assert stored["events/client"].tolist() == [1]  # so that a resumed run still has it
 
 
-def test_too_many_sick_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_path, data):
+def test_too_many_invalid_clients_stop_the_run_and_the_last_checkpoint_is_good(tmp_path, data):
     arguments = toy.settings(data, "scheme.name=fedavg", "fed.rounds=3", "fed.max_bad_fraction=0.3")
     results = toy.train(3, *arguments, "--out", tmp_path / "run", patch=make_invalid(1, 2, "loss"))
     assert [result.exit_code for result in results] == [1, 1, 1]
@@ -256,17 +256,17 @@ class Marked(nn.Module):
         feature_BD = self.extractor(x_BCHW)
         logits_BC = self.classifier(feature_BD)
         if not self.training:
-            logits_BC[self.is_sick(x_BCHW[:, 0, -1, -1])] = float("nan")
+            logits_BC[self.is_broken(x_BCHW[:, 0, -1, -1])] = float("nan")
         return feature_BD, logits_BC
 
-    def is_sick(self, pixel_B):
+    def is_broken(self, pixel_B):
         return pixel_B == 1
 
 
 class Invalid(Marked):
     """In eval mode all logits are NaN."""
 
-    def is_sick(self, pixel_B):
+    def is_broken(self, pixel_B):
         return pixel_B == pixel_B
 '''
 

@@ -153,7 +153,7 @@ class World:
                 f"this process is rank {hint.rank} of {hint.size} ({hint.rank_name}), and hkd_hpc.train trains in one "
                 f"process; for {hint.size} ranks start python -m hkd_hpc.train in place of this program"
             )
-        return _Alone(Hint("none", 0, 1), [Member.here(0)], NullControl(), LOCALHOST)
+        return _SingleProcessWorld(Hint("none", 0, 1), [Member.here(0)], NullControl(), LOCALHOST)
 
     def connect(self, device: str = "auto", backend: str = "auto") -> Comm:
         """Import torch, choose this rank's device and the transport of all, and connect.
@@ -255,7 +255,7 @@ class World:
         return Failure(f"{headline}\n{trace_of(error)}", 1)
 
 
-class _Alone(World):
+class _SingleProcessWorld(World):
     """Ends neither the process nor its signals' handlers."""
 
     def _signals_safe(self) -> AbstractContextManager[None]:

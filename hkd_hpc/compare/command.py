@@ -61,7 +61,7 @@ def make_parser() -> Parser:
     add(
         "--wait",
         action="store_true",
-        help="under SLURM, until all has run; else the same command, given again, goes on",
+        help="under SLURM, until all has run; else the same command, given again, continues",
     )
     add("--dry-run", action="store_true", help="show what would run, what it costs, and what would be rejected")
     add("--format", choices=SUFFIXES, default="markdown", help="of the tables; LaTeX with booktabs")
@@ -116,9 +116,9 @@ def how_asked(options: argparse.Namespace) -> How:
 def unfinished(states: list[TrialState], failures: list[str], root: Path) -> int:
     """Say how far it is: what runs or waits, else what was stopped, is for the next start."""
     if any(state.state in UNDECIDED for state in states):
-        messages.say(f"{counts(states)}; once they have ended, the same command goes on ({STATUS} {root})")
+        messages.say(f"{counts(states)}; once they have ended, the same command continues ({STATUS} {root})")
         return 0
-    return tell([*failures, "the same command goes on with what was stopped"], FAILED)
+    return tell([*failures, "the same command resumes what was stopped"], FAILED)
 
 
 def failures_in(states: list[TrialState], root: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 First the settings as given on all seeds, and the trials of the tuning that are known from the start; then, with
 optuna, trial after trial; last the chosen settings on all seeds. The waves are worked out from what lies in the root,
-so a comparison that was killed anywhere goes on when the same command is given again.
+so a comparison that was killed anywhere continues when the same command is given again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNDECIDED = (*watch.BUSY, "missing")  # missing: outside the queue, as max_queue
 
 @dataclass(frozen=True)
 class How:
-    """Where the runs of a comparison run. waits: until a wave has ended, and goes on."""
+    """Where the runs of a comparison run. waits: until a wave has ended, and continues."""
 
     executor: str
     options: Options

@@ -31,20 +31,20 @@ def without_effect(config: Config, given: Iterable[str]) -> list[str]:
     values, given = as_values(config), set(given)
     return [
         f"{key}={values[key]} has no effect with {reason}"
-        for key, reason in _idle(config)
+        for key, reason in _unread(config)
         if key in given & set(values)
     ]
 
 
-def _idle(config: Config) -> Iterator[tuple[str, str]]:
+def _unread(config: Config) -> Iterator[tuple[str, str]]:
     """(key, the setting because of which it is not read)."""
-    yield from _idle_data(config)
-    yield from _idle_training(config)
+    yield from _unread_data(config)
+    yield from _unread_training(config)
     of_scheme = config.scheme.without_effect() if isinstance(config.scheme, SchemeSettings) else {}  # else an own class
-    yield from {**of_scheme, **dict(protection.idle(config))}.items()
+    yield from {**of_scheme, **dict(protection.without_effect(config))}.items()
 
 
-def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
+def _unread_data(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     if data.partition not in ("dirichlet", "quantity", "heuristic"):
         yield "data.beta", f"data.partition={data.partition}"
@@ -65,7 +65,7 @@ def _idle_data(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"data.name={data.name} data.path={data.path}, which has no columns"
 
 
-def _idle_training(config: Config) -> Iterator[tuple[str, str]]:
+def _unread_training(config: Config) -> Iterator[tuple[str, str]]:
     fed, train, model = config.fed, config.train, config.model
     for name, schedules in OF_SCHEDULES.items():
         if train.lr_schedule not in schedules:

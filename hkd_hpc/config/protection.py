@@ -43,7 +43,7 @@ def noise_is_drawn(config: Config) -> bool:
     return on_features or on_predictions or on_counts or (privacy.update_multiplier > 0 and shares_weights(config))
 
 
-def idle(config: Config) -> Iterator[tuple[str, str]]:
+def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """(key, the setting because of which it is not read), of section `privacy` and of what it replaces."""
     kinds, scheme = protects(config), f"scheme.name={config.scheme.name}"
     if not kinds:
@@ -51,12 +51,12 @@ def idle(config: Config) -> Iterator[tuple[str, str]]:
     elif "predictions" not in kinds:
         yield "privacy.predictions", f"{scheme}, which reports none"
     if kinds:
-        yield from _idle_by_mechanism(config)
+        yield from _without_effect_by_mechanism(config)
     if not noise_is_drawn(config):
         yield "privacy.mode", "no noise at all"
 
 
-def _idle_by_mechanism(config: Config) -> Iterator[tuple[str, str]]:
+def _without_effect_by_mechanism(config: Config) -> Iterator[tuple[str, str]]:
     privacy, features = config.privacy, mechanism_of(config)
     why = f"privacy.mechanism={privacy.mechanism}"
     if privacy.mechanism == "scheme":

@@ -33,7 +33,7 @@ def labels_sha256(labels: Labels) -> str:
 
 
 def write(path: Path, tree: Mapping[str, Any]) -> None:
-    """Make the file, whole or not at all.
+    """Make the file, complete or not at all.
 
     Args:
         path: ends in .npz or .json.

@@ -24,7 +24,7 @@ NO_DATE: dict[str, dict] = {
 
 
 def write_figures(figures: Iterable[Figure | NotRecorded], folder: str | Path) -> list[Path]:
-    """Write NAME.pdf, .svg, .png and .csv of each figure, each file whole or not at all.
+    """Write NAME.pdf, .svg, .png and .csv of each figure, each file complete or not at all.
 
     Args:
         figures: from of_run or of_study; what was not recorded is passed over.
@@ -58,7 +58,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(figure: Figure | NotRecorded, path: Path) -> None:
-    """One figure as the picture that the path's ending names, whole or not at all. Raises as `write_figures`."""
+    """One figure as the picture that the path's ending names, complete or not at all. Raises as `write_figures`."""
     if isinstance(figure, NotRecorded):
         raise UsageError(f"--out {path}: {figure.reason}")
     canvas = draw(figure)

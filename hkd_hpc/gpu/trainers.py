@@ -25,19 +25,19 @@ def trainer_for(
         make_flat: makes another one of the same kind, with memory of its own.
     """
     no_graphs = graphs.why_not(scheme, flat.net, flat.values_V.device) if config.run.graphs == "on" else "off"
-    alone = why_alone(flat) if config.run.lanes > 1 else "one"
+    sequential = why_sequential(flat) if config.run.lanes > 1 else "one"
     if comm.rank == 0 and config.run.graphs == "on" and no_graphs:
         messages.warn(f"run.graphs=on has no effect: {no_graphs}")
-    if comm.rank == 0 and config.run.lanes > 1 and alone:
-        messages.warn(f"run.lanes={config.run.lanes} has no effect: {alone}")
+    if comm.rank == 0 and config.run.lanes > 1 and sequential:
+        messages.warn(f"run.lanes={config.run.lanes} has no effect: {sequential}")
     kind = LocalTrainer if no_graphs else RecordingTrainer
     first = kind(flat, scheme, config)
-    if alone:
+    if sequential:
         return first
     return ConcurrentTrainer([first], Memory(config.run.lanes, lambda: kind(make_flat(), scheme, config), comm.sharers))
 
 
-def why_alone(flat: FlatModel) -> str:
+def why_sequential(flat: FlatModel) -> str:
     """Why clients cannot be trained at the same time, empty where they can."""
     if flat.values_V.device.type == "cpu":
         return "there is no GPU; on CPUs, more ranks train clients side by side"

@@ -86,14 +86,13 @@ class Queue:
         return self._jobs
 
     def held(self, jobs: Iterable[str]) -> str:
-        """Which of these SLURM will not start by itself, why, and what lets them go on; empty where there is none."""
+        """Which of these SLURM will not start by itself, why, and what lets them continue; empty: none."""
         reasons = self.jobs() or {}
         held = [job for job in jobs if HELD in reasons.get(job, "").lower()]
         if not held:
             return ""
-        return (
-            f"SLURM holds job {', '.join(held)} ({reasons[held[0]]}): scontrol release {' '.join(held)} lets it go on"
-        )
+        release = f"scontrol release {' '.join(held)}"
+        return f"SLURM holds job {', '.join(held)} ({reasons[held[0]]}): {release} lets it continue"
 
 
 def _ask_queue() -> dict[str, str] | None:

@@ -74,8 +74,8 @@ class Task:
 
 
 def start(trial: Trial, root: Path, launch: str, job: str, wait_s: float, stop: StopRequest | None = None) -> int:
-    """Begin or resume the trial as its rank 0: the exit code; `stop` as train.main takes it. UsageError when another job
-    has it after wait_s; RunError when not even a status can be written."""
+    """Begin or resume the trial as its rank 0: the exit code; `stop` as train.main takes it. UsageError when another
+    job has it after wait_s; RunError when not even a status can be written."""
     folder = RunFolder(root / trial.name, warn=messages.warn)
     folder.create()
     with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):

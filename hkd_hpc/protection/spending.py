@@ -108,9 +108,9 @@ class Spending:
         """The row of a round to come, if nobody is rejected in it: the seed says who is drawn, drops out or is late."""
         fed, seed = self.config.fed, self.config.run.seed
         drawn = draw_cohort(fed.clients, fed.participation, seed, round, self.eligible)
-        able = sorted({*drawn} & {*self.eligible})
-        dropped_out, stragglers = draw_failures(fed, seed, round, able)
-        sent = sorted({*able} - dropped_out - (set() if fed.straggler_epochs else stragglers))
+        eligible = sorted({*drawn} & {*self.eligible})
+        dropped_out, stragglers = draw_failures(fed, seed, round, eligible)
+        sent = sorted({*eligible} - dropped_out - (set() if fed.straggler_epochs else stragglers))
         return self.row(sent, drawn, len(sent))
 
     def of_reports(self, reports: np.ndarray, times: int = 1) -> dict[str, np.ndarray]:

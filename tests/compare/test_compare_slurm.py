@@ -1,4 +1,4 @@
-"""A tuned comparison under a real SLURM: killed with its jobs, it goes on to the table of a quiet one on a laptop."""
+"""A tuned comparison under a real SLURM: killed with its jobs, it resumes to the table of an undisturbed one here."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def table_of(root):
     return (root / "table.md").read_text().rpartition("\ndate: ")[0]
 
 
-def test_a_tuned_comparison_that_is_killed_with_its_job_goes_on_to_the_table_of_a_quiet_one(
+def test_a_tuned_comparison_that_is_killed_with_its_job_resumes_to_the_table_of_an_undisturbed_one(
     slurm, spec, tmp_path, capsys
 ):
-    quiet, root = tmp_path / "quiet", tmp_path / "my runs"
-    assert main([str(spec), "--root", str(quiet), "--executor", "debug"]) == 0
+    undisturbed, root = tmp_path / "undisturbed", tmp_path / "my runs"
+    assert main([str(spec), "--root", str(undisturbed), "--executor", "debug"]) == 0
     root.mkdir()
-    shutil.copy(quiet / "probe.json", root)  # what that found of this machine
+    shutil.copy(undisturbed / "probe.json", root)  # what that found of this machine
     words = [str(spec), "--root", str(root), "--executor", "slurm", "--pack", "--slots", "1"]
     capsys.readouterr()
     assert main([*words, "--dry-run"]) == 0
@@ -109,21 +109,23 @@ def test_a_tuned_comparison_that_is_killed_with_its_job_goes_on_to_the_table_of_
     submitter.kill()
     assert submitter.wait() == -signal.SIGKILL
     assert main(words) == 0  # its job still runs: nothing is submitted, and nobody waits
-    assert "once they have ended, the same command goes on" in capsys.readouterr().out
+    assert "once they have ended, the same command continues" in capsys.readouterr().out
     [launch] = read_launches(root)
     [job] = launch.jobs
     slurm.run("scancel", "--signal=KILL", job)
     slurm.wait_for(job, PATIENCE_S)
     hold.unlink()
     assert main([*words, "--wait"]) == 0
-    assert table_of(root) == table_of(quiet)
+    assert table_of(root) == table_of(undisturbed)
     assert "trial 1 (train.lr=0.0" in table_of(root)
     assert Status.read(held).starts == 2
     assert "resuming after round 1" in (held / "log.txt").read_text()
     assert len(read_launches(root)) == 4  # the killed wave, it again, what optuna suggested, and what was chosen
-    names = {trial.name for trial in read_trials(quiet)}
+    names = {trial.name for trial in read_trials(undisturbed)}
     assert {trial.name for trial in read_trials(root)} == names
-    assert {name: toy.last_sha(root / name) for name in names} == {name: toy.last_sha(quiet / name) for name in names}
+    assert {name: toy.last_sha(root / name) for name in names} == {
+        name: toy.last_sha(undisturbed / name) for name in names
+    }
     capsys.readouterr()
     assert jobs(["table", str(root)]) == 0
     told = capsys.readouterr().out

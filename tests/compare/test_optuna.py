@@ -78,11 +78,11 @@ def test_a_suggestion_is_that_of_a_plain_study_of_the_same_trials(tmp_path):
 
 
 def test_a_killed_tuning_goes_on_to_the_same_trials(tmp_path):
-    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
-    quiet.mkdir()
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
     killed.mkdir()
     tune(killed, until=4)
-    assert tune(killed) == tune(quiet)
+    assert tune(killed) == tune(undisturbed)
 
 
 def test_what_was_begun_stays_though_a_trial_that_had_failed_then_ends_well(tmp_path):

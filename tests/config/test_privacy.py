@@ -30,7 +30,7 @@ def test_the_mode_cannot_change_within_a_run():
 
 
 @pytest.mark.parametrize(
-    "overrides, idle",
+    "overrides, unread",
     [
         (["privacy.mechanism=vector", "privacy.bound=1", "privacy.multiplier=2", "privacy.counts=1"], []),
         (["privacy.multiplier=2", "privacy.predictions=true"], []),
@@ -43,9 +43,9 @@ def test_the_mode_cannot_change_within_a_run():
         (["scheme.name=fedavg", "privacy.counts=1", "privacy.predictions=true"], ["predictions", "counts"]),
     ],
 )
-def test_settings_that_nothing_reads(overrides, idle):
+def test_settings_that_nothing_reads(overrides, unread):
     found = without_effect(resolved(*overrides), [text.partition("=")[0] for text in overrides])
-    assert sorted(line.partition("=")[0] for line in found) == sorted(f"privacy.{name}" for name in idle)
+    assert sorted(line.partition("=")[0] for line in found) == sorted(f"privacy.{name}" for name in unread)
 
 
 def test_the_mechanism_replaces_the_schemes_own_settings():

@@ -1,6 +1,6 @@
 """The doctor on set-ups that are broken on purpose: under launchers, in forked ranks, on broken disks.
 
-Under a real SLURM: tests/jobs/test_slurm.py. The faults of a rank: tests/support/sick_doctor.py.
+Under a real SLURM: tests/jobs/test_slurm.py. The faults of a rank: tests/support/faulty_doctor.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import faulty_doctor
 import pytest
-import sick_doctor
 import toy
 from comm_launch import environment, mpirun_path, ours
 
@@ -30,7 +30,7 @@ SECTIONS = ["launch", "transport", "placement", "packages", "clocks", "batch", "
 
 def doctor_rank(rank: int, arguments: list[str], patch) -> None:
     """One rank; `patch(rank)` changes this process only."""
-    sick_doctor.make_small()
+    faulty_doctor.make_small()
     patch(rank)
     sys.exit(main(arguments))
 
@@ -60,7 +60,7 @@ def alone(*arguments: object, patch=healthy) -> tuple[int | None, set[str]]:
 
 
 MPIRUN = [mpirun_path(), "-n", "3", "--bind-to", "none"]
-DOCTOR = [sick_doctor.__file__, "-m", "hkd_hpc.doctor", "comm.timeout_s=240", "comm.start_timeout_s=240"]
+DOCTOR = [faulty_doctor.__file__, "-m", "hkd_hpc.doctor", "comm.timeout_s=240", "comm.start_timeout_s=240"]
 
 
 def launched(*command: object, **env: str) -> subprocess.CompletedProcess[str]:

@@ -136,7 +136,9 @@ def write_spec(path, sweep):
     return path
 
 
-def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
+def test_slurm_jobs_that_are_signalled_requeued_or_killed_end_with_the_bits_of_an_undisturbed_run(
+    slurm, data, hold, tmp_path
+):
     """SLURM's notice of the time limit, a requeue, a KILL, and the death of the process that launched and waits."""
     sweep = sweep_of(data, scheme=["held:Held", "held:HeldMoon", "held:HeldFedHKD"])
     root = tmp_path / "my study"
@@ -194,7 +196,9 @@ def test_slurm_jobs_are_cancelled_and_their_trials_resubmitted(slurm, data, hold
     assert "resuming after round 1" in (folder / "log.txt").read_text()
 
 
-def test_packed_job_that_is_signalled_or_loses_a_worker_goes_on_to_the_bits_of_a_quiet_run(slurm, data, hold, tmp_path):
+def test_packed_job_that_is_signalled_or_loses_a_worker_resumes_to_the_bits_of_an_undisturbed_run(
+    slurm, data, hold, tmp_path
+):
     """Two workers for three trials: one is killed, a signal stops the other, and the requeued job goes on with all."""
     sweep = sweep_of(data, scheme=["held:Held"], seed=[0, 1, 2])
     study = launch(sweep, root=tmp_path / "root", pack=True, slots=2, time_min=10)
@@ -266,7 +270,7 @@ def test_job_that_slurm_holds_is_told_with_what_releases_it(slurm, data, tmp_pat
     tell = watch.when_counts_change(told.append)
     for _ in range(2):
         tell(Study(study.root).status())
-    line = f"SLURM holds job {job} (JobHeldAdmin): scontrol release {job} lets it go on"
+    line = f"SLURM holds job {job} (JobHeldAdmin): scontrol release {job} lets it continue"
     assert told == ["1 trials: 1 queued", line]
     assert line in watch.table(Study(study.root).status())
     slurm.run("scontrol", "release", job)

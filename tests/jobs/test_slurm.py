@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faulty_doctor
 import pytest
-import sick_doctor
 import slurm_cluster
 import toy
 from comm_launch import SCRIPT
@@ -282,7 +282,7 @@ def test_the_doctor_names_each_fault_of_a_job(cluster, site):
                 MPI="none",
                 OUT=str(disk / "runs"),
                 SETUP="limits.sh",
-                PYTHON=f"taskset -c {core} python '{sick_doctor.__file__}'",
+                PYTHON=f"taskset -c {core} python '{faulty_doctor.__file__}'",
                 FAULTS="one_gpu no_locks",
                 settings=["--json", "fed.clients=2", *PATIENT],
             )

@@ -210,9 +210,9 @@ def test_a_run_that_was_changed_on_the_way_is_no_evidence(tmp_path, capsys, part
 
 def test_a_run_that_lost_a_client_is_no_evidence():
     columns = {"clients_refused": np.array([0, 1, 1]), "clients_failed": np.array([0, 0, 0])}
-    assert records.unfit(SimpleNamespace(changes=[], round_columns=columns)) == "clients refused: 2"
-    whole = {name: np.zeros(3, int) for name in columns}
-    assert records.unfit(SimpleNamespace(changes=[], round_columns=whole)) == ""
+    assert records.unfit(SimpleNamespace(changes=[], round_columns=columns)) == "clients rejected: 2"
+    none = {name: np.zeros(3, int) for name in columns}
+    assert records.unfit(SimpleNamespace(changes=[], round_columns=none)) == ""
 
 
 def test_more_seeds_are_added_and_another_run_of_one_is_not():

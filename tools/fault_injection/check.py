@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 class Attempt:
     """How an attempt ended: ranks that had to be killed when time was up, how each rank ended, and its notes."""
 
-    late: list[int]
+    unresponsive: list[int]
     results: list[Result]
     notes: Notes
 
@@ -123,8 +123,8 @@ def judge(
     scenario: Scenario, fault: Fault | None, attempt: Attempt, folder: Path, known: Known, expected: Expected
 ) -> list[Verdict]:
     """All that is wrong after an attempt; `known` is brought up to date."""
-    if attempt.late:
-        return [Verdict(HUNG, f"ranks {attempt.late} had to be killed")]
+    if attempt.unresponsive:
+        return [Verdict(HUNG, f"ranks {attempt.unresponsive} had to be killed")]
     complete = bool(summary(folder))
     struck = fault if attempt.notes.has("struck") else None
     found = judge_training(attempt, known) + judge_end(struck, attempt, complete)

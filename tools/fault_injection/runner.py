@@ -176,7 +176,7 @@ def run_attempt(site: Site, scenario: Scenario, folder: Path, ranks: int, fault:
         "comm.start_timeout_s=30",
     ]
     hung: list[int] = []
-    late, results = watch_ranks(
+    unresponsive, results = watch_ranks(
         ranks,
         run_rank,
         arguments,
@@ -188,7 +188,7 @@ def run_attempt(site: Site, scenario: Scenario, folder: Path, ranks: int, fault:
         timeout_s=LONGEST_S,
         watch=watcher(fault, notes, arguments, timeout_s + DEADLINE_S, hung),
     )
-    return Attempt(late or hung, results, notes)
+    return Attempt(unresponsive or hung, results, notes)
 
 
 def watcher(
@@ -229,8 +229,8 @@ def second_rank(rank: int, arguments: list[str]) -> None:
 def reference_run(site: Site, scenario: Scenario, folder: Path) -> Expected | Verdict:
     """What one process makes of its settings, or what is wrong although nothing befell it."""
     attempt = run_attempt(site, scenario, folder, 1, None)
-    if attempt.late or not attempt.succeeded:
-        return Verdict(HUNG if attempt.late else LOST, f"its reference run failed\n{attempt.output}")
+    if attempt.unresponsive or not attempt.succeeded:
+        return Verdict(HUNG if attempt.unresponsive else LOST, f"its reference run failed\n{attempt.output}")
     return Expected.of(folder)
 
 

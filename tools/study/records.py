@@ -66,7 +66,7 @@ class Record:
 
 def collected(root: Path) -> list[Record]:
     """The finished runs below the root of a comparison or a sweep. UsageError where there is none, and for one that is
-    not whole."""
+    incomplete."""
     study = load_study(root)
     trials = study.trials if isinstance(study, Study) else []
     rows = {trial.name: variant_of(trial.labels) for trial in trials if not trial.folder}  # of a comparison: by names
@@ -87,7 +87,7 @@ def row_of(run: Run) -> str:
 
 
 def record_of(run: Run, row: str) -> Record:
-    """What the study keeps of a finished run. UsageError for one that is not whole."""
+    """What the study keeps of a finished run. UsageError for one that is incomplete."""
     if why := unfit(run):
         raise UsageError(f"{run.path}: {why}; the study takes runs of one code and one setting, of all clients")
     columns = {name: values for name, values in run.round_columns.items() if is_kept(name)} | shared(run)
@@ -104,8 +104,9 @@ def unfit(run: Run) -> str:
     """Why a finished run is no evidence: something was changed on the way, or a client was rejected; else empty."""
     if run.changes:
         return f"was resumed with changes ({messages.changes_text(json.dumps(run.changes))})"
-    lost = {what: int(run.round_columns[what].sum()) for what in ("clients_refused", "clients_failed")}
-    return ", ".join(f"{what.replace('_', ' ')}: {count}" for what, count in lost.items() if count)
+    columns = {"rejected": "clients_refused", "failed": "clients_failed"}
+    lost = {what: int(run.round_columns[column].sum()) for what, column in columns.items()}
+    return ", ".join(f"clients {what}: {count}" for what, count in lost.items() if count)
 
 
 def is_kept(column: str) -> bool:

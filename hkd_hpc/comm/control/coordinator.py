@@ -117,25 +117,29 @@ class Coordinator(Control):
                 then()
             return
         for entry in list(self._waiting.values())[:1]:  # the one that waits longest
-            late = [m.rank for m in self.members if m.rank not in self._waiting and self._is_late(m.rank, entry, now_s)]
-            if late:
+            unresponsive = [
+                m.rank
+                for m in self.members
+                if m.rank not in self._waiting and self._is_unresponsive(m.rank, entry, now_s)
+            ]
+            if unresponsive:
                 text = (
-                    f"{self.members[late[0]]} did not reach {name_of(entry.key)} within "
-                    f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(late[0])}"
+                    f"{self.members[unresponsive[0]]} did not reach {name_of(entry.key)} within "
+                    f"{self.timeout_s:g} s (comm.timeout_s); last seen in {self._last_seen(unresponsive[0])}"
                 )
-                self._request_stacks(partial(self._end_wait, text, late))
+                self._request_stacks(partial(self._end_wait, text, unresponsive))
 
     def _request_stacks(self, then: Callable[[], None]) -> None:
         """Ask all for their stacks, and call `then` when they have answered, or not in time."""
         self._stack_request = self._clock_s + STACK_WAIT_S, then
         self._send_all({"kind": "request_stack"})
 
-    def _end_wait(self, text: str, late: list[int]) -> None:
+    def _end_wait(self, text: str, unresponsive: list[int]) -> None:
         """All that wait raise RunError; a rank that arrived after all is waited for again."""
         self._stack_request = None
-        if all(rank in self._waiting for rank in late) or not self._waiting:
+        if all(rank in self._waiting for rank in unresponsive) or not self._waiting:
             return
-        self._broken = f"{text}\n{self._summary(late, diagnostics.ADVICE_HANG)}"
+        self._broken = f"{text}\n{self._summary(unresponsive, diagnostics.ADVICE_HANG)}"
         self._reject_waiting(self._broken)
 
     def _summary(self, unresponsive: Sequence[int], advice: str) -> str:
@@ -163,7 +167,7 @@ class Coordinator(Control):
             )
         return diagnostics.summary(states, f"{advice} {self.ending}")
 
-    def _is_late(self, rank: int, entry: Entry, now_s: float) -> bool:
+    def _is_unresponsive(self, rank: int, entry: Entry, now_s: float) -> bool:
         return now_s - max(entry.since_s, self._seen[rank][1]) > self.timeout_s
 
     def _last_seen(self, rank: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ def outdated(scheme: Scheme, net: torch.nn.Module) -> list[str]:
         for thing in (scheme, net)
         if says_captures(thing)
     ]
-    unread = hasattr(scheme, "sets_gradient")
-    return told + [f"{type(scheme).__name__}: `sets_gradient` is not read any more; leave it away"] * unread
+    name = type(scheme).__name__
+    told += [f"{name}: `facts` is called `info` now; it is taken as that"] * reads_facts(scheme)
+    return told + [f"{name}: `sets_gradient` is not read any more; leave it away"] * hasattr(scheme, "sets_gradient")
 
 
 def nothing_personal(scheme: Scheme, net: torch.nn.Module) -> list[str]:
@@ -51,6 +53,21 @@ def says_captures(thing: object) -> bool:
     """Whether its class declares `cuda_graph_safe` under the name of older versions."""
     own = vars(type(thing))
     return own.get("captures") is True and "cuda_graph_safe" not in own
+
+
+def reads_facts(scheme: Scheme) -> bool:
+    """Whether a method of a class of its own names `info` as older versions did."""
+    own = [cls for cls in type(scheme).__mro__ if cls is not Scheme]
+    functions = [each for cls in own for each in vars(cls).values() if isinstance(each, FunctionType)]
+    return any("facts" in code.co_names for function in functions for code in _codes(function.__code__))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions within it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
 
 
 def check_declarations(scheme: Scheme, kept: tuple[str, ...]) -> None:

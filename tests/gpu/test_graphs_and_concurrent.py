@@ -129,6 +129,7 @@ def test_the_names_of_older_versions_are_taken_and_told(data, capsys):
     run = Federation(data, f"{__name__}:Old")
     assert capsys.readouterr().err.splitlines() == [
         "hkd_hpc: warning: Old: `captures` is called `cuda_graph_safe` now; it is taken as that",
+        "hkd_hpc: warning: Old: `facts` is called `info` now; it is taken as that",
         "hkd_hpc: warning: Old: `sets_gradient` is not read any more; leave it away",
     ]
     assert graphs.why_not(run.scheme, run.net, torch.device("cuda")) == ""

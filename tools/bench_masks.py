@@ -1,7 +1,7 @@
 """What masks on the weights cost (bench_masks [--quick]): privacy.secure_sum of ten clients, on 3 and on 11 ranks.
 
-Beside the exchange without masks, in turns in the same processes: the small network's weights, and as many as job J
-has. A masked exchange is the sum of what is masked already and the way back to the mean; all steps are that and what
+Beside the exchange without masks, in turns in the same processes: the small network's weights, and as many as workload
+J has. A masked exchange is the sum of what is masked already and the way back to the mean; all steps are that and what
 comes before: keys and shares, masks and the numbers under them (for which a rank does not wait for slower ones), and
 the agreement on who delivers. On fewer cores than ranks all of it shares them as the exchange does: only ratios count.
 Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
@@ -30,7 +30,7 @@ CLIENTS = 10
 class Sizes:
     """How much is measured."""
 
-    floats: tuple[int, ...] = (102_378, 11_219_594)  # of the small network, of job J
+    floats: tuple[int, ...] = (102_378, 11_219_594)  # of the small network, of workload J
     ranks: tuple[int, ...] = (3, 11)
     repeats: int = 5
 

@@ -1,13 +1,15 @@
 """Ours beside pfl-research and Flower (bench_peers [--env DIR] [--quick]); half an hour on 2 cores.
 
-Jobs J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no evaluation,
-two processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in turn, again and
-again. The first round of a run does not count, nor does our last, in which we test and save. A ratio is that of two
-medians of one turn. Memory is the largest sum of the PSS of a run's processes, without those that only start others.
+Workloads J and S of tools.bench: 10 clients, one local epoch, weights and BatchNorm's statistics averaged, no
+evaluation, two processes that train with one thread each. The bare loop, ours, pfl-research and Flower run them in
+turn, again and again. The first round of a run does not count, nor does our last, in which we test and save. A ratio is
+that of two medians of one turn. Memory is the largest sum of the PSS of a run's processes, without those that only
+start others.
 
 The peers live in an environment of their own, made on first use (6 GB), with torch as here. Each must first come to the
-weights and statistics of the plain loop in tools/peers/job.py, on small clients. What cannot be installed, does not run
-or trains something else has its reason in the table, whose other rows are made all the same; the exit code is 1 then.
+weights and statistics of the plain loop in tools/peers/workload.py, on small clients. What cannot be installed, does
+not run or trains something else has its reason in the table, whose other rows are made all the same; the exit code is 1
+then.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ PEERS = (
     Peer("pfl-research", "pfl[pytorch]==0.6.0", "tools.peers.pfl_research", TORCHRUN),
     Peer("Flower simulation", "flwr[simulation]==1.42.0", "tools.peers.flower"),
 )
-PLAIN = Peer("plain loop", "", "tools.peers.job")
+PLAIN = Peer("plain loop", "", "tools.peers.workload")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ QUICK = Sizes(images=72, rounds=1)
 
 @dataclass
 class Measurement:
-    """What was measured of one system and job: a number for each turn, or why there is none."""
+    """What was measured of one system and workload: a number for each turn, or why there is none."""
 
     round_s: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
@@ -139,7 +141,7 @@ def install(env: Path, peer: Peer) -> Path:
 # --- runs
 
 
-def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tuple[dict, int]:
+def run_peer(peer: Peer, python: Path, workload: str, images: int, rounds: int) -> tuple[dict, int]:
     """(what the peer's script printed, peak PSS of its processes in bytes). BenchError when it fails or hangs."""
     more = {
         "PYTHONPATH": str(HOME),
@@ -147,7 +149,7 @@ def run_peer(peer: Peer, python: Path, job: str, images: int, rounds: int) -> tu
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_HOME": str(python.parents[1] / "flwr"),
     }  # no peer reports its use to its makers
-    command = [str(python), *peer.launcher, "-m", peer.module, job, str(images), str(rounds)]
+    command = [str(python), *peer.launcher, "-m", peer.module, workload, str(images), str(rounds)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -204,9 +206,9 @@ def check_timed(found: dict, sizes: Sizes) -> None:
         raise BenchError(f"does not learn: loss {found['loss']}")
 
 
-def run_ours(job: str, sizes: Sizes) -> tuple[list[float], int]:
+def run_ours(workload: str, sizes: Sizes) -> tuple[list[float], int]:
     last_only = f"run.evaluate_every={sizes.rounds + 2}", f"run.checkpoint_every={sizes.rounds + 2}"
-    rounds = whole_round.run_program(job, schemes.REFERENCE, 1, sizes.images, sizes.rounds, *last_only)
+    rounds = whole_round.run_program(workload, schemes.REFERENCE, 1, sizes.images, sizes.rounds, *last_only)
     return rounds.wall_s, rounds.peak_bytes
 
 
@@ -217,8 +219,8 @@ def run_bare(pair: list[Child], sizes: Sizes) -> tuple[list[float], int]:
     return training.result(), peak_bytes
 
 
-def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[float], int]:
-    found, peak_bytes = run_peer(peer, python, job, sizes.images, sizes.rounds + 1)
+def run_timed(peer: Peer, python: Path, workload: str, sizes: Sizes) -> tuple[list[float], int]:
+    found, peak_bytes = run_peer(peer, python, workload, sizes.images, sizes.rounds + 1)
     check_timed(found, sizes)
     return found["round_s"], peak_bytes
 
@@ -227,18 +229,18 @@ def run_timed(peer: Peer, python: Path, job: str, sizes: Sizes) -> tuple[list[fl
 
 
 def row(name: str, version: str, found: dict[str, Measurement], bare: dict[str, Measurement]) -> list[str]:
-    """A system's row; `found` and `bare` by job."""
+    """A system's row; `found` and `bare` by workload."""
     cells: list[list[str]] = [[], [], []]
-    for job, of_job in found.items():
-        if of_job.why or not of_job.round_s:
-            texts = of_job.why or "–", "–", "–"
+    for workload, of_workload in found.items():
+        if of_workload.why or not of_workload.round_s:
+            texts = of_workload.why or "–", "–", "–"
         else:
-            ratios = [ours_s / bare_s for ours_s, bare_s in zip(of_job.round_s, bare[job].round_s)]
+            ratios = [ours_s / bare_s for ours_s, bare_s in zip(of_workload.round_s, bare[workload].round_s)]
             spread = f" ({number(min(ratios))} to {number(max(ratios))})" if len(ratios) > 1 else ""
             texts = (
-                number(median(of_job.round_s)),
-                "1" if of_job is bare[job] else number(median(ratios)) + spread,
-                number(max(of_job.peak_bytes) / GIGA),
+                number(median(of_workload.round_s)),
+                "1" if of_workload is bare[workload] else number(median(ratios)) + spread,
+                number(max(of_workload.peak_bytes) / GIGA),
             )
         for column, text in zip(cells, texts):
             column.append(" ".join(text.split()).replace("|", "/"))
@@ -246,14 +248,14 @@ def row(name: str, version: str, found: dict[str, Measurement], bare: dict[str, 
 
 
 def table(found: dict[str, dict[str, Measurement]], versions: dict[str, str]) -> str:
-    """`found`: by system, then by job; the bare loop is among them."""
-    jobs = list(found[BARE])
+    """`found`: by system, then by workload; the bare loop is among them."""
+    workloads = list(found[BARE])
     head = [
         "system",
         "version",
-        *(f"{job}, s/round" for job in jobs),
-        *(f"{job} / bare" for job in jobs),
-        *(f"peak PSS {job}, GB" for job in jobs),
+        *(f"{workload}, s/round" for workload in workloads),
+        *(f"{workload} / bare" for workload in workloads),
+        *(f"peak PSS {workload}, GB" for workload in workloads),
     ]
     return Table(
         head, [row(name, versions[name], of_system, found[BARE]) for name, of_system in found.items()]
@@ -290,34 +292,34 @@ def prepare(env: Path, peers: list[Peer], found: dict[str, dict[str, Measurement
         versions[peer.name] = peer.requirement
         try:
             python = install(env, peer)
-            for job in found[peer.name]:
-                result, _ = run_peer(peer, python, job, sizes.check_images, 1)
+            for workload in found[peer.name]:
+                result, _ = run_peer(peer, python, workload, sizes.check_images, 1)
                 versions[peer.name] = ", ".join(map(" ".join, result["versions"].items()))
-                plain[job] = plain.get(job) or run_peer(PLAIN, python, job, sizes.check_images, 1)[0]
-                compare(result, plain[job])
-                print(f"{peer.name}, job {job}: trains what the plain loop does", file=sys.stderr, flush=True)
+                plain[workload] = plain.get(workload) or run_peer(PLAIN, python, workload, sizes.check_images, 1)[0]
+                compare(result, plain[workload])
+                print(f"{peer.name}, workload {workload}: trains what the plain loop does", file=sys.stderr, flush=True)
         except (BenchError, OSError, subprocess.SubprocessError) as error:
-            for of_job in found[peer.name].values():
-                of_job.why = str(error).splitlines()[0]
+            for of_workload in found[peer.name].values():
+                of_workload.why = str(error).splitlines()[0]
             print(f"{peer.name}: {error}", file=sys.stderr, flush=True)
     return versions
 
 
-def measure_job(
-    job: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Measurement]], sizes: Sizes
+def measure_workload(
+    workload: str, turns: int, peers: list[Peer], env: Path, found: dict[str, dict[str, Measurement]], sizes: Sizes
 ) -> None:
     """All systems in turn."""
-    pair = [Child(f"{__package__}.bench.bare_loop", job, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
+    pair = [Child(f"{__package__}.bench.bare_loop", workload, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
     try:
         whole_round.run_bare(pair, 1)  # warm up
         for turn in range(1, turns + 1):
             measures = {
                 BARE: partial(run_bare, pair, sizes),
-                OURS: partial(run_ours, job, sizes),
-                **{peer.name: partial(run_timed, peer, env / "bin" / "python", job, sizes) for peer in peers},
+                OURS: partial(run_ours, workload, sizes),
+                **{peer.name: partial(run_timed, peer, env / "bin" / "python", workload, sizes) for peer in peers},
             }
             for name, measure in measures.items():
-                attempt(found[name][job], f"turn {turn}, job {job}, {name}", measure)
+                attempt(found[name][workload], f"turn {turn}, workload {workload}, {name}", measure)
     finally:
         for child in pair:
             child.close()
@@ -330,7 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--env", type=path_argument, default=Path(".bench_peers"), help="folder of the peers' environment"
     )
     parser.add_argument("--jobs", choices=("J", "S", "JS"), default="JS")
-    parser.add_argument("--turns", type=int, default=3, help="how often each system runs each job")
+    parser.add_argument("--turns", type=int, default=3, help="how often each system runs each workload")
     parser.add_argument("--no-peers", action="store_true", help="the bare loop and ours alone; nothing is installed")
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny clients, one turn, no meaning")
     options = parser.parse_args(arguments)
@@ -339,15 +341,16 @@ def main(arguments: list[str] | None = None) -> int:
     sizes, turns = (QUICK, 1) if options.quick else (Sizes(), options.turns)
     peers = [] if options.no_peers else list(PEERS)
     found = {
-        name: {job: Measurement() for job in options.jobs} for name in (BARE, OURS, *(peer.name for peer in peers))
+        name: {workload: Measurement() for workload in options.jobs}
+        for name in (BARE, OURS, *(peer.name for peer in peers))
     }
     env = options.env.resolve()
     versions = {BARE: f"torch {installed('torch')}", OURS: "this commit", **prepare(env, peers, found, sizes)}
-    for job in options.jobs:
-        measure_job(job, turns, peers, env, found, sizes)
+    for workload in options.jobs:
+        measure_workload(workload, turns, peers, env, found, sizes)
     print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
     print(table(found, versions))
-    return int(any(of_job.why for of_system in found.values() for of_job in of_system.values()))
+    return int(any(of_workload.why for of_system in found.values() for of_workload in of_system.values()))
 
 
 if __name__ == "__main__":

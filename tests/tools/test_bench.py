@@ -21,19 +21,19 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
-    "fedavg round, job J: ours / bare loop",
-    "fedavg round, job S: ours / bare loop",
-    "round of 5 epochs, job J: fedhkd / fedavg (paper 1.47)",
-    "round of 5 epochs, job S: fedhkd / fedavg",
-    "fedavg round, job J: with train.augment=crop_flip / none",
-    "fedavg round, job J, mpirun -n 3: ours / bare loop in 2 processes",
-    "share of a round that is no training, job J",
-    "fedavg round, job S, mpirun -n 3: ours / bare loop in 2 processes",
-    "share of a round that is no training, job S",
-    "peak memory (PSS) of 3 ranks, job J",
+    "fedavg round, workload J: ours / bare loop",
+    "fedavg round, workload S: ours / bare loop",
+    "round of 5 epochs, workload J: fedhkd / fedavg (paper 1.47)",
+    "round of 5 epochs, workload S: fedhkd / fedavg",
+    "fedavg round, workload J: with train.augment=crop_flip / none",
+    "fedavg round, workload J, mpirun -n 3: ours / bare loop in 2 processes",
+    "share of a round that is no training, workload J",
+    "fedavg round, workload S, mpirun -n 3: ours / bare loop in 2 processes",
+    "share of a round that is no training, workload S",
+    "peak memory (PSS) of 3 ranks, workload J",
     "exact exchange, 2 client ranks: / bare all-reduce of its bytes",
     "exact exchange, 2 client ranks: / pickled state dicts",
-    "exact exchange, 2 client ranks: share of a round of job J",
+    "exact exchange, 2 client ranks: share of a round of workload J",
     "exact exchange, 11 ranks: / bare all-reduce of its bytes",
     "exact exchange, 11 ranks: / pickled state dicts",
     "mpirun -n 11 to the first training step / import torch alone",
@@ -72,16 +72,16 @@ def test_schemes_are_measured_against_the_reference():
     assert done.returncode == 0, done.stderr
     rows = [line.split("  ")[0] or line.strip().split("  ")[0] for line in done.stdout.splitlines()[4:]]
     assert rows == [
-        "round of 5 epochs, job J: moon / fedavg (paper 2.36)",
-        "round of 5 epochs, job J: fedgen / fedavg (paper 1.21)",
-        "fedgen, job J: server's combine of 10 reports",
-        "round of 5 epochs, job J: fedmd / fedavg (paper 2.58)",
-        "fedmd, job J: server's combine of 10 reports",
-        "round of 5 epochs, job S: moon / fedavg",
-        "round of 5 epochs, job S: fedgen / fedavg",
-        "fedgen, job S: server's combine of 10 reports",
-        "round of 5 epochs, job S: fedmd / fedavg",
-        "fedmd, job S: server's combine of 10 reports",
+        "round of 5 epochs, workload J: moon / fedavg (paper 2.36)",
+        "round of 5 epochs, workload J: fedgen / fedavg (paper 1.21)",
+        "fedgen, workload J: server's combine of 10 reports",
+        "round of 5 epochs, workload J: fedmd / fedavg (paper 2.58)",
+        "fedmd, workload J: server's combine of 10 reports",
+        "round of 5 epochs, workload S: moon / fedavg",
+        "round of 5 epochs, workload S: fedgen / fedavg",
+        "fedgen, workload S: server's combine of 10 reports",
+        "round of 5 epochs, workload S: fedmd / fedavg",
+        "fedmd, workload S: server's combine of 10 reports",
     ]
 
 

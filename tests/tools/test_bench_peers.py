@@ -1,4 +1,4 @@
-"""The peers' job is the bench's, a peer that trains something else is told, a table is made whatever fails.
+"""The peers' workload is the bench's, a peer that trains something else is told, a table is made whatever fails.
 
 No peer is installed.
 """
@@ -23,7 +23,7 @@ from tools import bench_peers
 from tools.bench import processes
 from tools.bench.processes import BenchError
 from tools.bench_peers import BARE, OURS, PLAIN, QUICK, Measurement, Peer
-from tools.peers import job
+from tools.peers import workload
 
 pytestmark = pytest.mark.slow
 
@@ -37,29 +37,29 @@ def small_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 10))
 
 
-# --- the job
+# --- the workload
 
 
 @pytest.mark.parametrize("name, parameters", [("J", 11_209_994), ("S", 1_286_734)])
 def test_nets_are_those_of_the_jobs(name, parameters):
-    assert sum(parameter.numel() for parameter in job.build_net(name).parameters()) == parameters
+    assert sum(parameter.numel() for parameter in workload.build_net(name).parameters()) == parameters
 
 
 def test_an_epoch_takes_each_image_once_in_batches_of_64_and_keeps_the_short_one():
-    found = list(job.batches(3, 375, 1))
+    found = list(workload.batches(3, 375, 1))
     assert [len(y) for _, y in found] == [64, 64, 64, 64, 64, 55]
-    assert sorted(job.order(3, 375, 1).tolist()) == list(range(375))
+    assert sorted(workload.order(3, 375, 1).tolist()) == list(range(375))
     x, y = torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
-    whole_x, whole_y = job.load(3, 375)
-    assert torch.equal(x, whole_x[job.order(3, 375, 1)])
-    assert torch.equal(y, whole_y[job.order(3, 375, 1)])
+    whole_x, whole_y = workload.load(3, 375)
+    assert torch.equal(x, whole_x[workload.order(3, 375, 1)])
+    assert torch.equal(y, whole_y[workload.order(3, 375, 1)])
     assert x.dtype == torch.float32
     assert x.min() == -1
     assert x.max() == 1
 
 
 def test_clients_and_rounds_have_orders_of_their_own():
-    orders = {tuple(job.order(client, 72, round).tolist()) for client in range(10) for round in (1, 2, 3)}
+    orders = {tuple(workload.order(client, 72, round).tolist()) for client in range(10) for round in (1, 2, 3)}
     assert len(orders) == 30
 
 
@@ -67,15 +67,15 @@ def test_the_first_step_is_adams():
     """Softmax regression by hand: the weights' gradient is (p - onehot)^T x / n, the step lr g / (|g| + eps)."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10, bias=False)).double()
     before = net[1].weight.detach().numpy().copy()
-    x, y = (tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in job.load(0, 8))
+    x, y = (tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in workload.load(0, 8))
     logits = x.reshape(8, -1) @ before.T
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     loss = -np.log(p[np.arange(8), y]).mean()
     gradient = (p - np.eye(10)[y]).T @ x.reshape(8, -1) / 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "load", lambda client, images: (torch.from_numpy(x), torch.from_numpy(y)))
-        assert job.train(net, 0, 8, 1) == pytest.approx([loss], rel=1e-12)
+        patch.setattr(workload, "load", lambda client, images: (torch.from_numpy(x), torch.from_numpy(y)))
+        assert workload.train(net, 0, 8, 1) == pytest.approx([loss], rel=1e-12)
     expected = before - 1e-3 * gradient / (np.abs(gradient) + 1e-8)
     np.testing.assert_allclose(net[1].weight.detach().numpy(), expected, rtol=0, atol=1e-9)
 
@@ -84,17 +84,17 @@ def test_a_round_averages_weights_and_running_statistics_of_clients_that_start_a
     net, start, totals, losses = small_net(), small_net(), {}, []
     for client in range(10):
         own = copy.deepcopy(start)
-        losses += job.train(own, client, 70, 2)
+        losses += workload.train(own, client, 70, 2)
         for name, tensor in own.state_dict().items():
             totals[name] = totals.get(name, 0) + tensor.numpy().astype(np.float64)
-    assert job.average_round(net, 70, 2) == losses
+    assert workload.average_round(net, 70, 2) == losses
     assert len(losses) == 20
     state = net.state_dict()
-    assert set(job.averaged(net)) == set(state) - {"1.num_batches_tracked"}
-    for name in job.averaged(net):
+    assert set(workload.averaged(net)) == set(state) - {"1.num_batches_tracked"}
+    for name in workload.averaged(net):
         np.testing.assert_allclose(state[name].numpy(), totals[name] / 10, rtol=1e-6, atol=1e-8)
     buffers = np.concatenate([totals[name] / 10 for name in ("1.running_mean", "1.running_var")])
-    assert job.norms(net)[1] == pytest.approx(np.linalg.norm(buffers), rel=1e-6)
+    assert workload.norms(net)[1] == pytest.approx(np.linalg.norm(buffers), rel=1e-6)
 
 
 def test_the_scripts_of_the_peers_use_nothing_of_ours():
@@ -102,7 +102,7 @@ def test_the_scripts_of_the_peers_use_nothing_of_ours():
         lines = [line.split() for line in script.read_text().splitlines()]
         imported = [words[1] for words in lines if words and words[0] in ("import", "from")]
         ours = {name for name in imported if name.startswith(("hkd_hpc", "tools"))}
-        assert ours <= {"tools.bench.bare_loop", "tools.peers.job", "tools.peers"}, script
+        assert ours <= {"tools.bench.bare_loop", "tools.peers.workload", "tools.peers"}, script
 
 
 # --- a peer

@@ -1,7 +1,8 @@
 """A plain PyTorch training loop, nothing federated: what the training of a round costs at the least without tricks.
 
-`python -m tools.bench.bare_loop JOB IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains those
-clients for so many epochs one after the other and answers with the seconds of CPU. Uses only torch and torchvision.
+`python -m tools.bench.bare_loop WORKLOAD IMAGES`. Each line "fedavg 0,1 1" on stdin (the first word is ignored) trains
+those clients for so many epochs one after the other and answers with the seconds of CPU. Uses only torch and
+torchvision.
 """
 
 import sys
@@ -13,9 +14,9 @@ import torchvision
 from torch import nn
 
 
-def build(job):
+def build(workload):
     """J: ResNet18, latent 64. S: ShuffleNetV2 x1.0, latent 32. Both with one linear classifier for 10 classes."""
-    if job == "J":
+    if workload == "J":
         return nn.Sequential(torchvision.models.resnet18(num_classes=64), nn.Linear(64, 10))
     return nn.Sequential(torchvision.models.shufflenet_v2_x1_0(num_classes=32), nn.Linear(32, 10))
 
@@ -39,9 +40,9 @@ def train(net, x, y, epochs):
             optimizer.step()
 
 
-def main(job, images):
+def main(workload, images):
     torch.set_num_threads(1)
-    net = build(job)
+    net = build(workload)
     for line in sys.stdin:
         _, clients, epochs = line.split()
         data = [make_images(int(client), images) for client in clients.split(",")]

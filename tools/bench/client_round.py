@@ -1,6 +1,6 @@
 """Our side of the training rows of tools.bench: the work of a client rank in a round, one process, one thread.
 
-`python -m tools.bench.client_round JOB IMAGES`. Each line "SCHEME 0,1 EPOCHS [AUGMENT]" on stdin runs one round of
+`python -m tools.bench.client_round WORKLOAD IMAGES`. Each line "SCHEME 0,1 EPOCHS [AUGMENT]" on stdin runs one round of
 those clients and answers with the seconds of CPU: weights loaded, local epochs, report, exact sum and its mean. The
 local test sets are empty; there are as many public images as a client trains on. "SCHEME combine M" answers with the
 seconds in which the server makes its message from M reports. Clients and server keep their state from one line to the
@@ -36,8 +36,8 @@ PUBLIC = CLIENTS  # seed of the public images
 MODEL = {"J": ["model.name=resnet18", "model.latent=64"], "S": ["model.name=shufflenet_v2", "model.latent=32"]}
 
 
-def settings(job: str, scheme: str, augment: str = "none") -> config_module.Config:
-    return config_module.resolve(overrides=[f"scheme.name={scheme}", f"train.augment={augment}", *MODEL[job]])
+def settings(workload: str, scheme: str, augment: str = "none") -> config_module.Config:
+    return config_module.resolve(overrides=[f"scheme.name={scheme}", f"train.augment={augment}", *MODEL[workload]])
 
 
 def make_client(client: int, images: int) -> Client:
@@ -99,15 +99,15 @@ class Round:
         return time.process_time() - start_s
 
 
-def main(job: str, images: int) -> None:
+def main(workload: str, images: int) -> None:
     torch.set_num_threads(1)
     rounds: dict[tuple[str, ...], Round] = {}
-    flat = FlatModel(networks.build(settings(job, schemes.REFERENCE).model, CLASSES, (3, 32, 32), seed=0))
+    flat = FlatModel(networks.build(settings(workload, schemes.REFERENCE).model, CLASSES, (3, 32, 32), seed=0))
     for line in sys.stdin:
         scheme, what, count, *augment = line.split()
         key = scheme, *augment
         if key not in rounds:
-            rounds[key] = Round(flat, settings(job, *key), images)
+            rounds[key] = Round(flat, settings(workload, *key), images)
         round = rounds[key]
         cpu_s = (
             round.combine(int(count))

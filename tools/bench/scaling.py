@@ -3,10 +3,10 @@
 
 Collectives: the slowest rank's seconds, median of repeats, `mpirun -n 2, 3, 5, 11`; the model's constants are their
 non-negative least squares in relative error. Left out: each point in turn is predicted from all the others. Rank 0's
-own part of a barrier is measured alone, for as many ranks as a cluster has. Rounds: job J with fewer images a client;
-strong scaling keeps the clients, weak scaling the clients of a rank. Seconds of an image and the fixed part of a round
-come from the two numbers of clients with one client rank; every other round is predicted. All is measured in turns,
-twice. Ranks beyond the cores share them.
+own part of a barrier is measured alone, for as many ranks as a cluster has. Rounds: workload J with fewer images of a
+client; strong scaling keeps the clients, weak scaling the clients of a rank. Seconds of an image and the fixed part of
+a round come from the two numbers of clients with one client rank; every other round is predicted. All is measured in
+turns, twice. Ranks beyond the cores share them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .table import number
 from .whole_round import Rounds, run_program
 
 MPI_PIECE_BYTES = 8 * (1 << 18)
-NUMBERS_J = 4_272_784  # of job J that training can change: what is averaged
+NUMBERS_J = 4_272_784  # of workload J that training can change: what is averaged
 REPORT_BYTES, MESSAGE_BYTES = 4 * 10 * (64 + 10 + 1), 4 * 10 * (64 + 10 + 1)  # FedHKD, 10 classes, latent 64
 
 
@@ -47,7 +47,7 @@ class Sizes:
     repeats: int = 5
     coordinator_ranks: tuple[int, ...] = (9, 65, 257, 1_025)
     passes: int = 2
-    job: str = "J"
+    workload: str = "J"
     images: int = 130
     rounds: int = 3  # of a run, without its first and last
     strong: tuple[tuple[int, int], ...] = ((2, 10), (3, 10), (5, 10))  # ranks, clients
@@ -61,7 +61,7 @@ QUICK = Sizes(
     repeats=2,
     coordinator_ranks=(3, 9),
     passes=1,
-    job="tiny",
+    workload="tiny",
     images=16,
     rounds=1,
     strong=((2, 2), (3, 2)),
@@ -207,7 +207,9 @@ def runs(sizes: Sizes) -> dict[tuple[int, int], Run]:
     for _ in range(sizes.passes):
         for ranks, clients in dict.fromkeys([*sizes.strong, *sizes.weak]):
             found[ranks, clients].append(
-                run_program(sizes.job, schemes.REFERENCE, 1, sizes.images, sizes.rounds, ranks=ranks, clients=clients)
+                run_program(
+                    sizes.workload, schemes.REFERENCE, 1, sizes.images, sizes.rounds, ranks=ranks, clients=clients
+                )
             )
     return {pair: Run.joined(*pair, passes) for pair, passes in found.items()}
 

@@ -2,13 +2,13 @@
 `--schemes all` instead: every scheme's round against the reference's, in 11 minutes too.
 
 Only ratios within one run, alternated (A B A B ...), mean something on a shared machine; the median is judged, the
-spread stands beside it. Job J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; job S: ShuffleNetV2 x1.0,
-latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios are per client.
-Training rows: one process, one thread, no local test on either side; ours includes the report and the exact sum.
-Their seconds are the CPU's: a thread that never waits takes as long on a core of its own, whoever else is there.
-A scheme's round is a client's, the second or a later one: every class known, its own state there, as many public images
-as it trains on; and the server's combine of ten reports, divided by the ten clients it serves.
-Exit code 0: everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
+spread stands beside it. Workload J: clients of 375 images 3 x 32 x 32, ResNet18 with latent 64; workload S:
+ShuffleNetV2 x1.0, latent 32; batch 64, last short batch kept, Adam 1e-3. Two of ten clients are trained, because ratios
+are per client. Training rows: one process, one thread, no local test on either side; ours includes the report and the
+exact sum. Their seconds are the CPU's: a thread that never waits takes as long on a core of its own, whoever else is
+there. A scheme's round is a client's, the second or a later one: every class known, its own state there, as many public
+images as it trains on; and the server's combine of ten reports, divided by the ten clients it serves. Exit code 0:
+everything was measured, whatever the verdicts; 1: something crashed; 2: wrong arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .table import Line, table
 from .whole_round import TARGETS, whole_round
 
 GIGA = 1e9
-CLIENTS_PER_RANK = 5  # job J on 2 client ranks
+CLIENTS_PER_RANK = 5  # workload J on 2 client ranks
 CLIENTS = 10  # of a federation
 REFERENCE, OURS = schemes.REFERENCE, schemes.DEFAULT
 
@@ -53,7 +53,7 @@ class Sizes:
     clients: int = CLIENTS  # of a whole round
     rounds: int = 3  # of a run, without its first and last
     epochs: int = 5
-    floats: int = 11_219_594  # parameters and BatchNorm buffers of job J
+    floats: int = 11_219_594  # parameters and BatchNorm buffers of workload J
     averaged: int = NUMBERS_J
     few_ranks: int = 3
     many_ranks: int = 11
@@ -97,23 +97,23 @@ class Run:
 
 @dataclass
 class Bench:
-    """What the rows share: the children of the job that is being measured, and seconds that other rows need."""
+    """What the rows share: the children of the workload that is being measured, and seconds that other rows need."""
 
     sizes: Sizes
     children: dict[str, tuple[Child, Child]] = field(default_factory=dict)
-    job_j_client_s: float | None = None
+    workload_j_client_s: float | None = None
     runs: list[Run] = field(default_factory=list)
 
-    def pair_of(self, job: str) -> tuple[Child, Child]:
-        """(ours, bare) for a job, started on first use; those of the other job end."""
-        if job not in self.children:
+    def pair_of(self, workload: str) -> tuple[Child, Child]:
+        """(ours, bare) for a workload, started on first use; those of the other workload end."""
+        if workload not in self.children:
             self.close()
-            arguments = job, str(self.sizes.images)
-            self.children[job] = (
+            arguments = workload, str(self.sizes.images)
+            self.children[workload] = (
                 Child(f"{__package__}.client_round", *arguments),
                 Child(f"{__package__}.bare_loop", *arguments),
             )
-        return self.children[job]
+        return self.children[workload]
 
     def close(self) -> None:
         for child in [child for pair in self.children.values() for child in pair]:
@@ -141,28 +141,28 @@ def ratios(a_s: Sequence[float], b_s: Sequence[float]) -> tuple[float, ...]:
 # --- rows
 
 
-def reference(bench: Bench, job: str) -> list[Line]:
+def reference(bench: Bench, workload: str) -> list[Line]:
     """The reference scheme against the bare loop."""
-    ours, bare = bench.pair_of(job)
+    ours, bare = bench.pair_of(workload)
     for child in (bare, ours):
         child.ask(f"{REFERENCE} 0 1")  # warm up
     request = f"{REFERENCE} 0,1 1"
     ours_s, bare_s = alternate(bench.sizes, lambda i: ours.ask(request), lambda i: bare.ask(request))
-    if job == "J":
-        bench.job_j_client_s = median(ours_s) / 2
+    if workload == "J":
+        bench.workload_j_client_s = median(ours_s) / 2
     memory = ours.peak_bytes() / GIGA, bare.peak_bytes() / GIGA
     return [
-        Line(f"{REFERENCE} round, job {job}: ours / bare loop", ratios(ours_s, bare_s), TARGETS[job]),
-        Line(f"  a client's epoch, job {job}: ours", tuple(s / 2 for s in ours_s), unit="s"),
-        Line(f"  a client's epoch, job {job}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
-        Line(f"  peak memory of the process, job {job}: ours", memory[:1], unit="GB"),
-        Line(f"  peak memory of the process, job {job}: bare loop", memory[1:], unit="GB"),
+        Line(f"{REFERENCE} round, workload {workload}: ours / bare loop", ratios(ours_s, bare_s), TARGETS[workload]),
+        Line(f"  a client's epoch, workload {workload}: ours", tuple(s / 2 for s in ours_s), unit="s"),
+        Line(f"  a client's epoch, workload {workload}: bare loop", tuple(s / 2 for s in bare_s), unit="s"),
+        Line(f"  peak memory of the process, workload {workload}: ours", memory[:1], unit="GB"),
+        Line(f"  peak memory of the process, workload {workload}: bare loop", memory[1:], unit="GB"),
     ]
 
 
-def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
+def scheme_round(bench: Bench, workload: str, scheme: str) -> list[Line]:
     """A scheme against the reference scheme: a client's round, and its share of the server's combine."""
-    ours, _ = bench.pair_of(job)
+    ours, _ = bench.pair_of(workload)
     for name in (scheme, REFERENCE):  # warm up: what clients and server keep from an earlier round is there
         ours.ask(f"{name} 0,1 1")
         ours.ask(f"{name} combine {CLIENTS}")
@@ -175,22 +175,30 @@ def scheme_round(bench: Bench, job: str, scheme: str) -> list[Line]:
 
     scheme_s, reference_s = alternate(bench.sizes, partial(round_s, scheme), partial(round_s, REFERENCE))
     to_reach, paper = schemes.get(scheme).about.slowdown
-    known = f" (paper {paper})" if paper and job == "J" else ""
-    title = f"round of 5 epochs, job {job}: {scheme} / {REFERENCE}{known}"
+    known = f" (paper {paper})" if paper and workload == "J" else ""
+    title = f"round of 5 epochs, workload {workload}: {scheme} / {REFERENCE}{known}"
     lines = [Line(title, ratios(scheme_s, reference_s), to_reach)]
     if schemes.get(scheme).combine is not Scheme.combine:
-        lines.append(Line(f"  {scheme}, job {job}: server's combine of {CLIENTS} reports", tuple(server_s), unit="s"))
+        lines.append(
+            Line(f"  {scheme}, workload {workload}: server's combine of {CLIENTS} reports", tuple(server_s), unit="s")
+        )
     return lines
 
 
-def augmented(bench: Bench, job: str) -> list[Line]:
+def augmented(bench: Bench, workload: str) -> list[Line]:
     """The reference scheme with crops and mirror images against itself without."""
-    ours, _ = bench.pair_of(job)
+    ours, _ = bench.pair_of(workload)
     plain, cropped = f"{REFERENCE} 0 1", f"{REFERENCE} 0 1 crop_flip"
     for request in (cropped, plain):
         ours.ask(request)  # warm up
     cropped_s, plain_s = alternate(bench.sizes, lambda i: ours.ask(cropped), lambda i: ours.ask(plain))
-    return [Line(f"{REFERENCE} round, job {job}: with train.augment=crop_flip / none", ratios(cropped_s, plain_s), 1.1)]
+    return [
+        Line(
+            f"{REFERENCE} round, workload {workload}: with train.augment=crop_flip / none",
+            ratios(cropped_s, plain_s),
+            1.1,
+        )
+    ]
 
 
 def exchange_s(ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
@@ -212,13 +220,13 @@ def exchange(bench: Bench, ranks: int, repeats: int, title: str) -> list[Line]:
 def exchange_2(bench: Bench) -> list[Line]:
     sizes = bench.sizes
     lines = exchange(bench, sizes.few_ranks, sizes.few_repeats, "2 client ranks")
-    if bench.job_j_client_s is None:
+    if bench.workload_j_client_s is None:
         reference(bench, "J")
-    assert bench.job_j_client_s is not None
-    round_s = CLIENTS_PER_RANK * bench.job_j_client_s
+    assert bench.workload_j_client_s is not None
+    round_s = CLIENTS_PER_RANK * bench.workload_j_client_s
     found = exchange_s(sizes.few_ranks, sizes.averaged, sizes.few_repeats)
     share = tuple(100 * seconds / round_s for seconds in found["exact"])
-    return [*lines, Line("exact exchange, 2 client ranks: share of a round of job J", share, 1.0, "%")]
+    return [*lines, Line("exact exchange, 2 client ranks: share of a round of workload J", share, 1.0, "%")]
 
 
 def exchange_11(bench: Bench) -> list[Line]:
@@ -272,9 +280,9 @@ def read_stamps(stamps: Path, event: str) -> list[tuple[str, str]]:
     return [(pid, value) for kind, pid, value in fields if kind == event]
 
 
-def rounds_of_ranks(bench: Bench, job: str) -> list[Line]:
+def rounds_of_ranks(bench: Bench, workload: str) -> list[Line]:
     """The reference scheme under mpirun against the bare loop in as many processes."""
-    return whole_round(bench.sizes, job)
+    return whole_round(bench.sizes, workload)
 
 
 def startup(bench: Bench) -> list[Line]:
@@ -297,19 +305,23 @@ def memory(bench: Bench) -> list[Line]:
     ]
 
 
-def scheme_rows(names: list[str], jobs: str = "JS") -> dict:
-    """Rows by name, one job after the other."""
-    return {f"{name}_{job.lower()}": partial(scheme_round, job=job, scheme=name) for job in jobs for name in names}
+def scheme_rows(names: list[str], workloads: str = "JS") -> dict:
+    """Rows by name, one workload after the other."""
+    return {
+        f"{name}_{workload.lower()}": partial(scheme_round, workload=workload, scheme=name)
+        for workload in workloads
+        for name in names
+    }
 
 
 ROWS = {
-    f"{REFERENCE}_j": partial(reference, job="J"),
+    f"{REFERENCE}_j": partial(reference, workload="J"),
     **scheme_rows([OURS], "J"),
-    "augmented_j": partial(augmented, job="J"),
-    f"{REFERENCE}_s": partial(reference, job="S"),
+    "augmented_j": partial(augmented, workload="J"),
+    f"{REFERENCE}_s": partial(reference, workload="S"),
     **scheme_rows([OURS], "S"),
-    "round_j": partial(rounds_of_ranks, job="J"),
-    "round_s": partial(rounds_of_ranks, job="S"),
+    "round_j": partial(rounds_of_ranks, workload="J"),
+    "round_s": partial(rounds_of_ranks, workload="S"),
     "exchange_2": exchange_2,
     "exchange_11": exchange_11,
     "startup": startup,

@@ -1,6 +1,6 @@
 """The rows of tools.bench that run whole jobs: rounds of `mpirun -n 3` against the bare loop in as many processes.
 
-Ten clients of the job's images each, five on each of two client ranks; the server is the third rank. The bare loop
+Ten clients of the workload's images each, five on each of two client ranks; the server is the third rank. The bare loop
 trains the same clients in two processes side by side, one thread each. Seconds are the wall's, with the test of the
 global model and a checkpoint in every round on our side alone. First and last round of a run are left out: start-up,
 and what is done once at the end. No model of a client is kept, as in the bare loop.
@@ -80,7 +80,14 @@ def write_images(path: Path, images: int, clients: int) -> None:
 
 
 def run_program(
-    job: str, scheme: str, epochs: int, images: int, rounds: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS
+    workload: str,
+    scheme: str,
+    epochs: int,
+    images: int,
+    rounds: int,
+    *more: str,
+    ranks: int = RANKS,
+    clients: int = CLIENTS,
 ) -> Rounds:
     """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings; so many rounds count."""
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +109,7 @@ def run_program(
             "run.client_models=false",
             f"train.epochs={epochs}",
             f"scheme.name={scheme}",
-            *MODEL[job],
+            *MODEL[workload],
             *more,
         )
         with ThreadPoolExecutor() as beside:
@@ -134,14 +141,16 @@ def run_bare(pair: list[Child], epochs: int, clients: int = CLIENTS) -> float:
     return time.monotonic() - start_s
 
 
-def whole_round(sizes: Sizes, job: str, epochs: int = 1) -> list[Line]:
+def whole_round(sizes: Sizes, workload: str, epochs: int = 1) -> list[Line]:
     """The reference scheme's round under mpirun against the bare loop, and what it spends beside training."""
-    pair = [Child(f"{__package__}.bare_loop", job, str(sizes.images)) for _ in range(RANKS - 1)]
+    pair = [Child(f"{__package__}.bare_loop", workload, str(sizes.images)) for _ in range(RANKS - 1)]
     runs, bare_s = [], []
     try:
         run_bare(pair, epochs, sizes.clients)  # warm up
         for _ in range(sizes.round_pairs):
-            runs.append(run_program(job, schemes.REFERENCE, epochs, sizes.images, sizes.rounds, clients=sizes.clients))
+            runs.append(
+                run_program(workload, schemes.REFERENCE, epochs, sizes.images, sizes.rounds, clients=sizes.clients)
+            )
             bare_s += [run_bare(pair, epochs, sizes.clients) for _ in runs[-1].wall_s]
     finally:
         for child in pair:
@@ -150,13 +159,16 @@ def whole_round(sizes: Sizes, job: str, epochs: int = 1) -> list[Line]:
     beside = tuple(100 * beside_s / seconds for run in runs for beside_s, seconds in zip(run.beside_s, run.wall_s))
     lines = [
         Line(
-            f"{schemes.REFERENCE} round, job {job}, mpirun -n 3: ours / bare loop in 2 processes",
+            f"{schemes.REFERENCE} round, workload {workload}, mpirun -n 3: ours / bare loop in 2 processes",
             tuple(ours / bare for ours, bare in zip(wall_s, bare_s)),
-            TARGETS[job],
+            TARGETS[workload],
         ),
-        Line(f"  a round, job {job}: ours", tuple(wall_s), unit="s"),
-        Line(f"  a round, job {job}: bare loop", tuple(bare_s), unit="s"),
-        Line(f"share of a round that is no training, job {job}", beside, 5.0, "%"),
+        Line(f"  a round, workload {workload}: ours", tuple(wall_s), unit="s"),
+        Line(f"  a round, workload {workload}: bare loop", tuple(bare_s), unit="s"),
+        Line(f"share of a round that is no training, workload {workload}", beside, 5.0, "%"),
     ]
     peaks = tuple(run.peak_bytes / GIGA for run in runs)
-    return [*lines, Line(f"peak memory (PSS) of 3 ranks, job {job}", peaks, 2.3 if job == "J" else None, "GB")]
+    return [
+        *lines,
+        Line(f"peak memory (PSS) of 3 ranks, workload {workload}", peaks, 2.3 if workload == "J" else None, "GB"),
+    ]

@@ -1,4 +1,4 @@
-"""A job in Flower's simulation, two Ray actors of one CPU each: `python -m tools.peers.flower JOB IMAGES ROUNDS`.
+"""A workload in Flower's simulation, two Ray actors, a CPU each: `python -m tools.peers.flower WORKLOAD IMAGES ROUNDS`.
 
 Its best: nets and images stay in the actors from one client to the next, no evaluation, no dashboard, fused optimiser.
 """
@@ -17,22 +17,22 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from .job import CLIENTS, WORKERS, build_net, result, train
+from .workload import CLIENTS, WORKERS, build_net, result, train
 
 app = ClientApp()
 
 
 @functools.cache
-def net_of_actor(job: str) -> nn.Module:
+def net_of_actor(workload: str) -> nn.Module:
     """The one net of this process; every client overwrites it."""
-    return build_net(job)
+    return build_net(workload)
 
 
 @app.train()
 def fit(message: Message, context) -> Message:
     """A client's local epoch."""
     config, client = message.content["config"], context.node_config["partition-id"]
-    net = net_of_actor(config["job"])
+    net = net_of_actor(config["workload"])
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     losses = train(net, client, config["images"], config["server-round"])
     metrics = MetricRecord({"num-examples": config["images"], "losses": losses})
@@ -54,8 +54,8 @@ class Averaging(FedAvg):
         return averages
 
 
-def main(job: str, images: int, rounds: int) -> None:
-    net, strategy, server = build_net(job), Averaging(), ServerApp()
+def main(workload: str, images: int, rounds: int) -> None:
+    net, strategy, server = build_net(workload), Averaging(), ServerApp()
 
     @server.main()
     def serve(grid, context) -> None:
@@ -63,7 +63,7 @@ def main(job: str, images: int, rounds: int) -> None:
             grid,
             ArrayRecord(net.state_dict()),
             num_rounds=rounds,
-            train_config=ConfigRecord({"job": job, "images": images}),
+            train_config=ConfigRecord({"workload": workload, "images": images}),
         )
         net.load_state_dict(last.arrays.to_torch_state_dict())
 

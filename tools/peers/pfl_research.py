@@ -1,4 +1,4 @@
-"""A job in pfl-research's simulator: `torchrun --nproc-per-node 2 -m tools.peers.pfl_research JOB IMAGES ROUNDS`.
+"""In pfl-research's simulator: `torchrun --nproc-per-node 2 -m tools.peers.pfl_research WORKLOAD IMAGES ROUNDS`.
 
 Its best: tensors in memory, no evaluation of users after the first round, clients of equal size not weighted, fused
 optimisers on both sides. The library averages parameters alone; BatchNorm's statistics are added to them here.
@@ -24,13 +24,13 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import distributed, nn
 
-from .job import BATCH, CLIENTS, LR, averaged, build_net, load, new_optimizer, order, result
+from .workload import BATCH, CLIENTS, LR, averaged, build_net, load, new_optimizer, order, result
 
 NEVER = 10**9  # the first round is always evaluated
 
 
 class Net(nn.Module):
-    """The job's net with the two methods that pfl-research asks of one. `losses`: of this worker's steps."""
+    """The workload's net with the two methods that pfl-research asks of one. `losses`: of this worker's steps."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -78,9 +78,9 @@ class Watch(TrainingProcessCallback):
         return False, Metrics()
 
 
-def main(job: str, images: int, rounds: int) -> None:
+def main(workload: str, images: int, rounds: int) -> None:
     np.random.seed(0)  # all workers must draw alike
-    watch, model = Watch(), Model(Net(build_net(job)))
+    watch, model = Watch(), Model(Net(build_net(workload)))
     clients = FederatedDataset(
         lambda client: PyTorchTensorDataset(load(client, images), user_id=client),
         get_user_sampler("minimize_reuse", list(range(CLIENTS))),

@@ -1,7 +1,8 @@
-"""Jobs J and S as a user of any of the systems writes them: what the scripts beside this one share.
+"""Workloads J and S as a user of any of the systems writes them: what the scripts beside this one share.
 
-`python -m tools.peers.job JOB IMAGES ROUNDS` trains one in a single process without any system and prints what the
-others print too, one line of JSON: what it must come to. Of ours it uses the bare loop's nets and images alone.
+`python -m tools.peers.workload WORKLOAD IMAGES ROUNDS` trains one in a single process without any system and prints
+what the others print too, one line of JSON: what it must come to. Of ours it uses the bare loop's nets and images
+alone.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ..bench.bare_loop import build, make_images
 CLIENTS, WORKERS, BATCH, LR = 10, 2, 64, 1e-3
 
 
-def build_net(job: str) -> nn.Module:
+def build_net(workload: str) -> nn.Module:
     """The initial global model, the same in every system."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return build(job)
+    return build(workload)
 
 
 @functools.cache
@@ -112,8 +113,8 @@ def average_round(net: nn.Module, images: int, round: int) -> list[float]:
     return losses
 
 
-def main(job: str, images: int, rounds: int) -> None:
-    net, losses, end_s = build_net(job), [], []
+def main(workload: str, images: int, rounds: int) -> None:
+    net, losses, end_s = build_net(workload), [], []
     for round in range(1, rounds + 1):
         losses.append(average_round(net, images, round))
         end_s.append(time.monotonic())

@@ -22,7 +22,7 @@ from hkd_hpc.comm.world import let_rank_0_speak_first
 from hkd_hpc.command import Parser, program_of
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.console import messages
-from hkd_hpc.doctor import report
+from hkd_hpc.doctor import output
 from hkd_hpc.doctor.findings import Section
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch_environment
@@ -132,11 +132,11 @@ def open_world(request: Request | UsageError) -> World:
             let_rank_0_speak_first()
         raise SystemExit(tell_alone(launch.without_world(error), request)) from None
     if world.size == 1:
-        reject_strangers(request)
+        reject_unconnected(request)
     return world
 
 
-def reject_strangers(request: Request | UsageError) -> None:
+def reject_unconnected(request: Request | UsageError) -> None:
     """SystemExit where a launcher that nobody knows started several processes: the first of them tells it."""
     from hkd_hpc.doctor import launch
 
@@ -145,7 +145,7 @@ def reject_strangers(request: Request | UsageError) -> None:
         return
     if launch.await_first():
         raise SystemExit(1)
-    code = tell_alone(launch.strangers(len(tasks)), request)
+    code = tell_alone(launch.unconnected_processes(len(tasks)), request)
     launch.await_others(len(tasks) - 1)
     raise SystemExit(code)
 
@@ -154,17 +154,17 @@ def tell_alone(section: Section, request: Request | UsageError) -> int:
     """Print the one section that there is; the exit code."""
     as_json = isinstance(request, Request) and request.as_json
     show([section], as_json, strict=False)
-    return report.code_of([section], strict=False)
+    return output.code_of([section], strict=False)
 
 
 def show(sections: Sequence[Section], as_json: bool, strict: bool) -> None:
     """All at once."""
     if as_json:
-        messages.say(report.document(sections, strict))
+        messages.say(output.document(sections, strict))
         return
     for section in sections:
-        messages.say(report.section_text(section))
-    messages.say(report.summary_text(sections, strict))
+        messages.say(output.section_text(section))
+    messages.say(output.summary_text(sections, strict))
 
 
 # ---- the examination
@@ -184,12 +184,12 @@ def examine(world: World, request: Request) -> int:
     for section in sections(Context(world, comm, config, request.out)):
         found.append(section)
         if not request.as_json:
-            messages.say(report.section_text(section))
+            messages.say(output.section_text(section))
     if comm.rank == 0 and request.as_json:
-        messages.say(report.document(found, request.strict))
+        messages.say(output.document(found, request.strict))
     elif comm.rank == 0:
-        messages.say(f"{report.summary_text(found, request.strict)}, {time.perf_counter() - began_s:.1f} s")
-    return comm.agree(report.code_of(found, request.strict))
+        messages.say(f"{output.summary_text(found, request.strict)}, {time.perf_counter() - began_s:.1f} s")
+    return comm.agree(output.code_of(found, request.strict))
 
 
 def program() -> int:

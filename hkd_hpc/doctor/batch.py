@@ -93,7 +93,7 @@ OPEN_FILES = Kind(
 )
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Every rank tells its limits, and which signals cannot reach it; rank 0 asks SLURM."""
     ranks = context.gathered(own_facts())
     if not ranks:

@@ -57,7 +57,7 @@ class Skew(NamedTuple):
         return max(self.low_s, -self.high_s, 0.0)
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """All ranks take their turns; rank 0 reckons."""
     turns = [turn for turn in (take_turn(context) for _ in range(TURNS)) if turn]
     return section_of(list(context.comm.hosts), skews(turns)) if turns else None

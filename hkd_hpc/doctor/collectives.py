@@ -156,7 +156,7 @@ TRANSFERS = (
 # ---- measuring
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """All ranks make every transfer; rank 0 alone copies."""
     comm = context.comm
     copy_mb_s = copy_speed() if comm.rank == 0 else 0.0

@@ -23,8 +23,8 @@ def sections(context: Context) -> Iterator[Section]:
     """
     for module in SECTIONS:
         context.comm.at(None, f"doctor, {module.NAME}")
-        look: Callable[[Context], Section | None] = module.look
-        section = look(context)
+        collect: Callable[[Context], Section | None] = module.collect
+        section = collect(context)
         if section:
             yield section
 

@@ -130,7 +130,7 @@ class Measured:
     problems: list[Finding] = field(default_factory=list)
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Rank 0, which alone writes files in a run."""
     if context.comm.rank:
         return None

@@ -18,7 +18,7 @@ from hkd_hpc.runtime.versions import installed
 
 NAME = "launch"
 PMI = {"PMIX_RANK": "PMIx", "PMI_FD": "PMI-1", "PMI_RANK": "PMI"}  # the first that is set
-WAIT_S = 30.0  # in which all of several strangers begin, and the first of them tells it
+WAIT_S = 30.0  # in which all of several unconnected processes begin, and the first of them tells it
 WAITING = "hkd waits"  # the name of a process that does
 PROGRAMS = ("mpirun", "mpiexec", "prte", "orte", "orted", "prted", "hydra", "pmi_proxy", "slurmstepd")  # beginnings
 
@@ -51,7 +51,7 @@ ONE_OF_MANY = Kind(
 )
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Rank 0: who started us."""
     return section_of(facts_of(context.world, os.environ)) if context.comm.rank == 0 else None
 
@@ -97,7 +97,7 @@ def without_world(error: UsageError | RunError) -> Section:
     return Section(NAME, ["no world of ranks"], {}, [kind.found(str(error))])
 
 
-def strangers(tasks: int) -> Section:
+def unconnected_processes(tasks: int) -> Section:
     """The section of tasks that a launcher started together, and that know nothing of each other."""
     program = program_of(parent_of(task_of(os.getpid())))
     found = STRANGE_LAUNCHER.found(

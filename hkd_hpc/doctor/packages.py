@@ -81,7 +81,7 @@ UNUSED_GPU = Kind(
 )
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Every rank tells what it has; rank 0 compares."""
     ranks = context.gathered(own_facts(context))
     return section_of(ranks, unfit(context)) if ranks else None

@@ -78,7 +78,7 @@ class RankPlacement:
     held_bytes: int
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Every rank tells where it is; rank 0 compares."""
     placements = [RankPlacement(**facts) for facts in context.gathered(asdict(own_placement(context)))]
     return section_of(placements) if placements else None

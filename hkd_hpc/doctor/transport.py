@@ -37,7 +37,7 @@ HOST_MEMORY = Kind(
 )
 
 
-def look(context: Context) -> Section | None:
+def collect(context: Context) -> Section | None:
     """Every rank tells its interfaces; rank 0 compares."""
     ranks = context.gathered(own_facts(context))
     if not ranks:

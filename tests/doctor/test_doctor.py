@@ -130,14 +130,14 @@ def signal_before_packages(number: signal.Signals) -> Callable[[int], None]:
     def patch(rank: int) -> None:
         from hkd_hpc.doctor import packages
 
-        look = packages.look
+        collect = packages.collect
 
         def signalled(context):
             if context.comm.rank == 1:
                 os.kill(os.getpid(), number)
-            return look(context)
+            return collect(context)
 
-        packages.look = signalled
+        packages.collect = signalled
 
     return patch
 

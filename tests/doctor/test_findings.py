@@ -12,7 +12,7 @@ import pytest
 from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.launchers import SplitWorld
 from hkd_hpc.config import resolve
-from hkd_hpc.doctor import batch, clocks, collectives, examine, files, launch, packages, placement, report, transport
+from hkd_hpc.doctor import batch, clocks, collectives, examine, files, launch, output, packages, placement, transport
 from hkd_hpc.doctor.findings import Kind, Section, exit_code, worst
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.models import networks
@@ -49,7 +49,7 @@ def test_words_and_document_say_the_same():
         Section("launch", ["one line"], {"ranks": 2}),
         Section("files", ["a", "b"], {}, [SHORT.found("seen", ranks=3)]),
     ]
-    assert "\n".join(map(report.section_text, sections)).splitlines() == [
+    assert "\n".join(map(output.section_text, sections)).splitlines() == [
         "launch      ok       one line",
         "files       warning  a",
         "                     b",
@@ -57,8 +57,8 @@ def test_words_and_document_say_the_same():
         "        means: space is short",
         "        mend:  mpirun -n 3 clean",
     ]
-    assert report.summary_text(sections, strict=True) == "doctor: 0 errors, 1 warning, 0 notes; exit code 1"
-    document = json.loads(report.document(sections, strict=False))
+    assert output.summary_text(sections, strict=True) == "doctor: 0 errors, 1 warning, 0 notes; exit code 1"
+    document = json.loads(output.document(sections, strict=False))
     assert sorted(document) == ["exit_code", "format", "level", "sections", "time_unix_s"]
     assert (document["format"], document["level"], document["exit_code"]) == (1, "warning", 0)
     assert document["sections"]["launch"] == {

@@ -28,7 +28,7 @@ from hkd_hpc.compare.runs import check_origin, check_runs, check_settings, code_
 from hkd_hpc.compare.spec import Spec, read_spec
 from hkd_hpc.compare.tables import tables_of
 from hkd_hpc.compare.tuning import check_sampler
-from hkd_hpc.compare.waves import ENDED, UNDECIDED, How, plan, planned, run_all
+from hkd_hpc.compare.waves import ENDED, UNDECIDED, Execution, plan, planned, run_all
 from hkd_hpc.config import split_override
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
@@ -74,34 +74,34 @@ def make_parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     """0 done, or submitted; 1 a run failed; 2 wrong input: one line for each problem."""
     options = make_parser().parse_intermixed_args(arguments)
-    spec, root, how = prepared(options)
+    spec, root, execution = prepared(options)
     if options.dry_run:
-        messages.say(plan(spec, root, how))
+        messages.say(plan(spec, root, execution))
         return 0
-    states = run_all(spec, root, how)
+    states = run_all(spec, root, execution)
     failures = failures_in(states, root)
     if any(state.state not in ENDED for state in states):
         return unfinished(states, failures, root)
-    parts, faults = tables_of(spec, root, how.options.strict_code)
+    parts, faults = tables_of(spec, root, execution.options.strict_code)
     failures += faults + write(root, document(parts, options.format), options.format)
     return tell(failures, code=FAILED if failures else 0)
 
 
-def prepared(options: argparse.Namespace) -> tuple[Spec, Path, How]:
+def prepared(options: argparse.Namespace) -> tuple[Spec, Path, Execution]:
     """What is compared, in which folder and where it runs, as far as that can be known without torch. UsageError."""
     root = root_at(options.root)
     spec = read_spec(options.spec)
     spec = replace(spec, settings={**spec.settings, **dict(map(split_override, options.settings))})
-    how = how_asked(options)
+    execution = execution_asked(options)
     check_settings(spec)
     check_sampler(spec.tuning)
     runs, _ = planned(spec, root)
     check_runs(runs, root)
-    check_origin(runs, root, how.options.strict_code, code_to_come(runs, root))
-    return spec, root, how
+    check_origin(runs, root, execution.options.strict_code, code_to_come(runs, root))
+    return spec, root, execution
 
 
-def how_asked(options: argparse.Namespace) -> How:
+def execution_asked(options: argparse.Namespace) -> Execution:
     given = given_options(options)
     if given.get("parallel", 1) < 1:
         raise UsageError(f"--jobs {given['parallel']}: must be 1 or more")
@@ -110,7 +110,7 @@ def how_asked(options: argparse.Namespace) -> How:
             f"--jobs: is for --executor local; with {options.executor} "
             + ("--array-parallelism says how many run at a time" if options.executor == "slurm" else "leave it away")
         )
-    return How(options.executor, options_at(options.site, given), options.wait or options.executor != "slurm")
+    return Execution(options.executor, options_at(options.site, given), options.wait or options.executor != "slurm")
 
 
 def unfinished(states: list[TrialState], failures: list[str], root: Path) -> int:

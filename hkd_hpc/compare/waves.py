@@ -31,7 +31,7 @@ UNDECIDED = (*watch.BUSY, "missing")  # missing: outside the queue, as max_queue
 
 
 @dataclass(frozen=True)
-class How:
+class Execution:
     """Where the runs of a comparison run. waits: until a wave has ended, and continues."""
 
     executor: str
@@ -51,11 +51,11 @@ def waves(spec: Spec, root: Path) -> Iterator[list[Run]]:
     trials = tuning_runs(spec, spec.tuning)
     yield [*chained(papers), *chained(trials)]
     for _ in range(drawn_trials(spec.tuning), spec.tuning.trials):
-        yield grow(spec, spec.tuning, trials, root)
+        yield next_trials(spec, spec.tuning, trials, root)
     yield chosen_runs(spec, trials, root)
 
 
-def grow(spec: Spec, tuning: Tuning, trials: Runs, root: Path) -> list[Run]:
+def next_trials(spec: Spec, tuning: Tuning, trials: Runs, root: Path) -> list[Run]:
     """Add the next trial of each scheme; these."""
     for scheme, own in trials.items():
         own.append(next_run(spec, tuning, scheme, own, root))
@@ -86,7 +86,7 @@ def planned(spec: Spec, root: Path) -> tuple[list[Run], str]:
     trials = [run for scheme, own in known.items() for run in filled(spec, spec.tuning, scheme, own)]
     are_all_known = sum(map(len, known.values())) == len(trials)
     ends = are_all_known and all(RunFolder(root / run.name).summary() for run in trials)
-    chosen = chosen_runs(spec, known, root) if ends else stand_ins(spec, known)
+    chosen = chosen_runs(spec, known, root) if ends else placeholders(spec, known)
     more = [run for run in chosen if run not in papers]
     what = f"{len(papers)} runs with the settings as given, {len(trials)} trials of the tuning"
     return [*papers, *trials, *more], f"{what}, {'' if ends else 'at most '}{len(more)} of what is chosen"
@@ -97,7 +97,7 @@ def filled(spec: Spec, tuning: Tuning, scheme: str, own: list[Run]) -> list[Run]
     return own + [trial_run(spec, tuning, scheme, number, {}) for number in range(len(own), tuning.trials)]
 
 
-def stand_ins(spec: Spec, trials: Runs) -> list[Run]:
+def placeholders(spec: Spec, trials: Runs) -> list[Run]:
     """As many as may be chosen, with the paper's settings."""
     return [
         run_of(spec, scheme, f"chosen.{goal}", seed, {}, {})
@@ -108,25 +108,25 @@ def stand_ins(spec: Spec, trials: Runs) -> list[Run]:
 # ---------------------------------------------------------------------------------------------- running it
 
 
-def examined(spec: Spec, root: Path, how: How) -> tuple[Preflight, str]:
+def examined(spec: Spec, root: Path, execution: Execution) -> tuple[Preflight, str]:
     """All that can be known before the first run, and what the runs are."""
     runs, what = planned(spec, root)
-    return preflight(list(map(trial_of, runs)), how.executor, root, how.options, []), what
+    return preflight(list(map(trial_of, runs)), execution.executor, root, execution.options, []), what
 
 
-def plan(spec: Spec, root: Path, how: How) -> str:
+def plan(spec: Spec, root: Path, execution: Execution) -> str:
     """What would run, what that costs, and what would be rejected. Nothing is written or submitted."""
-    found, what = examined(spec, root, how)
-    return plan_lines(what, found, how.executor, root, how.options)
+    found, what = examined(spec, root, execution)
+    return plan_lines(what, found, execution.executor, root, execution.options)
 
 
-def run_all(spec: Spec, root: Path, how: How, say: Say = messages.say) -> list[watch.TrialState]:
+def run_all(spec: Spec, root: Path, execution: Execution, say: Say = messages.say) -> list[watch.TrialState]:
     """Run what is not finished, wave after wave.
 
     Args:
         spec: What is compared.
         root: The folder of all runs.
-        how: Where they run.
+        execution: Where they run.
         say: Takes the lines about what is done.
 
     Returns:
@@ -136,16 +136,16 @@ def run_all(spec: Spec, root: Path, how: How, say: Say = messages.say) -> list[w
         Problems: Before the first run, with all that can be known then.
         UsageError: A run of a later wave cannot be, or what SLURM said against a submission.
     """
-    found, _ = examined(spec, root, how)
+    found, _ = examined(spec, root, execution)
     if found.problems:
         raise Problems(found.problems)
     states: list[watch.TrialState] = []
     for wave in filter(None, waves(spec, root)):
         check_runs(wave, root)
         trials = list(map(trial_of, wave))
-        submit_trials(trials, how.executor, root, how.options, say, found.outlook)
-        if how.waits:
-            wait(Study(root), how.executor, say)
+        submit_trials(trials, execution.executor, root, execution.options, say, found.outlook)
+        if execution.waits:
+            wait(Study(root), execution.executor, say)
         states += to_start(root, trials)[0]
         if any(state.state not in ENDED for state in states):
             break

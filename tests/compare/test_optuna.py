@@ -41,7 +41,7 @@ def tune(root, until=TUNING.trials):
             finish(run, root)
         if len(trials["fedavg"]) == until:
             return trials
-        wave = waves.grow(SPEC, TUNING, trials, root)
+        wave = waves.next_trials(SPEC, TUNING, trials, root)
 
 
 def test_every_scheme_gets_as_many_trials_the_grids_first_and_all_within_the_space(tmp_path):

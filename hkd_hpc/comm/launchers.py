@@ -61,7 +61,7 @@ class SplitWorld(UsageError):
 
 
 def read_hint(env: Mapping[str, str], has_mpi4py: bool | None = None) -> Hint:
-    """The world that `env` describes. Raises UsageError for half-set, contradictory, unreadable or doubled worlds."""
+    """The world that `env` describes. Raises UsageError for half-set, contradictory, unreadable or nested worlds."""
     if has_mpi4py is None:
         has_mpi4py = importlib.util.find_spec("mpi4py") is not None
     outer = _outer(env, has_mpi4py)
@@ -147,7 +147,7 @@ def _torch(env: Mapping[str, str], outer: Hint | None) -> Hint | None:
             f"RANK={rank} and WORLD_SIZE={size} are set, but {' and '.join(missing)} not: set all four, or none of them"
         )
     inner = Hint("torchrun", rank, size, _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE"), "RANK")
-    _reject_doubled(env, outer, inner)
+    _reject_nested(env, outer, inner)
     return inner
 
 
@@ -159,14 +159,14 @@ def _repeats(env: Mapping[str, str], outer: Hint | None) -> bool:
     return env.get("RANK", rank) == rank and env.get("WORLD_SIZE", size) == size
 
 
-def _reject_doubled(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:
+def _reject_nested(env: Mapping[str, str], outer: Hint | None, inner: Hint) -> None:
     """One torchrun per outer task is fine; anything else would run the job several times over."""
     if outer is None or outer.size == 1 or _number(env, "GROUP_WORLD_SIZE") == outer.size:
         return
     if "GROUP_WORLD_SIZE" not in env:
         raise UsageError(_contradiction(outer, inner))
     raise UsageError(
-        f"a doubled world: {outer.size} tasks of the outer launcher ({outer.rank_name}) each start a torchrun of "
+        f"nested launchers: {outer.size} tasks of the outer launcher ({outer.rank_name}) each start a torchrun of "
         f"{env['GROUP_WORLD_SIZE']} node(s) (GROUP_WORLD_SIZE). Start torchrun without mpirun or srun, or start one "
         f"torchrun per node with --nnodes={outer.size}, or leave torchrun out."
     )

@@ -25,6 +25,12 @@ NUMBERS = (
     "cores_per_node",
     "cores_free",
 )
+UNSET = {  # what stands for a field that is None
+    "cpus_per_task": "1, or the cores of a node divided among its ranks",
+    "constraint": "any node",
+    "gres": "as --gpus-per-node says",
+    "python": "this one",
+}
 TEXTS = ("partition", "account", "qos", "constraint", "gres", "mpi", "python")
 
 FLAGS = {
@@ -51,13 +57,19 @@ def add_options(parser: Parser, but: Sequence[str] = ()) -> None:
     for field in (field for field in dataclasses.fields(Options) if field.name not in but):
         option = f"--{field.name.replace('_', '-')}"
         if field.name in NUMBERS:
-            add(option, type=int, metavar="N", help=f"default {field.default}")
+            add(option, type=int, metavar="N", help=default_text(field))
         elif field.name in TEXTS:
-            add(option, metavar="X", help=f"default {field.default}")
+            add(option, metavar="X", help=default_text(field))
         elif field.name in FLAGS:
             add(option, action="store_true", help=FLAGS[field.name])
     add("--mem-gb", type=float, metavar="N")
     add("--setup", action="append", metavar="LINE", help="shell line before srun, after the site's")
+
+
+def default_text(field: dataclasses.Field) -> str:
+    """What counts where an option is not given."""
+    default = UNSET.get(field.name, "SLURM's own") if field.default is None else field.default
+    return f"default: {default}"
 
 
 def given_options(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The launchers' variables: five families, their leftovers, and every way to be half-set, contradictory or doubled."""
+"""The launchers' variables: five families, their leftovers, and every way to be half-set, contradictory or nested."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ REJECTED = {
     "world of none": ({"RANK": "0", "WORLD_SIZE": "0", **MASTER}, ["WORLD_SIZE=0"]),
     "two mpis": ({**OPEN_MPI, **HYDRA}, ["OMPI_COMM_WORLD_RANK says rank 5 of 11", "PMI_RANK says rank 3 of 4"]),
     "env:// against mpirun": ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "2", **MASTER}, ["rank 5 of 11", "rank 1 of 2"]),
-    "mpirun of torchrun": ({**TORCHRUN, **OPEN_MPI}, ["doubled", "11", "GROUP_WORLD_SIZE"]),
-    "srun of torchrun": ({**TORCHRUN, **STEP}, ["doubled", "11", "--nnodes=11"]),
+    "mpirun of torchrun": ({**TORCHRUN, **OPEN_MPI}, ["nested launchers", "11", "GROUP_WORLD_SIZE"]),
+    "srun of torchrun": ({**TORCHRUN, **STEP}, ["nested launchers", "11", "--nnodes=11"]),
 }
 
 

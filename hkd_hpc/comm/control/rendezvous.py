@@ -279,7 +279,7 @@ def _checked(hello: Message, members: dict[int, Member], size: int) -> Member:
             f"start all ranks with the same WORLD_SIZE"
         )
     if member.rank in members:
-        raise UsageError(f"a doubled world: {member} and {members[member.rank]} both say they are rank {member.rank}")
+        raise UsageError(f"a duplicate rank: {member} and {members[member.rank]} both say they are rank {member.rank}")
     return member
 
 

@@ -8,14 +8,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def obtainable(place: str) -> str:
+def obtainable(file: str) -> str:
     """A file that messages name as a clone has it, with the command that copies it out of an installed package.
 
     Args:
-        place: "docs/data.md", perhaps with the heading: "docs/data.md, Rows and sequences".
+        file: "docs/data.md", perhaps with the heading: "docs/data.md, Rows and sequences".
     """
-    folder = place.partition("/")[0]
-    return f"{place} (hkd {folder} copy {folder})"
+    folder = file.partition("/")[0]
+    return f"{file} (hkd {folder} copy {folder})"
 
 
 class UsageError(Exception):

@@ -9,7 +9,7 @@ from hkd_hpc.config.fit import check_fit
 from hkd_hpc.config.help import help_text
 from hkd_hpc.config.keys import NotOfThisScheme, all_keys, keys_of, parts_of
 from hkd_hpc.config.precedence import collect, resolve, split_override
-from hkd_hpc.config.resuming import FIXED, changed, changes, difference, is_place, moved
+from hkd_hpc.config.resuming import FIXED, changed, changes, difference, is_location, moved
 from hkd_hpc.config.sections import (
     SECTIONS,
     CommSettings,
@@ -44,7 +44,7 @@ __all__ = [
     "from_json",
     "from_values",
     "help_text",
-    "is_place",
+    "is_location",
     "keys_of",
     "load_toml",
     "moved",

@@ -1,4 +1,4 @@
-"""What a run that is resumed may change: places always, some settings with --allow-change, the others never."""
+"""What a run that is resumed may change: its location always, some settings with --allow-change, the others never."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hkd_hpc.config.sections import Config, absolute_paths, as_values
 from hkd_hpc.config.values import from_values
 from hkd_hpc.errors import UsageError
 
-PLACES = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
+LOCATIONS = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
 FIXED = (
     "data.",
     "model.",
@@ -32,16 +32,18 @@ def difference(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()
         "; ".join(
             f"{key}: stored {before[key]}, asked {after[key]}"
             for key in asked
-            if key in after and after[key] != before.get(key) and not is_place(key)
+            if key in after and after[key] != before.get(key) and not is_location(key)
         )
         or None
     )
 
 
 def changes(stored: Config, config: Config) -> dict[str, list]:
-    """{"section.key": [before, after]} of two settings of one scheme, places aside."""
+    """{"section.key": [before, after]} of two settings of one scheme, the location aside."""
     before, after = as_values(stored), as_values(config)
-    return {key: [before.get(key), after[key]] for key in after if after[key] != before.get(key) and not is_place(key)}
+    return {
+        key: [before.get(key), after[key]] for key in after if after[key] != before.get(key) and not is_location(key)
+    }
 
 
 def changed(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -> Config:
@@ -57,11 +59,11 @@ def changed(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -
     return config
 
 
-def is_place(key: str) -> bool:
-    """Whether a setting says where a run goes on or who is told, not what it computes: it may change on --resume."""
-    return key.startswith("comm.") or key in PLACES
+def is_location(key: str) -> bool:
+    """Whether a setting says where a run continues or who is told, not what it computes: it may change on --resume."""
+    return key.startswith("comm.") or key in LOCATIONS
 
 
 def moved(stored: Config, asked: dict[str, Any]) -> Config:
-    """The stored settings at the place that was asked for."""
-    return absolute_paths(from_values({**as_values(stored), **{k: v for k, v in asked.items() if is_place(k)}}))
+    """The stored settings at the location that was asked for."""
+    return absolute_paths(from_values({**as_values(stored), **{k: v for k, v in asked.items() if is_location(k)}}))

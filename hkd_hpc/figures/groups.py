@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hkd_hpc.config import is_place
+from hkd_hpc.config import is_location
 from hkd_hpc.figures.run import Run
 
 SEED = "run.seed"
@@ -35,7 +35,7 @@ class Group:
 
 
 def groups_of(runs: Iterable[Run]) -> list[Group]:
-    """The groups among runs, in the order of their first; places (`is_place`) do not count as settings."""
+    """The groups among runs, in the order of their first; locations (`is_location`) do not count as settings."""
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
         by_settings.setdefault(_settings_but_seed(run), []).append(run)
@@ -53,7 +53,7 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
 
 
 def _settings_but_seed(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple((key, str(value)) for key, value in run.settings.items() if key != SEED and not is_place(key))
+    return tuple((key, str(value)) for key, value in run.settings.items() if key != SEED and not is_location(key))
 
 
 def _by_scheme(settings: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:

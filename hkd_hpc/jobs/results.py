@@ -11,7 +11,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
-from hkd_hpc.config import identity, is_place
+from hkd_hpc.config import identity, is_location
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.pairs import Against, CellKey
 from hkd_hpc.jobs.sweep import Trial
@@ -74,7 +74,7 @@ def settings_apart(trials: Sequence[Trial]) -> list[str]:
     groups: dict[tuple, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(tuple(label for label in trial.labels.items() if label[0] != "seed"), []).append(trial)
-    keys = dict.fromkeys(key for trial in trials for key in trial.settings if key != SEED and not is_place(key))
+    keys = dict.fromkeys(key for trial in trials for key in trial.settings if key != SEED and not is_location(key))
     return [key for key in keys if any(len({_value(trial, key) for trial in group}) > 1 for group in groups.values())]
 
 

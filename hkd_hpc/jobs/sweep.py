@@ -29,7 +29,7 @@ from hkd_hpc.config import (
     as_values,
     collect,
     from_values,
-    is_place,
+    is_location,
     load_toml,
     parts_of,
     resolve,
@@ -67,7 +67,7 @@ class Trial:
     @cached_property
     def id(self) -> str:
         """Names the result: a hash of the settings that count. A setting added to hkd_hpc later changes no id."""
-        counted = {key: value for key, value in self.settings.items() if not is_place(key)}
+        counted = {key: value for key, value in self.settings.items() if not is_location(key)}
         if "data.path" in self.settings:  # data may be moved, but other data are another study
             counted["data.path"] = os.path.basename(self.settings["data.path"])
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]

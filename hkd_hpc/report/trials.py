@@ -11,7 +11,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
-from hkd_hpc.config import is_place
+from hkd_hpc.config import is_location
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
 from hkd_hpc.runtime import provenance
@@ -77,7 +77,7 @@ def trials_of(runs: Iterable[Run]) -> list[Trial]:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """What the numbers of a run depend on beside the seed."""
-    settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_place(key)}
+    settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_location(key)}
     return {**settings, DATA: data_set(run.settings)}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, estimate
-from hkd_hpc.config import is_place
+from hkd_hpc.config import is_location
 from hkd_hpc.errors import printable
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
@@ -101,7 +101,7 @@ def varied_settings(runs: Sequence[Run]) -> list[str]:
         for key, value in run.settings.items():
             values.setdefault(key, set()).add(str(value))
     found = {key for values in by_scheme.values() for key, texts in values.items() if len(texts) > 1}
-    return sorted(key for key in found if key not in (SEED, *HOW) and (key == DATA or not is_place(key)))
+    return sorted(key for key in found if key not in (SEED, *HOW) and (key == DATA or not is_location(key)))
 
 
 def framed(table: Table) -> pandas.DataFrame | Table:

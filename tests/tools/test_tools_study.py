@@ -15,7 +15,7 @@ from hkd_hpc import compare
 from hkd_hpc.analysis.statistics import seeds_to_see, verdicts
 from hkd_hpc.compare import read_spec
 from hkd_hpc.compare.runs import config_of, paper_run
-from hkd_hpc.config import is_place
+from hkd_hpc.config import is_location
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.results.differences import differences
@@ -355,7 +355,7 @@ def test_tables_that_are_compared_are_of_one_code_and_one_partition(tmp_path, ma
         record = planted("fedhkd", 0, 0.5, 0.5, own | (made if name == "why" else {}), row)
         rounds = {name: [0.5] * 50 for name in records.ACCURACIES}
         ends = {f"{name}_{way}": 0.5 for name in records.ACCURACIES for way in ("last", "mean_last_5", "oracle")}
-        settings = {key: value for key, value in asked.settings((row, 0)).items() if not is_place(key)}
+        settings = {key: value for key, value in asked.settings((row, 0)).items() if not is_location(key)}
         planted_run = replace(record, settings=settings, rounds=rounds, summary=ends)
         records.write(tmp_path / f"{name}.jsonl", [planted_run])
     with pytest.raises(UsageError, match=part):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.metrics import NAN, summarise
-from hkd_hpc.config import is_place
+from hkd_hpc.config import is_location
 from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Study, load_study
@@ -93,7 +93,7 @@ def record_of(run: Run, row: str) -> Record:
     columns = {name: values for name, values in run.round_columns.items() if is_kept(name)} | shared(run)
     return Record(
         row,
-        {key: value for key, value in run.settings.items() if not is_place(key)},
+        {key: value for key, value in run.settings.items() if not is_location(key)},
         {name: [number(value) for value in values] for name, values in columns.items()},
         {name: found for name, value in run.summary.items() if (found := number(value)) is not None},
         made(run),

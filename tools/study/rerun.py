@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.command import WRONG_INPUT
-from hkd_hpc.config import is_place, split_override
+from hkd_hpc.config import is_location, split_override
 from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.results import Run
 from hkd_hpc.results.differences import GOALS
@@ -55,7 +55,7 @@ def again(record: Record, places: Sequence[str], out: Path | None = None) -> Rec
     """
     here = dict(map(split_override, places))
     for key in here:
-        if not is_place(key):
+        if not is_location(key):
             raise UsageError(f"{key}: would make it another run; only places (data.path, data.dir) may be given")
     with tempfile.TemporaryDirectory(prefix="study-") as folder:
         config = Path(folder) / "config.json"

@@ -14,7 +14,7 @@ import numpy as np
 from hkd_hpc import compare, schemes
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.bundled import PACKAGE
-from hkd_hpc.config import Config, as_values, is_place, resolve, split_override
+from hkd_hpc.config import Config, as_values, is_location, resolve, split_override
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.runtime.machine import computed_as
@@ -122,7 +122,7 @@ class Asked:
                 )
             for key, value in asked.items():
                 own = record.settings.get(key, defaults[key])
-                if own != value and not is_place(key):
+                if own != value and not is_location(key):
                     raise UsageError(
                         f"{self.name}: {record.row}, seed {record.seed}: was run with {key}={own}, {self.spec} asks "
                         f"for {value}"

@@ -124,15 +124,40 @@ class LocalTrainer:
         return self._optimizers[self._member]
 
     def can_train(self, client: Client) -> bool:
-        """Whether the client is eligible: it has `min_images` or more."""
+        """Whether a client is eligible.
+
+        Args:
+            client: with its training images.
+
+        Returns:
+            Whether it has `min_images` or more.
+        """
         return len(client.y_train) >= self.min_images
 
     def with_scheme(self, scheme: Scheme, config: Config) -> LocalTrainer:
-        """Another trainer on the same model, for another scheme and these settings."""
+        """Another trainer on the same model.
+
+        Args:
+            scheme: whose loss it takes.
+            config: its epochs, batch size, learning rate and clipping.
+
+        Returns:
+            A trainer of the same class, with an optimizer of its own.
+        """
         return type(self)(self.flat, scheme, config)
 
     def train(self, given: Sequence[ClientRound]) -> list[Trained]:
-        """Train the first of these clients, as many as are trained at once; what they gave, in order."""
+        """Train the first of these clients, as many as are trained at once.
+
+        Args:
+            given: the clients, and what each receives.
+
+        Returns:
+            What the first of them gave, at most `at_once`, in order.
+
+        Raises:
+            RunError: as `run`.
+        """
         return [self.run(given[0])]
 
     def run(self, given: ClientRound) -> Trained:
@@ -237,7 +262,7 @@ class LocalTrainer:
         return self.augmentation(x_BCHW, client.drawn_N3[index_B])
 
     def end(self, client: Client, loss_by_term: list[float], train_s: float) -> Trained:
-        """Test the trained client, and let the scheme report."""
+        """Test the trained client, and let the scheme report. Raises as `run`."""
         start_s = time.perf_counter()
         test = evaluate.test(client.net, client.x_test, client.y_test)
         val = evaluate.Tested()
@@ -253,7 +278,14 @@ class LocalTrainer:
         return Trained(loss_by_term, test, val, train_s, time.perf_counter() - start_s, report, tested)
 
     def learning_rate(self, round: int) -> float:
-        """Of all local steps of a round; on a GPU as a float32, as a recorded epoch reads it, so that both agree."""
+        """The learning rate of a round (train.lr_schedule).
+
+        Args:
+            round: from 1 on.
+
+        Returns:
+            Of all its local steps; on a GPU rounded to float32, as a recorded epoch reads it, so that both agree.
+        """
         lr = self.config.lr(round)
         return float(np.float32(lr)) if self.flat.values_V.is_cuda else lr
 

@@ -193,7 +193,12 @@ class World:
         return self.control.barrier(["settings"], value)[0]
 
     def mpi_libraries(self) -> tuple[str, str] | None:
-        """(the MPI that mpi4py was built for, the one that is loaded), None in a world without MPI."""
+        """Which MPI this is.
+
+        Returns:
+            (the MPI that mpi4py was built for, the one that is loaded), as they name themselves; None in a world
+            without MPI.
+        """
         return self._mpi.libraries() if self._mpi else None
 
     def _signals_safe(self) -> AbstractContextManager[None]:

@@ -198,6 +198,11 @@ class Config:
         return dataclasses.replace(self, train=train)
 
     def to_json(self) -> str:
+        """What config.json of a run holds.
+
+        Returns:
+            JSON: {section: {key: value}} of all settings, keys sorted. `hkd_hpc.config.from_json` reads it.
+        """
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
 

@@ -12,7 +12,15 @@ from hkd_hpc.figures.figure import Bars, Figure, HeatMap, Lines, Series
 
 
 def csv_of(figure: Figure) -> str:
-    """Of lines and bars: panel, series, x, y, low, high; of a heat map: y, x, value. An empty cell: not measured."""
+    """The numbers of a figure as CSV.
+
+    Args:
+        figure: from of_run or of_study.
+
+    Returns:
+        A head and a line for each number. Of lines and bars: panel, series, x, y, low, high; of a heat map: y, x,
+        value. An empty cell: not measured. Each number reads back as the same float64.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if isinstance(figure, HeatMap):

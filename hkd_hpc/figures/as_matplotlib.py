@@ -70,9 +70,16 @@ def style() -> Iterator[None]:
 
 
 def draw(figure: Figure) -> Canvas:
-    """The figure as matplotlib's, one column wide, or two where it has several panels or many columns.
+    """A figure as matplotlib's; its title and caption are left to the paper.
 
-    Its title and caption are left to the paper. Raises UsageError where matplotlib is not installed.
+    Args:
+        figure: from of_run or of_study.
+
+    Returns:
+        matplotlib's Figure, one column of a paper wide, or two where it has several panels or many columns.
+
+    Raises:
+        UsageError: matplotlib is not installed.
     """
     with style():
         assert isinstance(figure, Lines | Bars | HeatMap)

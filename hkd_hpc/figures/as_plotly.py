@@ -19,9 +19,13 @@ GAP = 0.06  # between panels, of the width
 
 
 def plotly_of(figure: Figure) -> dict[str, Any]:
-    """The figure as {"data": [traces], "layout": {...}}, for json.dumps and Plotly.newPlot.
+    """A figure for Plotly; colours of paper and text are left to the page, light or dark.
 
-    Colours of paper and text are left to the page, light or dark; NaN is null.
+    Args:
+        figure: from of_run or of_study.
+
+    Returns:
+        {"data": [traces], "layout": {...}}, for json.dumps and Plotly.newPlot; NaN is null.
     """
     if isinstance(figure, HeatMap):
         return _heat_map(figure)

@@ -17,7 +17,15 @@ KINDS = (*accuracy.KINDS, *confusion.KINDS, *federation.KINDS, *costs.KINDS, *tr
 
 
 def of_run(run: Run) -> list[Figure | NotRecorded]:
-    """Every figure of one run; in the place of one that it has no numbers for, why."""
+    """Every figure of one run.
+
+    Args:
+        run: from hkd_hpc.load or find_runs; it may still be running.
+
+    Returns:
+        The figures, in the order of the report; instead of one that the run has no numbers for, a NotRecorded that
+        says why. Empty before the first round.
+    """
     groups = groups_of(with_rounds([run]))
     return [kind.of(groups) for kind in KINDS if kind.scope != "study"] if groups else []
 
@@ -32,8 +40,13 @@ def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:
     """The figures of many runs: those that differ only in the seed are one line with a band.
 
     Schemes are compared within one setting (data, clients, beta ...): each setting has figures of its own, with its
-    name in theirs, and no figure has more than MOST_LINES groups. A group looks alike in all of them. Runs without a
-    round are passed over.
+    name in theirs, and no figure has more than MOST_LINES groups. A group looks alike in all of them.
+
+    Args:
+        runs: from find_runs; those without a round are passed over.
+
+    Returns:
+        The figures, setting by setting; instead of one that has no numbers, a NotRecorded that says why.
     """
     groups = groups_of(with_rounds(runs))
     labels = tuple(dict.fromkeys(group.label for group in groups))

@@ -146,7 +146,14 @@ class FlatModel:
     # --- unequal models (family.py): `name` is that of a member, or empty where all clients have the same
 
     def net_of(self, name: str) -> torch.nn.Module:
-        """The network of the clients that have this member."""
+        """The network of the clients that have this member.
+
+        Args:
+            name: of the member; "" where all clients have the same network.
+
+        Returns:
+            The module, whose tensors are views of `values_V`.
+        """
         return member(self.net, name)
 
     def lend(self, name: str) -> torch.nn.Module:
@@ -184,7 +191,14 @@ class FlatModel:
         return self.spans_of({span.name for span in self.layout if span.name.startswith(prefix)})
 
     def spans_of(self, names: Collection[str]) -> Spans:
-        """(start, stop) in `values_V` of the floats of these names, ascending, neighbours in one."""
+        """Where tensors lie.
+
+        Args:
+            names: of the state dict; integer and bool buffers lie nowhere.
+
+        Returns:
+            [(start, stop)] in `values_V`, ascending, gaps included, neighbours in one.
+        """
         ends = {s.offset: s.offset + _aligned(s.size) for s in self.layout if s.name in names and s.offset >= 0}
         spans: Spans = []
         for start, stop in sorted(ends.items()):
@@ -206,7 +220,11 @@ class FlatModel:
         return [vector_P[start:stop] for start, stop in self.active_spans]
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss` to `grad_P`."""
+        """Add the gradient of `loss` to `grad_P`.
+
+        Args:
+            loss: a scalar, with its graph.
+        """
         _ = self.grad_P  # there before autograd looks for it
         self._let_convolutions_add(True)
         try:
@@ -225,33 +243,70 @@ class FlatModel:
 
     @property
     def parameter_count(self) -> int:
+        """Trainable numbers, without gaps."""
         return sum(span.size for span in self.layout if span.trainable and not span.alias)
 
     def schema(self) -> str:
-        """Names, shapes, memory orders, dtypes and offsets as text: what all ranks must agree on before the first
-        exchange.
+        """The layout as text: what all ranks must agree on before the first exchange.
+
+        Returns:
+            A line for each tensor of the state dict: name, shape, memory order, dtype, offset in floats.
         """
         return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.layout)
 
     def arrays(self, values_V: torch.Tensor, counters: Iterable[torch.Tensor]) -> dict[str, np.ndarray]:
-        """A state dict of numpy arrays, C order, from a flat vector of this layout and the integer buffers."""
+        """A state dict as arrays, for a file.
+
+        Args:
+            values_V: V floats in this layout.
+            counters: the integer and bool buffers, in the order of the layout.
+
+        Returns:
+            {name: array} in C order, each of its tensor's shape and dtype.
+        """
         flat, rest = values_V.detach().cpu(), iter(counters)
         tensors = {s.name: self._view(flat, s) if s.offset >= 0 else next(rest).cpu() for s in self.layout}
         return {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
 
     def tensors(self, values_V: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """The float tensors of the state dict by name, views of `values_V`, by default the model's own."""
+        """The float tensors of the state dict.
+
+        Args:
+            values_V: V floats in this layout; None: the model's own.
+
+        Returns:
+            {name: view of `values_V`}.
+        """
         vector_V = self.values_V if values_V is None else values_V
         return {span.name: self._view(vector_V, span) for span in self.layout if span.offset >= 0}
 
     def tensors_of(self, name: str, values_V: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Those of a member (`net_of`), by its own names."""
+        """The float tensors of a member.
+
+        Args:
+            name: as of `net_of`.
+            values_V: V floats in this layout.
+
+        Returns:
+            {name in the member's own state dict: view of `values_V`}.
+        """
         prefix = prefix_of(self.net, name)
         found = self.tensors(values_V).items()
         return {key.removeprefix(prefix): tensor for key, tensor in found if key.startswith(prefix)}
 
     def load_arrays(self, arrays: dict[str, np.ndarray], values_V: torch.Tensor) -> list[torch.Tensor]:
-        """The inverse of `arrays`: fills `values_V`, returns the integer buffers."""
+        """The inverse of `arrays`.
+
+        Args:
+            arrays: {name: array} of every tensor of the layout.
+            values_V: V floats, which are filled.
+
+        Returns:
+            The integer and bool buffers, in the order of the layout.
+
+        Raises:
+            KeyError: a tensor of the layout is missing.
+        """
         counters = []
         for span in self.layout:
             tensor = torch.from_numpy(np.array(arrays[span.name])).to(getattr(torch, span.dtype))
@@ -262,7 +317,12 @@ class FlatModel:
         return counters
 
     def load(self, values_V: torch.Tensor, counters: Iterable[torch.Tensor]) -> None:
-        """Set the module to the given values."""
+        """Set the module to the given values.
+
+        Args:
+            values_V: V floats in this layout, copied.
+            counters: the integer and bool buffers, in the order of the layout, copied.
+        """
         self.values_V.copy_(values_V)
         for own, given in zip(self.counters, counters):
             own.copy_(given)

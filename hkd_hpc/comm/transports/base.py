@@ -272,7 +272,11 @@ class Comm:
         return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]
 
     def uninterrupted(self) -> AbstractContextManager[None]:
-        """A block that writes files: where another rank fails meanwhile, this process ends after it, within seconds."""
+        """For a block that writes files.
+
+        Returns:
+            A context: where another rank fails within it, this process ends after it, within seconds.
+        """
         return self._control.uninterrupted()
 
     def close(self) -> None:

@@ -83,10 +83,10 @@ class Client:
     flat: FlatModel = field(init=False, repr=False, compare=False)
     received_V: torch.Tensor = field(init=False, repr=False, compare=False)
 
-    def leave(self) -> None:
+    def drop_model(self) -> None:
         """Give the local trainer's model back, so that a local trainer that is closed frees its memory."""
-        for lent in ("net", "flat", "received_V"):
-            vars(self).pop(lent, None)
+        for name in ("net", "flat", "received_V"):
+            vars(self).pop(name, None)
         self.cache, self.drawn_N3 = {}, None
 
     def random(self, purpose: str) -> np.random.Generator:

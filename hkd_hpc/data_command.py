@@ -54,13 +54,13 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 
 @exit_code
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C: nothing incomplete is left."""
-    if words and words[0] in _OF_PARTITIONS:
+    if argv and argv[0] in _OF_PARTITIONS:
         from hkd_hpc import partitions  # with settings and figures: `prepare` needs the standard library only
 
-        return partitions.main(words)
-    _prepare(_parser().parse_args(words))
+        return partitions.main(argv)
+    _prepare(_parser().parse_args(argv))
     return 0
 
 

@@ -51,9 +51,9 @@ class Shown:
         return assigned.as_tree(self.partition, self.dataset)
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `show` or `partition`, the first of the words; 0. Raises UsageError, RunError."""
-    command, *rest = words
+def main(argv: Sequence[str]) -> int:
+    """Run `show` or `partition`, the first of `argv`; 0. Raises UsageError, RunError."""
+    command, *rest = argv
     options = _parser(command).parse_intermixed_args(rest)
     (show if command == "show" else export)(options)
     return 0

@@ -103,10 +103,10 @@ class LocalTrainer:
         self.augmentation = augmentation(config.train.augment, config.train.augment_padding)
         self._steps = 0
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weights, gradient) that the phase leaves alone
-        self._member = ""  # of unequal models, the one that is lent
+        self._member = ""  # of unequal models, the active one
         self._optimizers: dict[str, Optimizer] = {}  # by member
         self._loaded = ""  # which model is in `flat`: the shared one, or one of the client's own
-        self._aside: dict[str, Weights] = {}  # those of this round that are not
+        self._unloaded: dict[str, Weights] = {}  # those of this round that are not
 
     @property
     def steps(self) -> int:
@@ -180,13 +180,13 @@ class LocalTrainer:
         return self.end(given.client, loss_K.tolist(), time.perf_counter() - start_s)
 
     def begin(self, given: ClientRound) -> None:
-        """Load the model, lend it to the client, and let the scheme prepare the round."""
+        """Load the model, hand it to the client, and let the scheme prepare the round."""
         client = given.client
         weights_V = self.start_of(client, given.weights_V)
         self.flat.load(weights_V, given.counters)
-        self._loaded, self._aside = "", {}
+        self._loaded, self._unloaded = "", {}
         self._member = client.member
-        client.net, client.flat, client.received_V = self.flat.lend(client.member), self.flat, weights_V
+        client.net, client.flat, client.received_V = self.flat.activate(client.member), self.flat, weights_V
         client.message, client.round, client.cache = given.message, given.round, {}
         torch.manual_seed(rng.torch_seed(client.seed, "dropout", client.round, client.id))
         self.flat.net.train()
@@ -212,11 +212,11 @@ class LocalTrainer:
         self.optimizer.reset()
 
     def _load(self, name: str, new: Weights) -> None:
-        """This of the client's models into `flat`, the present one aside; one that is not aside yet is `new`."""
+        """This of the client's models into `flat`, the present one is kept; one that is not kept yet is `new`."""
         if name != self._loaded:
             flat = self.flat
-            self._aside[self._loaded] = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
-            flat.load(*self._aside.pop(name, new))
+            self._unloaded[self._loaded] = flat.values_V.clone(), [counter.clone() for counter in flat.counters]
+            flat.load(*self._unloaded.pop(name, new))
             self._loaded = name
 
     def epoch(self, client: Client, draws: Draws) -> torch.Tensor:
@@ -331,11 +331,11 @@ class LocalTrainer:
     def _keep_own_models(self, client: Client) -> None:
         """Those that are finite; then the one that is averaged is in `flat`."""
         if self._loaded:
-            self._load("", self._aside[""])
-        for name, (values_V, _) in self._aside.items():
+            self._load("", self._unloaded[""])
+        for name, (values_V, _) in self._unloaded.items():
             if bool(torch.isfinite(values_V).all()):
                 client.state[name] = values_V
-        self._aside = {}
+        self._unloaded = {}
 
 
 def is_finite(loss_K: torch.Tensor) -> bool:

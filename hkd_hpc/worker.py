@@ -163,7 +163,7 @@ class Worker:
             client.state = state  # what made this round invalid must not reach its next
         else:
             self.delivered.append(client.id)
-        client.leave()
+        client.drop_model()
 
     def _fill(self, report: np.void, client: Client, trained: Trained) -> None:
         payload.fill(report, trained.report)

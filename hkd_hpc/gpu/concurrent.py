@@ -66,7 +66,7 @@ class ConcurrentTrainer(LocalTrainer):
         except torch.cuda.OutOfMemoryError:
             pass  # only after this block is free what the attempt held
         for (client, *_), state in zip(given, before):
-            client.leave()
+            client.drop_model()
             client.state = state
         self._halve()
         return self.train(given)
@@ -143,7 +143,7 @@ def rehearse(trainer: LocalTrainer, given: ClientRound) -> int:
     before_bytes, free_before_bytes = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
     state = dict(given.client.state)
     trainer.run(given._replace(epochs=2))  # the second is recorded (run.graphs)
-    given.client.leave()
+    given.client.drop_model()
     given.client.state = state
     taken_bytes = free_before_bytes - torch.cuda.mem_get_info()[0]  # with what torch does not count: libraries, graphs
     kept_bytes = torch.cuda.memory_reserved() - before_bytes

@@ -75,7 +75,7 @@ class FlatModel:
         counters: the integer and bool buffers, which are never averaged.
         layout: where each tensor of the state dict lies.
         active_spans: (start, stop) of what the optimizer steps in `parameters_P`; of unequal models those of the
-            member that is lent (`lend`).
+            member that is active (`activate`).
 
     Raises:
         UsageError: a tensor that cannot be averaged or stored: no float32, whole numbers or bool, not dense, or of a
@@ -156,7 +156,7 @@ class FlatModel:
         """
         return member(self.net, name)
 
-    def lend(self, name: str) -> torch.nn.Module:
+    def activate(self, name: str) -> torch.nn.Module:
         """The same; its weights alone are active from now on."""
         self.active_spans = common(self._all_active_spans, self._spans_of_member(name))
         return self.net_of(name)

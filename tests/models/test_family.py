@@ -65,9 +65,9 @@ def test_members_share_no_place_in_the_buffer(flat):
 
 
 def test_only_what_is_lent_is_active(flat):
-    assert flat.lend(TINY) is member(flat.net, TINY)
+    assert flat.activate(TINY) is member(flat.net, TINY)
     tiny = flat.active_spans
-    flat.lend(NORMED)
+    flat.activate(NORMED)
     assert sum(stop - start for start, stop in tiny) == 192 + 16 + 48 + 16  # 4, 40 and 10 up to a multiple of 16
     assert not {start for start, _ in tiny} & {start for start, _ in flat.active_spans}
     assert flat.statistics_spans_of(TINY) == []

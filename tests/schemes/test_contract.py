@@ -108,7 +108,7 @@ def test_loss_gives_a_scalar_for_each_term(data, scheme):
 def test_a_forecast_counts_the_epochs_of_all_phases(data, scheme):
     run = Federation(data, scheme)
     client = run.clients[0]
-    client.net = run.flat.lend("")
+    client.net = run.flat.activate("")
     phases = run.scheme.phases(client, 3)
     assert run.scheme.settings.local_epochs(3) == sum(phase.epochs for phase in phases)
 

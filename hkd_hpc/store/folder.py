@@ -13,7 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ FINAL_PARTS = (
 )  # of a checkpoint
 TABLES = ("rounds", "clients", "events")
 NO_ROWS = "the rows before its own are in no file: neither rows.hdf5 nor metrics.h5 is good"
+Mark = tuple[int, int]  # what changes where a file does, see _mark
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
 
@@ -58,6 +59,7 @@ class RunFolder:
 
     path: Path
     warn: Callable[[str], None] = to_standard_error
+    _saved: dict[Path, Mark | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
@@ -103,13 +105,13 @@ class RunFolder:
         Raises:
             RunError: where the system fails to write.
         """
-        append_durably(self.begun_path, f"{round}\n".encode())
+        append_durably(self.begun_path, f"\n{round}\n".encode())  # never beside digits that a killed process left
 
     def rounds_begun(self) -> Counter[int]:
         """How often each round was begun, as far as recorded.
 
         Returns:
-            Times by round; a last line that was cut off counts for nothing.
+            Times by round; a last line that was cut off counts for nothing, one within the file as it stands.
         """
         try:
             lines = self.begun_path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -306,6 +308,8 @@ class RunFolder:
         self.make_checkpoint_folder()
         save_tree(path, tree, attributes)
         self._prune(path)
+        self._saved.clear()
+        self._saved[path] = _mark(path)
         return path
 
     def make_checkpoint_folder(self) -> None:
@@ -356,7 +360,7 @@ class RunFolder:
     def _prune(self, saved: Path) -> None:
         rounds = {path: round for round, path in self.checkpoints() if path != saved}
         others = list(rounds)
-        second = next((path for path in others if self._is_good(path, rounds[path])), None)
+        second = next((path for path in others if self._is_as_saved(path) or self._is_good(path, rounds[path])), None)
         if second is None:
             return
         for path in others:
@@ -368,6 +372,11 @@ class RunFolder:
             path.unlink(missing_ok=True)
         except OSError as error:
             self.warn(f"cannot remove the old checkpoint {path}: {error.strerror}")
+
+    def _is_as_saved(self, path: Path) -> bool:
+        """Whether it is what this process saved last: it read it back then, and need not again."""
+        mark = self._saved.get(path)
+        return mark is not None and mark == _mark(path)
 
     def _is_good(self, path: Path, round: int) -> bool:
         """Whether it is intact, and of the round that its name says: one under another name would lose or repeat
@@ -414,6 +423,15 @@ def joined(earlier: dict[str, Any], later: dict[str, Any], count: int) -> dict[s
 def absent(like: np.ndarray, count: int) -> np.ndarray:
     """So many rows of a column that an earlier version had not: NaN, or empty texts."""
     return np.full((count, *like.shape[1:]), np.nan if np.issubdtype(like.dtype, np.number) else "")
+
+
+def _mark(path: Path) -> Mark | None:
+    """Time of change, ns, and size, bytes; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _try_to_write(folder: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.store.folder import RunFolder, joined
-from hkd_hpc.store.tree import load_tree, save_tree
+from hkd_hpc.store.tree import load_tree, open_tree, save_tree
 
 
 @pytest.fixture
@@ -97,6 +98,31 @@ def test_only_good_checkpoints_count_as_kept(folder):
     assert rounds(folder) == [4, 3, 1]  # one good one: nothing is removed on its account
     folder.save_checkpoint(5, {"round": 5})
     assert rounds(folder) == [5, 4]
+
+
+def test_what_was_saved_last_is_not_read_again(folder, monkeypatch):
+    """It was read back when it was written; what another process may have changed is read."""
+    read = []
+
+    def opened(path):
+        read.append(path.name)
+        return open_tree(path)
+
+    monkeypatch.setattr("hkd_hpc.store.folder.open_tree", opened)
+    for round in (1, 2, 3):
+        folder.save_checkpoint(round, {"round": round})
+    assert (rounds(folder), read) == ([3, 2], [])
+    RunFolder(folder.path).save_checkpoint(4, {"round": 4})
+    assert (rounds(folder), read) == ([4, 3], ["round_0003.h5"])
+
+
+def test_rounds_begun_are_counted_beside_a_line_that_was_cut_off(folder):
+    for begun, written in (([3, 3], b"3\n3\n"), ([4], b"4\n1"), ([], b"")):  # of 12: a killed process got no farther
+        folder.begun_path.write_bytes(written)
+        folder.record_begun(1)
+        folder.record_begun(2)
+        cut_off = [1] * written.endswith(b"1")  # it counts, for it may have been
+        assert folder.rounds_begun() == Counter([*begun, *cut_off, 1, 2])
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(folder):

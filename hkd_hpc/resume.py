@@ -51,7 +51,7 @@ def settings(request: Request, folder: RunFolder) -> Config | None:
         The settings; None where the run is complete already (a line has said so).
 
     Raises:
-        UsageError: What is stored cannot be read, or is not what was asked for.
+        UsageError: What is stored cannot be read, or is not what was asked for; or more rounds were, of a complete run.
     """
     text = stored_text(folder, request.dry_run)
     if text is None:
@@ -65,9 +65,14 @@ def settings(request: Request, folder: RunFolder) -> Config | None:
         raise UsageError(f"--allow-change: fed.rounds={config.fed.rounds}, but {done} rounds are done")
     summary = folder.summary() or {}
     if summary and (config.fed.rounds == done or summary.get("stopped_early")):
-        check_is_its_own(folder, config_module.from_json(text))
-        early = ", stopped early" if summary.get("stopped_early") else ""
-        messages.say(f"{folder.path}: already complete ({done} rounds{early}); nothing to do")
+        stored, early = config_module.from_json(text), bool(summary.get("stopped_early"))
+        check_is_its_own(folder, stored)
+        complete = f"already complete ({done} rounds{', stopped early' * early})"
+        extending = [key for key in config_module.changes(stored, config) if key in EXTENDING]
+        if extending:
+            advice = "it does not go on, start another run" if early else "a larger fed.rounds beside it resumes it"
+            raise UsageError(f"--allow-change: {', '.join(extending)}: {folder.path} is {complete}; {advice}")
+        messages.say(f"{folder.path}: {complete}; nothing to do")
         return None
     return config
 

@@ -175,6 +175,10 @@ def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it(tmp_path, d
         f"stopped early after round 2 of 6: {line}",
     )
     assert "already complete (2 rounds, stopped early)" in train(folder, data, *more, "--resume")
+    (result,) = toy.train(1, "--resume", "--allow-change", "--out", folder, "privacy.budget=1e6")
+    assert result.exit_code == 2
+    assert "privacy.budget: " in result.output
+    assert "already complete (2 rounds, stopped early); it does not go on" in result.output
 
 
 def test_a_budget_that_allows_no_round_is_rejected(tmp_path, data):

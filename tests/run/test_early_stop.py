@@ -92,9 +92,16 @@ def test_killed_and_resumed_on_other_ranks_it_ends_where_it_would_have(tmp_path,
 
 def test_a_run_that_stopped_early_is_left_alone(tmp_path, early, data):
     folder = shutil.copytree(early[0], tmp_path / "run")
-    for more in ((), ("--allow-change", "fed.rounds=20")):
-        [output] = toy.train_ok(1, "--resume", "--out", folder, *more)
-        assert output.endswith(f"{folder}: already complete (5 rounds, stopped early); nothing to do\n")
+    before = toy.file_hashes(folder)
+    [output] = toy.train_ok(1, "--resume", "--out", folder)
+    assert output.endswith(f"{folder}: already complete (5 rounds, stopped early); nothing to do\n")
+    [result] = toy.train(1, "--resume", "--out", folder, "--allow-change", "fed.rounds=20")
+    assert result.exit_code == 2
+    assert toy.our_lines([result.output]) == [
+        f"hkd_hpc: --allow-change: fed.rounds: {folder} is already complete (5 rounds, stopped early); it does not go "
+        "on, start another run"
+    ]
+    assert toy.file_hashes(folder) == before
     assert identity.other_run(RunFolder(folder), config.resolve(overrides=arguments(data))) == ""
     [result] = toy.train(1, "--resume", "--out", folder, "--allow-change", "run.stop_patience=3")
     assert result.exit_code == 2

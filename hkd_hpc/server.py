@@ -438,7 +438,7 @@ class Server:
             What the next round starts from.
         """
         state, self.scheme_server.state = checkpoint.unpack(tree, self.trainer.flat, self.message_type)
-        self.history, self.clock.rounds = history, self.last_round()
+        self.history = history
         if evaluation is None:
             self.pending = state
         else:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import schemes
-from hkd_hpc.cohort import round_half_up
+from hkd_hpc.cohort import cohort_size
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import floor
 from hkd_hpc.data.registry import Sizes
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def cohort(self) -> int:
-        return max(1, round_half_up(self.config.fed.participation * self.clients))
+        return cohort_size(self.clients, self.config.fed.participation)
 
     @property
     def images(self) -> int:

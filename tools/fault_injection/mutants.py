@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .faults import NAN, around
+
+if TYPE_CHECKING:
+    import torch
+
+    from hkd_hpc.client import Client
+    from hkd_hpc.training import Trained
 
 Mutation = Callable[[int], None]  # makes the program of this process wrong; gets the rank
 
@@ -29,7 +35,7 @@ def draw_by_rank(rank: int) -> None:
     """The order of a client's batches depends on the rank where it lives."""
     from hkd_hpc import rng
 
-    def derive(original, seed, purpose, *rest):
+    def derive(original: Callable, seed: int, purpose: str, *rest: int) -> object:
         return original(seed + rank * (purpose == "batches"), purpose, *rest)
 
     around(rng, "derive", derive)
@@ -39,8 +45,8 @@ def pass_nan(rank: int) -> None:
     """Nothing is asked of a client's weights before they are added."""
     from hkd_hpc.worker import Worker
 
-    def add(original, self, client, trained):
-        self.sum.add(self.trainer.flat.values_V, self.weight_of(client))
+    def add(original: Callable, self: Worker, client: Client, trained: Trained, sent_V: torch.Tensor) -> None:
+        self.sums[client.member].add(sent_V, self.weight_of(client))
 
     around(Worker, "_add", add)
 

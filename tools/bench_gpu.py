@@ -19,6 +19,7 @@ import io
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -112,7 +113,7 @@ class Bench:
         self.bare_s = None
         self.bare_s = self.row(f"plain PyTorch, {model}, no test", lambda: self.bare(model))
 
-    def row(self, title: str, measure) -> float | None:
+    def row(self, title: str, measure: Callable[[], list[float]]) -> float | None:
         """One line: the median of what `measure` gives, and what it means for a trial."""
         try:
             seconds = measure() if time.monotonic() < self.end_s else None
@@ -155,12 +156,14 @@ class Bench:
             for x, y in (bare_loop.make_images(client, self.sizes.own) for client in range(config.fed.clients))
         ]
         bare_loop.train(net, *clients[0], 1)  # the libraries wake
-        return [
-            self.timed(lambda: [bare_loop.train(net, x, y, config.train.epochs) for x, y in clients])
-            for _ in range(min(3, self.sizes.max_rounds))
-        ]
 
-    def timed(self, work) -> float:
+        def train_all() -> None:
+            for x, y in clients:
+                bare_loop.train(net, x, y, config.train.epochs)
+
+        return [self.timed(train_all) for _ in range(min(3, self.sizes.max_rounds))]
+
+    def timed(self, work: Callable[[], object]) -> float:
         start_s = time.perf_counter()
         work()
         if self.device.type == "cuda":

@@ -14,21 +14,21 @@ import torchvision
 from torch import nn
 
 
-def build(workload):
+def build(workload: str) -> nn.Module:
     """J: ResNet18, latent 64. S: ShuffleNetV2 x1.0, latent 32. Both with one linear classifier for 10 classes."""
     if workload == "J":
         return nn.Sequential(torchvision.models.resnet18(num_classes=64), nn.Linear(64, 10))
     return nn.Sequential(torchvision.models.shufflenet_v2_x1_0(num_classes=32), nn.Linear(32, 10))
 
 
-def make_images(client, count):
+def make_images(client: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random uint8 images and labels: what they show makes no difference to the time."""
     random = torch.Generator().manual_seed(client)
     x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=random)
     return x, torch.randint(0, 10, (count,), generator=random)
 
 
-def train(net, x, y, epochs):
+def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
     """Adam with defaults, new for each client; the last short batch is kept."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     net.train()
@@ -40,7 +40,7 @@ def train(net, x, y, epochs):
             optimizer.step()
 
 
-def main(workload, images):
+def main(workload: str, images: int) -> None:
     torch.set_num_threads(1)
     net = build(workload)
     for line in sys.stdin:

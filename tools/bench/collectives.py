@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def work_of(comm: Comm, collective: str, nbytes: int) -> Callable[[], object]:
     return partial(getattr(comm, collective), block, "knowledge")
 
 
-def seconds(mpi, work: Callable[[], object]) -> float:
+def seconds(mpi: Any, work: Callable[[], object]) -> float:
     """Of the slowest rank."""
     mpi.COMM_WORLD.Barrier()
     start_s = mpi.Wtime()
@@ -57,7 +58,7 @@ def seconds(mpi, work: Callable[[], object]) -> float:
     return slowest(mpi, mpi.Wtime() - start_s)
 
 
-def slowest(mpi, seconds: float) -> float:
+def slowest(mpi: Any, seconds: float) -> float:
     """The largest of all ranks. Not mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0
     the thread that lets the others go on from a barrier needs it."""
     largest_s = np.array([seconds])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ WEIGHT = 375  # images of a client
 class Exchange:
     """The three ways to average one float32 vector per client rank. `mpi`: mpi4py's module, started by the World."""
 
-    def __init__(self, comm: Comm, mpi, floats: int):
+    def __init__(self, comm: Comm, mpi: Any, floats: int):
         self.comm, self.mpi, self.world = comm, mpi, mpi.COMM_WORLD
         self.values_V = torch.full((floats,), float(comm.rank))
         self.mean_V = torch.empty(floats)
@@ -52,7 +54,7 @@ class Exchange:
             mean = {name: sum(state[name] for state in states[1:]) / (len(states) - 1) for name in states[1]}
         self.world.bcast(mean)
 
-    def seconds(self, way) -> float:
+    def seconds(self, way: Callable[[], object]) -> float:
         """Of the slowest rank."""
         self.world.Barrier()
         start_s = self.mpi.Wtime()

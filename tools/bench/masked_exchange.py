@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ class MaskedExchange:
             raise RuntimeError(f"the exchange gave {self.mean_V[0]} instead of {self.comm.size / 2}")
 
 
-def measure(mpi, exchange: MaskedExchange, repeats: int) -> dict[str, list[float]]:
+def measure(mpi: Any, exchange: MaskedExchange, repeats: int) -> dict[str, list[float]]:
     """Seconds by step, all steps in turns; a first turn, which touches the memory, does not count."""
 
     def seconds(step: Callable[[], None]) -> float:

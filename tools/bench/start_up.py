@@ -13,7 +13,10 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 WATCHED = "hkd_hpc.training"
 DATA_FILE = "hkd_hpc-data-"
@@ -33,7 +36,7 @@ def stamp_data() -> None:
 class Watch(importlib.abc.MetaPathFinder):
     """Changes the watched module when somebody else imports it: importing it here would load torch too early."""
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != WATCHED:
             return None
         sys.meta_path.remove(self)
@@ -49,10 +52,10 @@ class WatchingLoader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader):
         self.loader = loader
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
-    def exec_module(self, module) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         watch(module.LocalTrainer)
 
@@ -62,7 +65,7 @@ def watch(trainer: type) -> None:
     before_first(trainer, "run", lambda: stamp("step", time.time()))
 
 
-def before_first(owner: type, name: str, action) -> None:
+def before_first(owner: type, name: str, action: Callable[[], object]) -> None:
     """Have `action` called before the first call of a method, once."""
     method = getattr(owner, name)
 

@@ -21,10 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import LOCK_NAME, process_mark
 from hkd_hpc.store.tree import is_intact
+
+if TYPE_CHECKING:
+    from hkd_hpc.client import Client
+    from hkd_hpc.training import LocalTrainer
 
 START_PHASES = ("import of torch", "set-up", "start")  # of no round
 SERVER_PHASES = ("reports", "weights", "message", "saving", "evaluation", "final evaluation")
@@ -168,7 +173,7 @@ def install_nan(client_id: int, round: int, notes: Notes) -> None:
     """This client's weights become NaN at the end of its training in `round`, in every run of the scenario."""
     from hkd_hpc.training import LocalTrainer
 
-    def spoil(trainer, client, *_):
+    def spoil(trainer: LocalTrainer, client: Client, *_: object) -> None:
         if (client.id, client.round) == (client_id, round):
             notes.add("nan")
             trainer.flat.parameters_P[5] = float("nan")
@@ -185,7 +190,7 @@ def around(owner: type | ModuleType, name: str, function: Callable) -> None:
 def before(owner: type | ModuleType, name: str, action: Callable[..., object]) -> None:
     """Call `action` with the arguments before each call of a method."""
 
-    def first(original, *args, **kwargs):
+    def first(original: Callable, *args: object, **kwargs: object) -> object:
         action(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -196,7 +201,7 @@ def on_status(action: Callable[[int | None, str], object]) -> None:
     """Call `action`(round, phase) whenever this rank says where it is."""
     from hkd_hpc.comm.control.base import Control, NullControl
 
-    def set_status(original, self, round, phase, client=None):
+    def set_status(original: Callable, self: object, round: int | None, phase: str, client: int | None = None) -> None:
         original(self, round, phase, client)
         action(round, phase)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -113,7 +113,8 @@ class Worker:
         self.delivered.clear()
         reports = np.zeros(self.slots, self.report_type)
         reports["client"] = -1
-        here = [client for client in self.clients if client.id in set(cohort)]
+        of_cohort = set(cohort)
+        here = [client for client in self.clients if client.id in of_cohort]
         epochs_by_id = self._epochs_of(round, cohort, reports, here)
         waiting = [
             (report, ClientRound(client, weights_V, counters, message, round, epochs_by_id[client.id]))
@@ -225,8 +226,9 @@ class Worker:
     def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters: Sequence[torch.Tensor]) -> None:
         """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
         clear(self.statistics_sums)
-        for client in self.clients:
-            if client.id in clients and self.trainer.can_train(client):
+        measuring = set(clients)
+        for client in self._in_turn(self.clients):
+            if client.id in measuring and self.trainer.can_train(client):
                 flush(self.statistics_sums)
                 self.trainer.flat.load(weights_V, counters)
                 evaluate.reestimate_batch_norm(self.trainer.flat.net_of(client.member), client.x_train)
@@ -244,7 +246,7 @@ class Worker:
         """(slots, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for
         how many its logits are not finite."""
         rows = np.full((self.slots, 4), -1, np.int64)
-        for row, client in zip(rows, self.clients):
+        for client, row in zip(self._in_turn(self.clients), rows):
             self.trainer.flat.load(weights_V, counters)
             row[:] = result_row(
                 client, evaluate.test(self.trainer.flat.net_of(client.member), client.x_test, client.y_test)
@@ -255,6 +257,7 @@ class Worker:
         """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
         plain_scheme = Scheme(SchemeSettings(), self.trainer.scheme.info)
         trainer = self.trainer.with_scheme(plain_scheme, self.trainer.config.finetuning(round))
+        self.comm.watch_steps(lambda: trainer.steps)
         rows = np.full((self.slots, 4), -1, np.int64)
         for row, client in zip(rows, self.clients):
             self.comm.at(round, "fine-tuning", client.id)
@@ -264,6 +267,13 @@ class Worker:
                 plain = replace(client, state=own)  # without what the scheme remembers of it
                 row[:] = result_row(client, trainer.run(ClientRound(plain, weights_V, counters, {}, round)).test)
         return rows
+
+    def _in_turn(self, clients: Iterable[Client]) -> Iterator[Client]:
+        """These clients one after the other, each of them a sign of life of this rank."""
+        for client in clients:
+            self.comm.turn_of(client.id)
+            yield client
+        self.comm.turn_of(None)
 
 
 def unit_noise(client: Client) -> torch.Tensor:

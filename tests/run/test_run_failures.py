@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import pytest
 import toy
 
 from hkd_hpc.data import share
+from hkd_hpc.models import evaluate
 from hkd_hpc.schemes import PAPER
 from tools.forked_ranks import end_when_last
 
@@ -200,6 +202,40 @@ def test_a_stopped_rank_is_named_after_the_time_out(tmp_path, data):
     assert "2 s" in lines[0], lines
     assert results[0].exit_code == 1
     assert results[1].exit_code == 1
+
+
+TURN_S, TURNS, SILENT_S = 1.0, 10, 5.0  # a rank works for TURNS turns, twice as long as it may be silent
+
+
+def slow_steps():
+    from hkd_hpc.training import LocalTrainer
+
+    before(LocalTrainer, "_step", lambda trainer, client, *_: client.round == 3, lambda: time.sleep(TURN_S))
+
+
+def slow_tests():
+    from hkd_hpc.worker import Worker
+
+    original = Worker.test_global
+
+    def test_global(self, *given):
+        before(evaluate, "test", lambda *_: True, lambda: time.sleep(TURN_S))
+        return original(self, *given)
+
+    Worker.test_global = test_global
+
+
+def slow_statistics():
+    before(evaluate, "reestimate_batch_norm", lambda *_: True, lambda: time.sleep(TURN_S))
+
+
+@pytest.mark.parametrize("slow", [slow_steps, slow_tests, slow_statistics])
+def test_a_rank_that_works_after_the_last_round_is_not_late(tmp_path, data, slow):
+    """Rank 2 fine-tunes 2 clients by 5 steps each, or tests 10 clients, while rank 1 has done so."""
+    clients, epochs = (4, 5) if slow is slow_steps else (2 * TURNS, 0)
+    more = [f"fed.clients={clients}", f"fed.finetune_epochs={epochs}", f"comm.timeout_s={SILENT_S}"]
+    more += ["data.partition=iid", "train.batch_size=75"]
+    toy.train_ok(3, *toy.settings(data, *more), "--out", tmp_path / "run", patch=lambda rank: rank == 2 and slow())
 
 
 def stop_for_good():

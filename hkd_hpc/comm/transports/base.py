@@ -111,6 +111,15 @@ class Comm:
         """
         self._control.set_status(round, phase, client)
 
+    def turn_of(self, client: int | None) -> None:
+        """Say whose turn it is from now on, in the round and phase where this rank is: a sign of life too.
+
+        Args:
+            client: its id; None: nobody's any more.
+        """
+        round, phase, _ = self._control.place
+        self._control.set_status(round, phase, client)
+
     def watch_steps(self, count: Callable[[], int]) -> None:
         """Count steps as signs of life.
 

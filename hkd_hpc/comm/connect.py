@@ -74,16 +74,13 @@ def connect(
 def agree_on_plan(
     control: ControlPlane, topology: Topology, index: int | None, has_mpi: bool, backend: str
 ) -> tuple[Plan, list[str]]:
-    """Exchange (machine, device, cores) of every rank over the control plane; every rank comes to the same plan."""
+    """Exchange (device, cores) of every rank over the control plane; every rank comes to the same plan."""
     import torch
 
     device = None if index is None else cuda_identity(index)
     mine = [device, torch.distributed.is_available() and _has_nccl(), own_cores()]
     seen = control.barrier(["devices"], mine)
-    hosts, machines = topology.hosts, [member.machine for member in topology.members]
-    if len(set(machines)) > len(set(hosts)):  # two machines of one name: distinguish them
-        hosts = machines
-    host_devices = [(host, device) for host, (device, _, _) in zip(hosts, seen)]
+    host_devices = [(host, device) for host, (device, _, _) in zip(topology.hosts, seen)]
     plan = choose_backend(backend, host_devices, has_mpi, all(has_nccl for _, has_nccl, _ in seen))
     return plan, [cores for _, _, cores in seen]
 

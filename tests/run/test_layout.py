@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import socket
+import subprocess
 
 import numpy as np
 import pytest
@@ -148,6 +150,43 @@ def test_mpi_and_gloo_give_the_same_bits(tmp_path, data):
     outputs = toy.train_ok(3, *arguments, "comm.backend=gloo", "--out", tmp_path / "gloo")
     assert "weights by gloo" in outputs[0]
     assert toy.rows(tmp_path / "mpi") == toy.rows(tmp_path / "gloo")
+
+
+CLONE_NEWNS = 0x20000  # of linux/sched.h: mounts of its own
+
+
+def become_another_machine(boot_id):
+    """This process sees another boot id and memory disk than the others, under the same host name."""
+    assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
+    for mount in (
+        ("--make-rprivate", "/"),
+        ("-t", "tmpfs", "tmpfs", "/dev/shm"),
+        ("--bind", boot_id, "/proc/sys/kernel/random/boot_id"),
+    ):
+        subprocess.run(["mount", *mount], check=True)
+
+
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode), reason="mounting is not allowed"
+)
+def test_machines_of_one_name_share_no_copy_of_the_data(tmp_path, data):
+    """As with clones of one image: rank 2 is alone on the second machine."""
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("another boot\n")
+    arguments = toy.settings(data, "privacy.secure_sum=true", "run.client_models=false")
+    [told, *_] = toy.train_ok(
+        3,
+        *arguments,
+        "--out",
+        tmp_path / "two",
+        patch=lambda rank: rank == 2 and become_another_machine(boot_id),
+    )
+    assert "3 ranks on 2 hosts, " in told
+    assert f"cpu on {socket.gethostname()}/another boot" in told
+    assert "under masks" in told
+    assert "all ranks are on one host" not in told
+    toy.train_ok(1, *arguments, "--out", tmp_path / "one")
+    assert toy.rows(tmp_path / "two") == toy.rows(tmp_path / "one")
 
 
 def test_each_client_lives_on_one_rank(tmp_path, data, unequal):

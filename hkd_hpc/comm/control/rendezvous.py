@@ -67,8 +67,9 @@ class Topology:
 
     @property
     def hosts(self) -> list[str]:
-        """Names by rank."""
-        return [member.host for member in self.members]
+        """Names by rank, which tell the machines apart: where two have one name, those with the boot id."""
+        hosts, machines = [member.host for member in self.members], [member.machine for member in self.members]
+        return machines if len(set(machines)) > len(set(hosts)) else hosts
 
     @property
     def local_rank(self) -> int:

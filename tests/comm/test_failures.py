@@ -15,6 +15,7 @@ import toy
 from comm_contract import sum_
 
 from hkd_hpc.comm import World
+from hkd_hpc.comm.control import rendezvous
 from hkd_hpc.comm.control.diagnostics import RankState, summary
 from hkd_hpc.errors import RunError, UsageError
 from tools.forked_ranks import end_when_last, run_ranks
@@ -52,6 +53,27 @@ def test_rank_that_ends_without_a_word_is_named_with_its_last_place(way, victim,
     assert [result.exit_code for rank, result in enumerate(results) if rank != victim] == [1, 1]
     assert len(messages(results)) == 1
     assert f"rank {victim} (" in messages(results)[0]
+    assert "ended without an error message; last seen in round 2, phase training, client 5" in messages(results)[0]
+
+
+def _lose_two(rank, machines):
+    """Ranks 0 and 1 are killed at one moment."""
+    rendezvous.machine_name = lambda: machines[rank]
+    with World.open(timeout_s=60) as world:
+        world.control.set_status(2, "training", 5)
+        world.control.barrier(["all here"])
+        if rank == 0:
+            os.kill(world.topology.members[1].pid, signal.SIGKILL)
+            _kill()
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("machines", ["aaaaa", "aabbb"], ids=["one machine", "all ranks of a machine"])
+def test_of_several_ranks_lost_with_rank_0_the_lowest_that_is_left_tells(machines):
+    results = run_ranks(5, _lose_two, machines)
+    assert [result.exit_code for result in results] == [None, None, 1, 1, 1]
+    assert len(messages(results)) == 1, results
+    assert messages(results[2:3])[0].startswith("hkd_hpc: rank 0 (")
     assert "ended without an error message; last seen in round 2, phase training, client 5" in messages(results)[0]
 
 

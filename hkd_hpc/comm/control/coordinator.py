@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from hkd_hpc.comm.control import diagnostics
 from hkd_hpc.comm.control.base import (
     END,
+    POLL_S,
     Chain,
     Control,
     Failure,
@@ -27,6 +28,9 @@ from hkd_hpc.comm.control.wire import Message, pack
 HEARTBEAT_S = 2.0
 SAVE_FIRST_S, SAVE_S = 1.5, 8.0  # a save that is under way is waited for, first before the other ranks are ended
 ANSWER_S = 2.0  # a failing rank waits so long for rank 0 to print its message
+LOST_S = 0.3  # within this the ranks that were lost together with rank 0 have ended too
+STAY_S = 1.5  # whoever says that rank 0 has ended stays so long, so that the ranks above see that there is somebody
+MACHINE_S, LONGEST_S = 3.0, 9.0  # the machines take turns in saying it, which the launcher cuts short
 STACK_WAIT_S = 1.0  # rank 0 waits so long for the stacks of the others; below ANSWER_S
 
 
@@ -248,14 +252,36 @@ class Peer(Control):
             self._answers.put(message)
 
     def _on_closed(self, peer: int) -> None:
-        if self.rank == 1:
-            write_stderr(
-                f"hkd_hpc: {self.members[0]} ended without an error message; last seen in {self._coordinator_place}, "
-                f"{self._clock_s - self._received_s:.1f} s ago. {self.ending}"
-            )
-        elif self._failure:
+        """Rank 0 has ended: the lowest rank that is left says so, unless this one had something to say to it."""
+        if self._failure and self.rank > 1:
             write_stderr(f"hkd_hpc: {self._failure[0].text}")
+            leave(1)
+        last_seen = f"last seen in {self._coordinator_place}, {self._clock_s - self._received_s:.1f} s ago"
+        if self._is_lowest_left():
+            write_stderr(f"hkd_hpc: {self.members[0]} ended without an error message; {last_seen}. {self.ending}")
+            time.sleep(STAY_S)
         leave(1)
+
+    def _is_lowest_left(self) -> bool:
+        """Whether no lower rank speaks of rank 0's end. Of this machine that can be seen; a rank of a later machine
+        waits until the launcher, were there a lower one, would have ended this rank.
+        """
+        peers, here = self.members[1:], self.members[self.rank].machine
+        lower = [member.pid for member in peers[: self.rank - 1] if member.machine == here]
+        if lower:
+            time.sleep(LOST_S)
+        if not all(map(diagnostics.is_gone, lower)):
+            self._wait_for_end_of(lower)
+            return False
+        machines = list(dict.fromkeys(member.machine for member in peers))
+        time.sleep(min(MACHINE_S * machines.index(here), LONGEST_S))
+        return True
+
+    def _wait_for_end_of(self, pids: Sequence[int]) -> None:
+        """Leave after them: a launcher that sees one rank leave ends the others, and they are to speak first."""
+        deadline_s = time.monotonic() + LONGEST_S + 2 * STAY_S
+        while not all(map(diagnostics.is_gone, pids)) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
 
     def _fail(self, failure: Failure) -> None:
         """Let rank 0 print it; if it does not answer, print it here. The launcher's SIGTERM then means that it was."""

@@ -93,7 +93,6 @@ enter_environment() {
     export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
     HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')  # only ranks of this job can join it
     export HKD_TOKEN
-    export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 srun does not take it from the batch job by itself
     HKD_SCRATCH=${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID  # rank.sh makes it, on each node
     export HKD_SCRATCH
     rm -rf "$HKD_SCRATCH"
@@ -122,12 +121,14 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
     case $LAUNCHER in
         srun)
             by+=" --mpi=$MPI"
-            # srun warns of tasks that do not divide evenly, and heeds the allocation all the same
+            # srun warns of tasks that do not divide evenly, and heeds the allocation all the same; from 22.05 it does
+            # not take the number of cores from the batch job by itself
             launcher=(env -u SLURM_NTASKS_PER_NODE srun --mpi="$MPI" --kill-on-bad-exit=1 --wait=0 --export=ALL
-                --cpus-per-task="$SRUN_CPUS_PER_TASK" "${srun_arguments[@]}")
+                --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${srun_arguments[@]}")
             ;;
         mpirun)
-            launcher=(mpirun -n "$SLURM_NTASKS")
+            # Open MPI starts one prted on each node by srun: the cores of one task are too few for all ranks of a node
+            launcher=(env -u SRUN_CPUS_PER_TASK mpirun -n "$SLURM_NTASKS")
             # Open MPI binds each rank to one core, however many cpus-per-task there are
             [[ $(mpirun --version) != *"Open MPI"* ]] || launcher+=(--bind-to none)
             ;;

@@ -506,6 +506,58 @@ def test_a_rank_tells_a_good_end_by_a_file(tmp_path, code, told, outcome):
     assert read(tmp_path / "my tmp/outcome") == outcome
 
 
+NOTE = 'echo "$(basename "$0") $* with ${SRUN_CPUS_PER_TASK-none}" >>"$NOTES"'
+FAKES = {  # a launcher that notes how it was called, and the number of cores that it would take from its environment
+    "srun": NOTE,
+    "mpirun": f'[[ $1 == --version ]] && echo "mpirun (Open MPI) 5.0.9" || {{ {NOTE}; srun prted; }}',
+    "python": 'echo "Open MPI v5.0.9"',
+}
+
+
+@pytest.mark.parametrize(
+    "launcher, calls",
+    [
+        (
+            "mpirun",
+            ["mpirun -n 4 --bind-to none bash {rank} python -m hkd_hpc.train with none", "srun prted with none"],
+        ),
+        (
+            "srun",
+            [
+                "srun --mpi=none --kill-on-bad-exit=1 --wait=0 --export=ALL --cpus-per-task=7 bash {rank} python -m "
+                "hkd_hpc.train with 3"
+            ],
+        ),
+    ],
+)
+def test_only_srun_is_told_the_cores_of_a_task(tmp_path, launcher, calls):
+    """What mpirun starts on a node is for all its ranks, also where the site's profile sets srun's variable."""
+    for name, line in FAKES.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(
+        ["bash", "-c", f"script=mine; source '{toy.PROJECT}/slurm/common.sh'; run_job ''"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "NOTES": str(tmp_path / "notes"),
+            "TMPDIR": str(tmp_path),
+            "OUT": str(tmp_path / "run"),
+            "VENV": "",
+            "LAUNCHER": launcher,
+            "SRUN_CPUS_PER_TASK": "3",
+            "SLURM_JOB_ID": "17",
+            "SLURM_JOB_NAME": "fake",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_NTASKS": "4",
+            "SLURM_CPUS_PER_TASK": "7",
+        },
+    )
+    rank = f"{toy.PROJECT}/slurm/rank.sh"
+    noted = [re.sub(r" --out .*? with ", " with ", line) for line in read(tmp_path / "notes").splitlines()]
+    assert noted == [call.format(rank=rank) for call in calls]
+
+
 def test_the_scripts_ask_for_the_same():
     """sbatch reads its options from each script alone, so that they cannot share them."""
     blocks = {

@@ -16,6 +16,7 @@ from hkd_hpc import schemes, sessions
 from hkd_hpc.aggregate import LIMIT, GlobalStep
 from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients
+from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
@@ -117,6 +118,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     if comm.rank == 0:
         warn_of_precision(config, comm.device)
         warn_of_server_optimizer(config, scheme)
+        warn_of_idle_ranks(federation.rank_of, comm.size)
         told = [line for net in members(flat.net) for line in contract.told_of(scheme, net)]
         for line in dict.fromkeys(told):
             messages.warn(line)
@@ -332,6 +334,14 @@ def warn_of_server_optimizer(config: Config, scheme: Scheme) -> None:
             f"fed.server_optimizer={config.fed.server_optimizer} reaches no client: with scheme.name="
             f"{config.scheme.name} each goes on from its own model; only the global model that is tested changes"
         )
+
+
+def warn_of_idle_ranks(rank_of: list[int], ranks: int) -> None:
+    """Say which ranks would wait for the others all the time; `rank_of`: the rank of each client."""
+    idle = sorted(set(range(1, ranks)) - set(rank_of))
+    if idle:
+        has = "has" if len(idle) == 1 else "have"
+        messages.warn(f"{rank_list(idle)} {has} no client; start clients + 1 = {len(rank_of) + 1} ranks")
 
 
 def require_augmentable(config: Config, dataset: sources.DataSet) -> None:

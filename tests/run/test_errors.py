@@ -193,6 +193,22 @@ def test_dry_run(tmp_path, data, size):
     assert [line.split()[2:5] for line in client_lines] == [["75", "0", "25"]] * 3  # train, val, test
 
 
+@pytest.mark.parametrize(
+    "size, scheme, told",
+    [
+        (1, "fedavg", ""),
+        (4, "fedavg", ""),
+        (5, "fedavg", "rank 4 has no client; start clients + 1 = 4 ranks"),
+        (7, "fedavg", "ranks 4-6 have no client; start clients + 1 = 4 ranks"),
+        (4, "central", "ranks 2-3 have no client; start clients + 1 = 2 ranks"),
+    ],
+)
+def test_ranks_without_a_client_are_told_once(data, size, scheme, told):
+    outputs = toy.train_ok(size, *toy.settings(data, f"scheme.name={scheme}"), "--dry-run")
+    lines = [line for output in outputs for line in output.splitlines() if "no client;" in line]
+    assert lines == [f"hkd_hpc: warning: {told}"] * bool(told)
+
+
 NO_NETWORK = """
 import socket
 _connect = socket.socket.connect

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,7 +33,7 @@ from hkd_hpc.comm.control.rendezvous import (
 )
 from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launcher_chain, write_stderr
 from hkd_hpc.comm.devices import device_offset
-from hkd_hpc.comm.interfaces import LOCALHOST, own_address
+from hkd_hpc.comm.interfaces import LOCALHOST
 from hkd_hpc.comm.launchers import Hint, check_world, read_hint, without_mpi
 from hkd_hpc.errors import LinkError, RunError, UsageError
 from hkd_hpc.runtime.frames import place_of, trace_of
@@ -229,10 +229,11 @@ class World:
         """The normal end of all ranks; returns what went wrong, if something did."""
         try:
             self.control.finish()
-            if self._comm is not None:
-                self._comm.close()
-            if self._mpi is not None:
-                with ForkedGuard(EndGuard.begin(self.rank, max(self.control.timeout_s, FINALIZE_S))):
+            end_s = max(self.control.timeout_s, FINALIZE_S)
+            with ForkedGuard(EndGuard.begin(self.rank, end_s)) if self._mpi else nullcontext():
+                if self._comm is not None:
+                    self._comm.close()
+                if self._mpi is not None:
                     self._mpi.finish()
         except Exception as error:
             return error
@@ -306,9 +307,7 @@ def _open_mpi(hint: Hint, guard: StartGuard, timeout_s: float, env: Mapping[str,
         _check_world(mpi, hint)
         hint = Hint("mpi", mpi.comm.rank, mpi.comm.size, hint.local_rank, hint.local_size, hint.rank_name)
         machines = mpi.gather_names(machine_name())
-        names = [machine.split("/")[0] for machine in machines]
-        host = LOCALHOST if len(set(machines)) == 1 else own_address(names[1:])
-        address, listener = _share_address(mpi, random_address(host, env))
+        address, listener = _share_address(mpi, machines, env)
         return _open_control(hint, address, listener, guard, timeout_s, mpi)
 
 
@@ -322,11 +321,14 @@ def _check_world(mpi: MpiWorld, hint: Hint) -> None:
         raise AlreadyReported(2) from None
 
 
-def _share_address(mpi: MpiWorld, address: Address) -> tuple[Address, socket.socket | None]:
+def _share_address(
+    mpi: MpiWorld, machines: Sequence[str], env: Mapping[str, str]
+) -> tuple[Address, socket.socket | None]:
     """Rank 0 listens and shares where, or why it cannot (then all raise UsageError)."""
     listener, text = None, ""
     if mpi.comm.rank == 0:
         try:
+            address = random_address(machines, env)
             listener = listen(address)
             text = json.dumps([address.host, listener.getsockname()[1], address.token])
         except UsageError as error:

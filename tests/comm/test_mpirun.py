@@ -115,6 +115,41 @@ def test_mpirun_with_a_users_port_that_is_taken():
         assert mpirun(3, "one_job", MASTER_PORT=str(port)).stdout == "3 ranks of one job\n"
 
 
+@pytest.mark.parametrize(
+    "master, told, code",
+    [
+        ("localhost", "127.0.0.1\n", 0),
+        ("127.0.0.2", "127.0.0.2\n", 0),
+        ("192.0.2.1", "hkd_hpc: rank 0 cannot listen on any port of 192.0.2.1 (Cannot assign requested address): ", 2),
+        ("nowhere.invalid", "hkd_hpc: the host of rank 0, 'nowhere.invalid', has no address here: ", 2),
+    ],
+)
+def test_mpirun_listens_where_master_addr_says(master, told, code):
+    result = mpirun(3, "address", MASTER_ADDR=master)
+    assert result.returncode == code, result.stderr
+    assert result.stdout == told * (code == 0)
+    assert [line.startswith(told) for line in ours(result)] == [True] * (code != 0)
+
+
+def test_mpirun_keeps_apart_what_a_users_own_code_sends():
+    result = mpirun(3, "beside_other_traffic")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[2.0, 2.0, 2.0, 2.0] [7.0, 7.0, 7.0, 7.0] True\n[False, False]\n"
+
+
+def test_mpirun_with_an_mpi_for_one_thread(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'OMPI_COMM_WORLD_RANK' in os.environ:\n"
+        "    import mpi4py\n    mpi4py.rc.initialize = False\n"
+        "    from mpi4py import MPI\n    MPI.Init_thread(MPI.THREAD_SINGLE)\n"
+    )
+    result = mpirun(2, "one_job", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert result.returncode == 2
+    assert [line.partition(",")[0] for line in ours(result)] == [
+        "hkd_hpc: MPI was started for processes of one thread (MPI_THREAD_SINGLE)"
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_to_mpirun_alone_is_told_in_one_line(number):
     """mpirun passes nothing of its ranks on then, and decides the exit code itself."""

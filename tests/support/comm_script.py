@@ -5,6 +5,7 @@ Most modes need no torch, so that a test takes a second or two.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -80,6 +81,33 @@ def one_job(world: World) -> None:
         print(f"{len(parents)} ranks of {'one job' if len(set(parents)) == 1 else 'several jobs'}", flush=True)
 
 
+def address(world: World) -> None:
+    """Where rank 0 listens."""
+    if world.rank == 0:
+        print(world.address, flush=True)
+
+
+def beside_other_traffic(world: World) -> None:
+    """A user's own code has sent rank 0 something on COMM_WORLD before the relay does; at the end nothing is left."""
+    import numpy as np
+    import torch
+    from comm_contract import sum_
+    from mpi4py import MPI
+
+    comm = world.connect(device="cpu")
+    own = np.full(4, 7.0)
+    request = MPI.COMM_WORLD.Isend(own, dest=0) if comm.rank == 1 else MPI.REQUEST_NULL
+    numbers = torch.ones(4, dtype=torch.float64)
+    sum_(comm, numbers)
+    if comm.rank == 0:
+        got = np.zeros(4)
+        MPI.COMM_WORLD.Recv(got, source=1)
+        print(numbers.tolist(), got.tolist(), MPI.Query_thread() == MPI.THREAD_FUNNELED, flush=True)
+        used = world._mpi.comm, comm._clients
+        atexit.register(lambda: print([bool(each) for each in used], flush=True))
+    request.Wait()
+
+
 def stop_in_mpi(world: World) -> None:
     """Rank 1 is stopped as it comes to a call of MPI in which the others then wait: the making of a group, or the
     end.
@@ -121,7 +149,18 @@ FAILURES = {
 }
 MODES = {
     function.__name__: function
-    for function in (contract, contract_with_nccl, kill_in_sum, fail, raise_everywhere, one_job, stop_in_mpi, wait)
+    for function in (
+        address,
+        beside_other_traffic,
+        contract,
+        contract_with_nccl,
+        kill_in_sum,
+        fail,
+        raise_everywhere,
+        one_job,
+        stop_in_mpi,
+        wait,
+    )
 }
 
 if __name__ == "__main__":

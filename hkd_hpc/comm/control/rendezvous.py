@@ -11,7 +11,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from hkd_hpc.comm.control.watch import Problem, no_problem
@@ -95,8 +95,16 @@ def machine_name() -> str:
     return f"{socket.gethostname()}/{boot}"[:200]
 
 
-def random_address(host: str, env: Mapping[str, str]) -> Address:
-    """For a world in which rank 0 can pass its port on (MPI): any free port, or the user's MASTER_PORT."""
+def random_address(machines: Sequence[str], env: Mapping[str, str]) -> Address:
+    """For a world in which rank 0 can pass its address on (MPI): any free port, or the user's MASTER_PORT.
+
+    machines: of all ranks; where they are one, nobody outside need reach it. A MASTER_ADDR is taken all the same.
+    """
+    is_one_machine = len(set(machines)) == 1
+    if env.get("MASTER_ADDR"):
+        host = _resolved(env["MASTER_ADDR"], is_one_machine)
+    else:
+        host = LOCALHOST if is_one_machine else own_address([machine.split("/")[0] for machine in machines[1:]])
     return Address(host, (_port(env) if env.get("MASTER_PORT") else 0,), secrets.token_hex(16))
 
 
@@ -127,6 +135,7 @@ def listen(address: Address) -> socket.socket:
         try:
             return _bound(address.host, port)
         except OSError as error:
+    ports = "any port" if address.ports == (0,) else ports
             reason = error.strerror
     ports = f"port {address.ports[0]}" if len(address.ports) == 1 else f"any of {len(address.ports)} ports"
     raise UsageError(
@@ -204,7 +213,12 @@ def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
     try:
         address = socket.gethostbyname(name)
         is_alias = address.startswith("127.") and not name.startswith("127.") and name != "localhost"
-        if is_alias and hint.local_size != hint.size:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
+    return _resolved(name, hint.local_size == hint.size)
+
+
+def _resolved(name: str, is_one_machine: bool) -> str:
+    """The IPv4 address of rank 0's host. Raises UsageError where it has none."""
+        if is_alias and not is_one_machine:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
             return own_address([])
         return address
     except (OSError, ValueError):  # ValueError: no name of a host at all

@@ -38,15 +38,20 @@ class MpiWorld:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a wrong launcher: check_world says it better
                 if not MPI.Is_initialized():
-                    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+                    MPI.Init_thread(MPI.THREAD_FUNNELED)
         except (ImportError, RuntimeError) as error:
             raise UsageError(
                 f"the job was started by an MPI launcher, but MPI cannot be loaded here "
                 f"({str(error).splitlines()[0]}): install mpi4py and its MPI library (pip install "
                 f"'hkd_hpc[mpi]'), or start with torchrun, or under srun set comm.backend=gloo"
             ) from error
+        if MPI.Query_thread() < MPI.THREAD_FUNNELED:
+            raise UsageError(
+                "MPI was started for processes of one thread (MPI_THREAD_SINGLE), and this program has several: "
+                "leave MPI_Init to it, or use an MPI library that gives MPI_THREAD_FUNNELED"
+            )
         self.MPI = MPI
-        self.comm = MPI.COMM_WORLD
+        self.comm = MPI.COMM_WORLD.Dup()  # what others of this process send on COMM_WORLD does not meet our messages
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def gather_names(self, name: str) -> list[str]:
@@ -70,6 +75,7 @@ class MpiWorld:
 
     def finish(self) -> None:
         """MPI_Finalize, in the normal end only: it waits for all ranks, with Python's lock held."""
+        self.comm.Free()
         self.MPI.Finalize()
 
 
@@ -81,6 +87,10 @@ class MpiComm(Comm):
         self._mpi, self._staging = mpi, HostStaging()
         with self._control.transfer("the making of the client ranks' group by MPI", at_least_s=SPLIT_S):
             self._clients = mpi.comm.Split(min(self.rank, 1), self.rank)
+
+    def close(self) -> None:
+        """Free the client ranks' group, in the normal end only: all of them take part."""
+        self._clients.Free()
 
     def _sum(self, piece: torch.Tensor) -> None:
         with self._errors(), self._staging.host(piece) as host:

@@ -35,7 +35,7 @@ RANKS = (
     "MPI_LOCALNRANKS",
 )
 ADDRESSES = ("SLURM_CONF", "SLURM_CLUSTERS")  # say where SLURM is, not in which job
-MOST_RANKS = 1_000_000
+MOST_RANKS = 8192  # all of them send messages to one process, rank 0
 BATCH_JOBS = {  # by scheduler: the variable that says which job this is
     "slurm": "SLURM_JOB_ID",
     "pbs": "PBS_JOBID",
@@ -188,7 +188,7 @@ def _pair(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, 
         raise UsageError(
             f"{there} is set, but {absent} not: the launcher's variables are incomplete; set both, or neither"
         )
-    if size > MOST_RANKS:  # garbage: a list of those that are missing would fill the memory
+    if size > MOST_RANKS:
         raise UsageError(f"{size_name}={size} is more ranks than can be; allowed: up to {MOST_RANKS}")
     if rank >= size:
         raise UsageError(f"{rank_name}={rank} does not fit {size_name}={size}: ranks go from 0 to {size - 1}")

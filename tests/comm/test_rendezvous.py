@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import threading
+from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +15,7 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.control.rendezvous import Address, Member, accept_all, derived_address, first_host, join, listen
 from hkd_hpc.comm.control.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.interfaces import check_interfaces
-from hkd_hpc.comm.launchers import Hint
+from hkd_hpc.comm.launchers import MOST_RANKS, Hint
 from hkd_hpc.errors import UsageError
 from tools.forked_ranks import held_port, run_rank_values, run_ranks
 
@@ -125,6 +127,31 @@ def test_strangers_are_rejected_and_the_job_starts_all_the_same():
     assert list(rank_0.result()[0]) == [1]
     for connection in (link, *strangers, *rank_0.result()[0].values(), listener):
         connection.close()
+
+
+def test_rank_0_takes_in_ranks_beyond_the_1024th_open_file():
+    """As in a job of more than a thousand ranks."""
+    listener = listen(Address("127.0.0.1", (0,), "ours"))
+    address = Address("127.0.0.1", (listener.getsockname()[1],), "ours")
+    with contextlib.ExitStack() as held:
+        for _ in range(1100):
+            held.enter_context(open(os.devnull))
+        rank_0 = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 3, nothing_wrong))
+        peers = [
+            Starter(lambda rank=rank: join(address, Member(rank, "h", "m", 2), 3, nothing_wrong)) for rank in (1, 2)
+        ]
+        links = [peer.result()[0] for peer in peers]
+        assert sorted(rank_0.result()[0]) == [1, 2]
+        for connection in (*links, *rank_0.result()[0].values(), listener):
+            connection.close()
+
+
+def test_what_the_most_ranks_say_of_themselves_fits_one_message():
+    """A host's name has at most 64 characters, a boot id 36."""
+    members = [Member(rank, "h" * 64, f"{'h' * 64}/{'b' * 36}", 4194304) for rank in range(MOST_RANKS)]
+    pack({"members": [asdict(member) for member in members]})
+    cores = ",".join(str(core) for core in range(0, 256, 2)) + " (NUMA 0,2,4,6)"
+    pack({"kind": "release", "values": [["GPU-" + "0" * 36, True, cores]] * MOST_RANKS})
 
 
 def test_two_jobs_on_the_same_candidates_find_their_own():

@@ -59,6 +59,7 @@ READABLE = {
         Hint("mpi", 3, 4, 3, 4),
     ),
     "torchrun": (TORCHRUN, Hint("torchrun", 1, 2, 1, 2)),
+    "as many as can be": ({"RANK": "8191", "WORLD_SIZE": "8192", **MASTER}, Hint("torchrun", 8191, 8192)),
     "env://": ({"RANK": "0", "WORLD_SIZE": "2", **MASTER}, Hint("torchrun", 0, 2)),
     "torchrun in sbatch": ({**BATCH_SHELL, **TORCHRUN}, Hint("torchrun", 1, 2, 1, 2)),
     "one torchrun per node": (
@@ -83,7 +84,8 @@ REJECTED = {
     "garbage": ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "4"}, ["OMPI_COMM_WORLD_RANK='x'"]),
     "negative": ({"RANK": "-1", "WORLD_SIZE": "2", **MASTER}, ["RANK='-1'"]),
     "rank beyond size": ({"PMI_RANK": "4", "PMI_SIZE": "4"}, ["PMI_RANK=4", "PMI_SIZE=4"]),
-    "world too large": ({"RANK": "0", "WORLD_SIZE": "99999999999", **MASTER}, ["WORLD_SIZE=99999999999", "1000000"]),
+    "world too large": ({"RANK": "0", "WORLD_SIZE": "8193", **MASTER}, ["WORLD_SIZE=8193", "allowed: up to 8192"]),
+    "garbage size": ({"RANK": "0", "WORLD_SIZE": "99999999999", **MASTER}, ["WORLD_SIZE=99999999999", "8192"]),
     "world of none": ({"RANK": "0", "WORLD_SIZE": "0", **MASTER}, ["WORLD_SIZE=0"]),
     "two mpis": ({**OPEN_MPI, **HYDRA}, ["OMPI_COMM_WORLD_RANK says rank 5 of 11", "PMI_RANK says rank 3 of 4"]),
     "env:// against mpirun": ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "2", **MASTER}, ["rank 5 of 11", "rank 1 of 2"]),

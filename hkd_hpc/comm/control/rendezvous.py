@@ -8,7 +8,7 @@ import math
 import os
 import re
 import secrets
-import select
+import selectors
 import socket
 import time
 from collections.abc import Container, Mapping, Sequence
@@ -164,10 +164,15 @@ def accept_all(
     listener.settimeout(POLL_S)
     answer: Message = {"error": "rank 0 was interrupted"}
     try:
-        while len(members) < size:
-            _raise_on(problem, members, size)
-            _raise_on_lost(links, members)
-            _admit(listener, token, size, members, links)
+        with selectors.DefaultSelector() as talking:
+            while len(members) < size:
+                _raise_on(problem, members, size)
+                _raise_on_lost(talking)
+                newcomer = _admitted(listener, token, size, members)
+                if newcomer:
+                    member, link = newcomer
+                    members[member.rank], links[member.rank] = member, link
+                    talking.register(link, selectors.EVENT_READ, member)
         answer = {"members": [asdict(members[rank]) for rank in range(size)]}
     except (UsageError, RunError) as error:
         answer = {"error": str(error)}
@@ -257,25 +262,25 @@ def _greet(address: Address, port: int, me: Member, size: int) -> socket.socket 
         return None
 
 
-def _admit(
-    listener: socket.socket, token: str, size: int, members: dict[int, Member], links: dict[int, socket.socket]
-) -> None:
-    """Take in the next newcomer, if there is one and it is one of ours."""
+def _admitted(
+    listener: socket.socket, token: str, size: int, members: dict[int, Member]
+) -> tuple[Member, socket.socket] | None:
+    """The next newcomer and its connection, None unless there is one and it is one of ours."""
     try:
         link = listener.accept()[0]
     except TimeoutError:
-        return
+        return None
     hello = _hello(link, token)
     if hello is None:
         link.close()
-        return
+        return None
     try:
         member = _checked(hello, members, size)
     except UsageError as error:
         _send(link, {"error": str(error)})
         raise
     _send(link, {"known": True})
-    members[member.rank], links[member.rank] = member, link
+    return member, link
 
 
 def _hello(link: socket.socket, token: str) -> Message | None:
@@ -330,12 +335,10 @@ def _send(link: socket.socket, message: Message) -> None:
         pass  # it has closed; the control plane will see that too
 
 
-def _raise_on_lost(links: dict[int, socket.socket], members: dict[int, Member]) -> None:
+def _raise_on_lost(talking: selectors.BaseSelector) -> None:
     """Nobody sends before the answer, so a connection that can be read is one that was closed."""
-    lost = select.select(list(links.values()), [], [], 0)[0]
-    for rank, link in links.items():
-        if link in lost:
-            raise RunError(f"{members[rank]} ended while the job was starting")
+    for lost, _ in talking.select(0):
+        raise RunError(f"{lost.data} ended while the job was starting")
 
 
 def _raise_on(problem: Problem, members: Container[int] = (), size: int = 0) -> None:

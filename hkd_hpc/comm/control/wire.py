@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-LIMIT_BYTES = 1 << 20
+from hkd_hpc.comm.launchers import MOST_RANKS
+
+LIMIT_BYTES = 1024 * MOST_RANKS  # some messages have a value of each rank, of a few hundred bytes
 LENGTH_BYTES = 4
 
 

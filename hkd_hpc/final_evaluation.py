@@ -20,12 +20,14 @@ from hkd_hpc.errors import RunError
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import INVALID_TEST, NONFINITE, STATUS
 from hkd_hpc.rank_run import RankRun
+from hkd_hpc.rounds import in_client_order
 from hkd_hpc.server import Server
 from hkd_hpc.store.tree import Leaf
 from hkd_hpc.worker import counter_size, unpack_counters
 
 PHASE = "final evaluation"
 CONFUSION = {"unit": "images", "axes": "true class, predicted class"}
+ROW = np.dtype([("client", np.int64), ("test_n", np.int64), ("correct", np.int64), ("nonfinite", np.int64)])
 Rows = dict[str, np.ndarray]  # "global" and "finetuned": (clients, 4) as Worker.test_global makes them
 
 
@@ -58,9 +60,7 @@ def rows_of(run: RankRun, name: str, rows: np.ndarray) -> Iterator[tuple[str, np
     run.comm.at(run.done, PHASE)
     blocks = run.comm.gather(rows.reshape(-1).view(np.uint8), PHASE)
     if blocks is not None:
-        found = np.ascontiguousarray(blocks).reshape(-1).view(np.int64).reshape(-1, 4)
-        found = found[found[:, 0] >= 0]
-        yield name, found[np.argsort(found[:, 0])]
+        yield name, in_client_order(blocks, ROW).view(np.int64).reshape(-1, 4)
 
 
 def finish(server: Server, found: Rows, reestimated_V: torch.Tensor, architectures: Table) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from hkd_hpc.comm.devices import Plan, rank_list
+from hkd_hpc.comm.devices import Plan, rank_list, runs_of
 
 NUMA_FILES = "/sys/devices/system/node/node*/cpulist"
 
@@ -23,13 +23,7 @@ def parse_cpulist(text: str) -> set[int]:
 
 def format_cpulist(cores: Collection[int]) -> str:
     """The other way round: `0-2,8`."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return ",".join(runs_of(sorted(cores)))
 
 
 def numa_nodes(files: str = NUMA_FILES) -> dict[int, set[int]]:

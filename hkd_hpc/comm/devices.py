@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hkd_hpc.errors import UsageError
@@ -136,14 +136,18 @@ def _by_device(host_devices: Sequence[HostDevice]) -> dict[HostDevice, list[int]
 
 def rank_list(ranks: Sequence[int]) -> str:
     """`rank 0`, `ranks 1-10`, `ranks 0, 3, 5-7`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs_of(ranks))}"
+
+
+def runs_of(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers, those that follow each other together: `0`, `3`, `5-7`."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' * (len(ranks) > 1)} {text}"
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
 
 
 def _why(requested: str, host_devices: Sequence[HostDevice], has_mpi: bool) -> str:

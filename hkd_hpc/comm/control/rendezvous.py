@@ -23,7 +23,7 @@ from hkd_hpc.errors import RunError, UsageError
 POLL_S = 0.25  # how often a wait looks whether the guard sees a problem
 HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
 KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
-LOWEST_PORT, PORTS, TRIES = 20000, 12000, 32  # below the ports that Linux gives to outgoing connections
+LOWEST_PORT, PORTS = 20000, 12000  # below the ports that Linux gives to outgoing connections
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,7 @@ def derived_address(hint: Hint, env: Mapping[str, str]) -> Address:
         names += ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"]
     key = "/".join([str(os.getuid()), str(hint.size)] + [f"{name}={env.get(name, '')}" for name in names])
     digest = hashlib.sha256(os.fsencode(key)).digest()
-    ports = tuple(LOWEST_PORT + int.from_bytes(digest[i : i + 4], "big") % PORTS for i in range(len(digest) - 3))[
-        :TRIES
-    ]
+    ports = tuple(LOWEST_PORT + int.from_bytes(digest[i : i + 4], "big") % PORTS for i in range(len(digest) - 3))
     if env.get("MASTER_PORT") and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         ports = (_port(env),)
     return Address(_master_host(hint, env), ports, digest.hex())
@@ -135,9 +133,9 @@ def listen(address: Address) -> socket.socket:
         try:
             return _bound(address.host, port)
         except OSError as error:
-    ports = "any port" if address.ports == (0,) else ports
             reason = error.strerror
     ports = f"port {address.ports[0]}" if len(address.ports) == 1 else f"any of {len(address.ports)} ports"
+    ports = "any port" if address.ports == (0,) else ports
     raise UsageError(
         f"rank 0 cannot listen on {ports} of {address.host} ({reason}): "
         f"set MASTER_PORT to a free port, or unset it (and MASTER_ADDR to an address of rank 0's host)"
@@ -215,14 +213,14 @@ def _master_host(hint: Hint, env: Mapping[str, str]) -> str:
     if not name and hint.local_size == hint.size:
         return LOCALHOST
     name = name or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "")))
-    try:
-        address = socket.gethostbyname(name)
-        is_alias = address.startswith("127.") and not name.startswith("127.") and name != "localhost"
     return _resolved(name, hint.local_size == hint.size)
 
 
 def _resolved(name: str, is_one_machine: bool) -> str:
     """The IPv4 address of rank 0's host. Raises UsageError where it has none."""
+    try:
+        address = socket.gethostbyname(name)
+        is_alias = address.startswith("127.") and not name.startswith("127.") and name != "localhost"
         if is_alias and not is_one_machine:  # Debian's /etc/hosts gives a host's own name as 127.0.1.1
             return own_address([])
         return address

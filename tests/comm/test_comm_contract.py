@@ -136,13 +136,13 @@ def _talkative(comm):
     if comm.rank == 1:
         for client in range(8):
             comm.at(1, "training", client)
-            time.sleep(0.25)
+            time.sleep(1)
     comm.at(1, "weights")
     assert comm.agree(comm.rank) == 1
 
 
 def test_rank_that_shows_progress_may_take_longer_than_the_time_out():
-    run_rank_values(2, with_comm, _talkative, 1.0)
+    run_rank_values(2, with_comm, _talkative, 4.0)
 
 
 def test_wrong_buffers_are_rejected_before_anything_travels():

@@ -271,13 +271,14 @@ def test_report_of_a_death_says_where_the_others_are():
 
 
 def _slow_but_alive(rank):
-    with World.open(timeout_s=1.0) as world:
+    """Twice as long as it may be silent; steps need seconds to get through on a loaded machine."""
+    with World.open(timeout_s=8.0) as world:
         comm = world.connect(device="cpu")
         if rank == 1:
             started_s = time.monotonic()
             comm.watch_steps(lambda: int((time.monotonic() - started_s) * 10))
             comm.at(1, "training", 0)
-            time.sleep(4)
+            time.sleep(16)
         comm.at(1, "weights")
         comm.agree()
 

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import toy
 
 from hkd_hpc.errors import UsageError
+from hkd_hpc.store import lock
 from hkd_hpc.store.lock import LockContent, RunLock, _own_content, _pid_space, is_held
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,22 +156,46 @@ def test_a_lock_that_does_not_move_is_taken_over(tmp_path, content):
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
-def test_a_holder_with_a_heartbeat_on_another_host_keeps_its_lock(tmp_path):
+class FakeTime:
+    """Time that goes on only while somebody sleeps, and what happens meanwhile."""
+
+    def __init__(self, meanwhile):
+        self.now_s, self.meanwhile = 1000.0, meanwhile
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+        self.meanwhile(self.now_s)
+
+    strftime = staticmethod(time.strftime)
+
+
+def test_a_holder_with_a_heartbeat_on_another_host_keeps_its_lock(tmp_path, monkeypatch):
+    """Its heartbeats come every 2 s; it would be dead after 10 s without one, and is waited for a minute."""
     (tmp_path / "run.lock").write_bytes(content_of(host="elsewhere"))
-    stop = threading.Event()
 
-    def beat():
-        while not stop.wait(0.1):
-            os.utime(tmp_path / "run.lock", (1000, 1000 + time.monotonic()))  # its clock is decades behind
+    def beat(now_s):
+        os.utime(tmp_path / "run.lock", (1000, now_s // 2 * 2))  # its clock is decades behind
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(UsageError, match="host elsewhere"):
-            RunLock(tmp_path, stale_s=2.0).acquire(wait_s=3.0)
-    finally:
-        stop.set()
-        thread.join()
+    monkeypatch.setattr(lock, "time", FakeTime(beat))
+    with pytest.raises(UsageError, match="host elsewhere"):
+        RunLock(tmp_path, progress=silent).acquire(wait_s=60)
+
+
+def test_a_holder_whose_heartbeats_end_loses_its_lock(tmp_path, monkeypatch):
+    """By the same clock: the last one comes 4 s after the first look, the takeover 10 s later."""
+    (tmp_path / "run.lock").write_bytes(content_of(host="elsewhere"))
+
+    def beat(now_s):
+        if now_s < 1004:
+            os.utime(tmp_path / "run.lock", (1000, now_s))
+
+    clock = FakeTime(beat)
+    monkeypatch.setattr(lock, "time", clock)
+    with RunLock(tmp_path, wait_s=60, progress=silent):
+        assert 1013.8 < clock.now_s < 1014.3
 
 
 def test_the_holder_has_a_heartbeat(tmp_path):

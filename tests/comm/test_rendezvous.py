@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import socket
 import threading
 from dataclasses import asdict
@@ -144,6 +145,25 @@ def test_rank_0_takes_in_ranks_beyond_the_1024th_open_file():
         assert sorted(rank_0.result()[0]) == [1, 2]
         for connection in (*links, *rank_0.result()[0].values(), listener):
             connection.close()
+
+
+def _with_few_files(rank):
+    """Rank 0 may open eight."""
+    if rank == 0:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while os.open(os.devnull, os.O_RDONLY) < highest:  # no gaps below it
+            pass
+        most = len(os.listdir("/proc/self/fd")) + 8
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    World.open()
+
+
+def test_too_few_open_files_are_told_in_one_line():
+    results = run_ranks(9, _with_few_files)
+    told = [line for result in results for line in result.output.splitlines() if "open files" in line]
+    assert results[0].exit_code == 2
+    assert len(told) == 1, results
+    assert re.match(r"hkd_hpc: rank 0 cannot take in more than \d of 9 ranks \(Too many open files\): raise ", told[0])
 
 
 def test_what_the_most_ranks_say_of_themselves_fits_one_message():

@@ -7,6 +7,7 @@ import hmac
 import math
 import os
 import re
+import resource
 import secrets
 import selectors
 import socket
@@ -268,6 +269,11 @@ def _admitted(
         link = listener.accept()[0]
     except TimeoutError:
         return None
+    except OSError as error:
+        raise UsageError(
+            f"rank 0 cannot take in more than {len(members)} of {size} ranks ({error.strerror}): raise the number of "
+            f"files that a process may have open there (ulimit -n), now {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+        ) from None
     hello = _hello(link, token)
     if hello is None:
         link.close()

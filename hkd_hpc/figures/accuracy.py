@@ -9,7 +9,7 @@ import numpy as np
 
 from hkd_hpc.figures.figure import Figure, Lines
 from hkd_hpc.figures.groups import Group, column, parts
-from hkd_hpc.figures.kind import Growing, Kind, Rows, Words, in_unit, lines, with_seeds
+from hkd_hpc.figures.kind import Growing, Kind, Rows, Words, adding, in_unit, lines, with_seeds
 from hkd_hpc.figures.run import Run
 from hkd_hpc.figures.units import BYTES, SECONDS, Units
 
@@ -23,7 +23,7 @@ WHOSE = (
     "clients with the lowest; global: the new global model on the official test split"
 )
 RESUMED = "resumed after this round"
-GRID = "seeds are interpolated linearly on one grid, from where the last has begun to where the first ends"
+GRID = "Seeds are interpolated linearly on one grid, from where the last has begun to where the first ends."
 
 
 def elapsed_s(run: Run) -> np.ndarray:
@@ -53,6 +53,7 @@ def against_rounds(words: Words, groups: Sequence[Group]) -> Figure:
 def against(x: Growing, label: str, units: Units, words: Words, groups: Sequence[Group]) -> Figure:
     """Accuracy by something that grows from round to round."""
     series, unit = in_unit(list(lines(groups, MEASURES, x)), units, "x")
+    words = adding(words, GRID) if any(group.seeds > 1 for group in groups) else words
     return Lines(
         **with_seeds(words, groups),
         x_label=f"{label} ({unit})",
@@ -81,14 +82,14 @@ KINDS = (
     Kind(
         "accuracy_time",
         "Accuracy against wall time",
-        f"Accuracy against the computing time of rank 0 up to the test after the round, pauses left out; {GRID}.",
+        "Accuracy against the computing time of rank 0 up to the test after the round, pauses left out.",
         ("rounds/global_test_accuracy", "rounds/wall_s"),
         partial(against, elapsed_s, "wall time", SECONDS),
     ),
     Kind(
         "accuracy_bytes",
         "Accuracy against payload",
-        f"Accuracy against what all clients sent and received so far, as the paper counts it; {GRID}.",
+        "Accuracy against what all clients sent and received so far, as the paper counts it.",
         ("rounds/global_test_accuracy", "rounds/payload_bytes/"),
         partial(against, payload_bytes, "payload", BYTES),
     ),

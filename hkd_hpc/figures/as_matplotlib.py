@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hkd_hpc.errors import UsageError
-from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
+from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series, is_wide
+from hkd_hpc.figures.look import DARKER, MARKS_A_LINE, Look, band_alpha, drawn_low, legend_names, looks_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 COLUMN_IN, PAGE_IN = 3.3, 6.9  # widths of a column and of a page
 PANEL_IN, SLANT_IN, LEGEND_ROW_IN = 2.0, 0.4, 0.16  # heights
-MARKS_A_LINE = 8
 MOST_SLANTING = 16
 DASH = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 MARKER = {
@@ -124,13 +123,19 @@ def _panel(axes: Axes, figure: Lines | Bars, series: Sequence[Series], look_of: 
     if isinstance(figure, Lines):
         for place, one in enumerate(series):
             _line(axes, one, look_of[one.name], place)
+            low = drawn_low(figure, one)
+            if low is not None and one.high is not None:  # which matplotlib draws below all lines
+                style: dict[str, Any] = dict(color=look_of[one.name].colour, alpha=band_alpha(series), linewidth=0)
+                axes.fill_between(one.x, low, one.high, **style)
         for mark in figure.marks:
             axes.axvline(mark, color="0.4", linewidth=0.8, linestyle=":", label=figure.mark_label)
         axes.margins(x=0.02)
         if figure.are_shares:
             axes.set_ylim(*np.clip(axes.get_ylim(), *SHARES))
     else:
-        _bars(axes, series, look_of, figure.stacked)
+        _bars(axes, figure, series, look_of)
+        if is_wide(figure, series):
+            axes.set_yscale("log")
     if all(_is_whole(one.x) for one in series):
         axes.locator_params(axis="x", integer=True)
 
@@ -150,11 +155,10 @@ def _line(axes: Axes, series: Series, look: Look, place: int) -> None:
         marker=MARKER[look.marker],
         markevery=(place % step, step),
     )
-    if series.low is not None and series.high is not None:
-        axes.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.12, linewidth=0)
 
 
-def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacked: bool) -> None:
+def _bars(axes: Axes, figure: Bars, series: Sequence[Series], look_of: dict[str, Look]) -> None:
+    stacked = figure.stacked
     places = np.arange(len(series[0].x)) if series[0].x.dtype.kind == "U" else series[0].x
     gap = np.diff(places).min(initial=1e9) if len(places) > 1 else 1.0
     width, bottom = 0.8 * gap / (1 if stacked else len(series)), np.zeros(len(places))
@@ -163,8 +167,9 @@ def _bars(axes: Axes, series: Sequence[Series], look_of: dict[str, Look], stacke
         shift = 0.0 if stacked else (place - (len(series) - 1) / 2) * width
         style: dict[str, Any] = dict(color=look.colour, hatch=3 * look.hatch, edgecolor="white", linewidth=0.3)
         axes.bar(places + shift, y, width, bottom if stacked else 0, label=one.name, **style)
-        if one.low is not None:
-            ends = np.nan_to_num(np.abs([one.y - one.low, one.high - one.y]))
+        low = drawn_low(figure, one)
+        if low is not None:
+            ends = np.nan_to_num(np.abs([one.y - low, one.high - one.y]))
             axes.errorbar(places + shift, bottom * stacked + y, ends, fmt="none", ecolor="black", elinewidth=0.7)
         bottom = bottom + y
     if series[0].x.dtype.kind == "U":

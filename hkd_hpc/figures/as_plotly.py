@@ -8,13 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series
-from hkd_hpc.figures.look import DARKER, Look, legend_names, looks_of
+from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series, is_wide
+from hkd_hpc.figures.look import (
+    DARKER,
+    MARKS_A_LINE,
+    MOST_MARKED,
+    Look,
+    band_alpha,
+    drawn_low,
+    legend_names,
+    looks_of,
+)
 
 DIGITS = 6  # that a page shows, and has to load
 CLEAR = "rgba(0,0,0,0)"
 PANEL_PX, BELOW_PX, LEGEND_PX = 300, 90, 90  # heights: of a panel, in it for the names below the axis, of the legend
-FEW, MOST_MARKED = 10, 25  # rounds with a tick each; points of a line with a marker each
+FEW = 10  # rounds with a tick each
 GAP = 0.06  # between panels, of the width
 
 
@@ -33,14 +42,18 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
     names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
     look_of, told = looks_of(figure), legend_names(figure)
     shown = set[str]()
-    traces_of = _line if isinstance(figure, Lines) else _bars
+    bands: list[dict[str, Any]] = []
     traces: list[dict[str, Any]] = []
     for series in figure.series:
         is_told = series.name in told and series.name not in shown  # once for all panels
         more = {**_axes_of(names.index(series.panel)), "legendgroup": series.name, "showlegend": is_told}
-        traces += traces_of(series, look_of[series.name], more)
+        if isinstance(figure, Lines):
+            bands += _band(figure, series, look_of[series.name], more)
+            traces.append(_line(series, look_of[series.name], more))
+        else:
+            traces.append(_bars(figure, series, look_of[series.name], more))
         shown.add(series.name)
-    return {"data": traces, "layout": _layout(figure, names)}
+    return {"data": [*bands, *traces], "layout": _layout(figure, names)}  # no band lies on a line
 
 
 def _axes_of(panel: int) -> dict[str, str]:
@@ -52,26 +65,27 @@ def _number(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def _line(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
-    line = {
+def _line(series: Series, look: Look, more: dict[str, Any]) -> dict[str, Any]:
+    most = {"maxdisplayed": MARKS_A_LINE} if len(series.x) > MOST_MARKED else {}
+    return {
         "type": "scatter",
-        "mode": "lines+markers" if len(series.x) <= MOST_MARKED else "lines",
+        "mode": "lines+markers",
         "name": series.name,
         "x": listed(series.x),
         "y": listed(series.y),
-        "line": {"color": on_any_page(look.colour), "dash": look.dash, "width": 2},
-        "marker": {"symbol": look.marker, "size": 6},
+        "line": {"color": look.colour, "dash": look.dash, "width": 2},
+        "marker": {"symbol": look.marker, "size": 6, **most},
         **more,
     }
-    return [*_band(series, look, more), line]
 
 
-def _band(series: Series, look: Look, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _band(figure: Lines, series: Series, look: Look, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The outline there and back, filled."""
-    if series.low is None or series.high is None:
+    ends = drawn_low(figure, series)
+    if ends is None or series.high is None:
         return
-    there = np.isfinite(series.low) & np.isfinite(series.high)
-    x, low, high = series.x[there], series.low[there], series.high[there]
+    there = np.isfinite(ends) & np.isfinite(series.high)
+    x, low, high = series.x[there], ends[there], series.high[there]
     yield {
         "type": "scatter",
         "mode": "lines",
@@ -79,7 +93,8 @@ def _band(series: Series, look: Look, more: dict[str, Any]) -> Iterator[dict[str
         "x": listed(np.concatenate([x, x[::-1]])),
         "y": listed(np.concatenate([high, low[::-1]])),
         "fill": "toself",
-        "fillcolor": _with_alpha(on_any_page(look.colour), 0.18),
+        "fillcolor": look.colour,
+        "opacity": band_alpha([one for one in figure.series if one.panel == series.panel]),
         "line": {"width": 0},
         "hoverinfo": "skip",
         **more,
@@ -87,22 +102,23 @@ def _band(series: Series, look: Look, more: dict[str, Any]) -> Iterator[dict[str
     }
 
 
-def _bars(series: Series, look: Look, more: dict[str, Any]) -> list[dict[str, Any]]:
+def _bars(figure: Bars, series: Series, look: Look, more: dict[str, Any]) -> dict[str, Any]:
     bars: dict[str, Any] = {
         "type": "bar",
         "name": series.name,
         "x": listed(series.x),
         "y": listed(series.y),
         "marker": {
-            "color": on_any_page(look.colour),
+            "color": look.colour,
             "pattern": {"shape": look.hatch, "fgcolor": "white", "solidity": 0.25, "fillmode": "overlay"},
         },
         **more,
     }
-    if series.low is not None and series.high is not None:
-        ends = {"array": listed(series.high - series.y), "arrayminus": listed(series.y - series.low)}
+    low = drawn_low(figure, series)
+    if low is not None and series.high is not None:
+        ends = {"array": listed(series.high - series.y), "arrayminus": listed(series.y - low)}
         bars["error_y"] = {"type": "data", "symmetric": False, "thickness": 1, "color": "#444444", **ends}
-    return [bars]
+    return bars
 
 
 def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
@@ -115,6 +131,10 @@ def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
         column, row = panel % across, panel // across
         x, y = _domain(column, across, GAP), _domain(down - 1 - row, down, BELOW_PX / (PANEL_PX * down))
         layout |= _axes(figure, panel, x, y)
+        if column:
+            del layout[f"yaxis{_number(panel)}"]["title"]  # as on the left, where it stands for the whole row
+        if is_wide(figure, [series for series in figure.series if series.panel == name]):
+            layout[f"yaxis{_number(panel)}"] |= {"type": "log", "dtick": 1}
         if _has_few_rounds(figure):
             layout[f"xaxis{_number(panel)}"] |= {"dtick": 1}  # no round 1.5
         if _has_names(figure):
@@ -156,7 +176,12 @@ def _domain(place: int, count: int, gap: float) -> list[float]:
 
 def _axes(figure: Lines | Bars, panel: int, x: list[float], y: list[float]) -> dict[str, Any]:
     number = _number(panel)
-    common = {"automargin": True, "zeroline": False, "gridcolor": "rgba(128,128,128,0.25)"}
+    common = {
+        "automargin": True,
+        "zeroline": False,
+        "gridcolor": "rgba(128,128,128,0.25)",
+        "separatethousands": True,  # else those of a narrow range alone are
+    }
     return {
         f"xaxis{number}": {"title": _title(figure.x_label), "domain": x, "anchor": f"y{number}", **common},
         f"yaxis{number}": {"title": _title(figure.y_label), "domain": y, "anchor": f"x{number}", **common},
@@ -179,8 +204,11 @@ def _mark(x: float, panel: int) -> dict[str, Any]:
 
 
 def _mark_words(figure: Lines) -> dict[str, Any]:
-    place = {"xref": "x", "yref": "y domain", "x": figure.marks[0], "y": 0}
-    return {"text": figure.mark_label, **place, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+    """Above the first mark, where no line is, towards the side with more room."""
+    first, x = figure.marks[0], np.concatenate([series.x for series in figure.series])
+    anchor = {"xanchor": "left" if first <= (x.min() + x.max()) / 2 else "right", "yanchor": "bottom"}
+    place = {"xref": "x", "yref": "y domain", "x": first, "y": 1}
+    return {"text": figure.mark_label, **place, **anchor, "showarrow": False}
 
 
 def _heat_map(figure: HeatMap) -> dict[str, Any]:
@@ -224,13 +252,3 @@ def listed(values: np.ndarray) -> list[Any]:
 
 def rounded(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-
-
-def on_any_page(colour: str) -> str:
-    """Black is lost on a dark page."""
-    return "#808080" if colour == "#000000" else colour
-
-
-def _with_alpha(colour: str, alpha: float) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"

@@ -41,6 +41,7 @@ def of_rounds(
         return nothing
     found, unit = in_unit([one for one in series if np.nansum(one.y)], units, "y")
     x_label = "round" if len(groups) == 1 else ""
+    label = label if len(found) > 1 else f"{label}: {found[0].name}"  # one alone has no legend
     return Bars(**words, x_label=x_label, y_label=with_unit(label, unit), series=found)
 
 

@@ -25,7 +25,8 @@ def losses(words: Words, groups: Sequence[Group]) -> Figure:
     """Each term in a panel of its own."""
     terms = dict.fromkeys(term for group in groups for run in group.runs for term in parts(run, "loss"))
     series = tuple(lines(groups, {term: partial(loss_term, term) for term in terms}, apart=True))
-    return Lines(**with_seeds(words, groups), x_label="round", y_label="loss", series=series)
+    is_signed = any((row < 0).any() for group in groups for run in group.runs for row in parts(run, "loss").values())
+    return Lines(**with_seeds(words, groups), x_label="round", y_label="loss", series=series, is_signed=is_signed)
 
 
 def loss_term(term: str, run: Run) -> np.ndarray | None:

@@ -242,8 +242,9 @@ KINDS = (
     Kind(
         "noise",
         "Noise against signal",
-        "Root mean square of the shared class means without noise, estimated from what was sent, and the standard "
-        "deviation of the noise that clients add to them (paper, 3.4), mean over what was shared in a round.",
+        "Root mean square of the shared class means without noise, estimated as what was sent less the noise (0 where "
+        "that is negative, as where the noise dominates), and the standard deviation of the noise that clients add to "
+        "them (paper, 3.4), mean over what was shared in a round.",
         ("rounds/noise_std", "rounds/signal_rms"),
         noise,
         lacking="the scheme adds no noise to what it shares",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 SHARES = -0.02, 1.02  # from 0 to 1, and room for the marks there
+WIDE = 50  # times the smallest bar: beyond, the small ones cannot be seen beside the largest
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Lines(Figure):
         mark_label: what these are.
         known: names of series that look alike in all figures of a study, whichever of them are in this one.
         are_shares: whether y is a share: then its axis goes no further than SHARES, wherever an interval ends.
+        is_signed: whether y may be negative; else no interval is drawn below 0.
     """
 
     series: tuple[Series, ...]
@@ -66,6 +69,7 @@ class Lines(Figure):
     mark_label: str = ""
     known: tuple[str, ...] = ()
     are_shares: bool = False
+    is_signed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,14 @@ class Bars(Figure):
     series: tuple[Series, ...]
     stacked: bool = True
     known: tuple[str, ...] = ()
+
+
+def is_wide(figure: Lines | Bars, series: Sequence[Series]) -> bool:
+    """Whether the axis of a panel with these is logarithmic: of bars side by side whose sizes are WIDE apart."""
+    if isinstance(figure, Lines) or figure.stacked:
+        return False
+    y = np.concatenate([one.y for one in series])
+    return bool((y > 0).any() and y[y > 0].max() > WIDE * y[y > 0].min())
 
 
 @dataclass(frozen=True, kw_only=True)

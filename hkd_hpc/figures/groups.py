@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from hkd_hpc.figures.run import Run
 
 SEED = "run.seed"
 SCHEME = "scheme."
+FIRST = ("data.name", "fed.clients", "data.beta")  # settings that others which vary with them are not told beside
 SAID_BY_VALUE = ("scheme.name", "data.name", "model.name")  # "cifar10", not "name cifar10"
 
 
@@ -40,7 +42,8 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         by_settings.setdefault(_settings_but_seed(run), []).append(run)
     found = {key: dict(key) for key in by_settings}
-    elsewhere = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
+    shared = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
+    elsewhere = fewest(list(found.values()), sorted(shared, key=lambda key: key not in FIRST))
     own = {name: differing(same) for name, same in _by_scheme(list(found.values())).items()}
     return [
         Group(
@@ -67,6 +70,20 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose value is not the same in all, the scheme's name aside."""
     keys = dict.fromkeys(key for one in settings for key in one)
     return [key for key in keys if key != "scheme.name" and len({one.get(key) for one in settings}) > 1]
+
+
+def fewest(settings: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Those of the keys, in their order, that tell the settings apart: one that changes only where those before it do
+    (an image size with the data set) is none.
+    """
+    found: list[str] = []
+    for key in keys:
+        values: dict[tuple[str, ...], set[str]] = {}
+        for one in settings:
+            values.setdefault(tuple(str(one.get(before)) for before in found), set()).add(str(one.get(key)))
+        if any(len(own) > 1 for own in values.values()):
+            found.append(key)
+    return found
 
 
 def _words(settings: Mapping[str, str], keys: Iterable[str]) -> str:

@@ -115,9 +115,9 @@ def with_seeds(words: Words, groups: Sequence[Group]) -> Words:
     return adding(words, OVER_SEEDS)
 
 
-def adding(words: Words, sentence: str) -> Words:
-    """The words, with a sentence more in the caption."""
-    return {**words, "caption": f"{words['caption']} {sentence}"}
+def adding(words: Words, *sentences: str) -> Words:
+    """The words, with more sentences in the caption."""
+    return {**words, "caption": " ".join((words["caption"], *sentences))}
 
 
 def in_unit(series: Sequence[Series], units: Units, axis: str) -> tuple[tuple[Series, ...], str]:

@@ -20,6 +20,7 @@ from hkd_hpc.store.history import PAYLOAD_KINDS
 
 FLOAT_BYTES = 4
 KNOWLEDGE = ("knowledge_up", "knowledge_down")
+LETTERS = "n_i: classes that client i shares, n: that any client shares, C: classes, D: latent size, A: public images."
 Y_LABEL = "payload of a round"
 
 
@@ -27,6 +28,26 @@ def formula_of(run: Run) -> Formula | None:
     """The paper's, of a scheme that is built in and sends something beside the weights."""
     name = run.settings["scheme.name"]
     return schemes.get(name).about.formula if name in schemes.REGISTRY else None
+
+
+def by_formula(kind: str, run: Run) -> np.ndarray:
+    """(rounds,) bytes of knowledge; NaN of a scheme without a formula."""
+    formula = formula_of(run)
+    if formula is None:
+        return np.full(len(run.round_columns["round"]), np.nan)
+    floats_R = (formula.up if kind == "knowledge_up" else formula.down)(traffic_of(run))
+    return FLOAT_BYTES * floats_R.astype(float)
+
+
+def formulas(groups: Sequence[Group]) -> Iterator[str]:
+    """A sentence with the formulas of all their schemes, where there are any; and what its letters are."""
+    schemes_of: dict[str, list[str]] = {}
+    for name, run in {str(run.settings["scheme.name"]): run for group in groups for run in group.runs}.items():
+        if formula := formula_of(run):
+            schemes_of.setdefault(formula.words, []).append(name)
+    if schemes_of:
+        told = "; ".join(f"{', '.join(names)}: {words}" for words, names in schemes_of.items())
+        yield f"The papers' formulas, in floats: {told}. {LETTERS}"
 
 
 def traffic_of(run: Run) -> RunTraffic:
@@ -58,16 +79,17 @@ def shared_by_rule(settings: Mapping[str, Any], count_MC: np.ndarray) -> np.ndar
 
 
 def payload(words: Words, groups: Sequence[Group]) -> Figure | str:
-    """By kind, each in a panel and a unit of its own: by round of one run, with the formula; of a round of several."""
+    """By kind, each in a panel and a unit of its own, beside the paper's formula: by round of one run, the mean of a
+    round of several.
+    """
     alone = len(groups) == 1 and groups[0].seeds == 1
     panel_of = _by_round if alone else _of_groups
     series = tuple(one for kind in PAYLOAD_KINDS for one in _with_unit(kind, panel_of(kind, groups)))
+    words = adding(words, *formulas(groups))
     if not series:
         return "nothing travelled: the clients exchange nothing"
     if not alone:
-        return Bars(**words, x_label="", y_label=Y_LABEL, series=series)
-    formula = formula_of(groups[0].runs[0])
-    words = adding(words, f"The paper's formula, in floats: {formula.words}.") if formula else words
+        return Bars(**words, x_label="", y_label=Y_LABEL, series=series, stacked=False)
     return Lines(**words, x_label="round", y_label=Y_LABEL, series=series)
 
 
@@ -78,17 +100,17 @@ def _by_round(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
         return
     rounds = np.arange(1, len(counted_R) + 1)
     yield Series("counted", rounds, counted_R.astype(float))
-    formula = formula_of(run)
-    if formula and kind in KNOWLEDGE:
-        floats_R = (formula.up if kind == "knowledge_up" else formula.down)(traffic_of(run))
-        yield Series("formula", rounds, FLOAT_BYTES * floats_R.astype(float))
+    if kind in KNOWLEDGE and formula_of(run):
+        yield Series("formula", rounds, by_formula(kind, run))
 
 
 def _of_groups(kind: str, groups: Sequence[Group]) -> Iterator[Series]:
     mean = lambda run: float(np.mean(run.round_columns[f"payload_bytes/{kind}"]))
-    series = bars.of_groups(groups, "counted", mean)
-    if np.nansum(series.y):
-        yield series
+    counted = bars.of_groups(groups, "counted", mean)
+    if np.nansum(counted.y):
+        yield counted
+        if kind in KNOWLEDGE and any(formula_of(run) for group in groups for run in group.runs):
+            yield bars.of_groups(groups, "formula", lambda run: float(np.mean(by_formula(kind, run))))
 
 
 def _with_unit(kind: str, series: Iterator[Series]) -> Iterator[Series]:
@@ -101,7 +123,7 @@ KINDS = (
         "payload",
         "Payload by kind",
         "What the clients of a round sent and received, as the paper counts it: 4 bytes a float, without absent "
-        "classes; n_i: classes that client i shares, n: that any client shares, D: latent size, C: classes.",
+        "classes.",
         ("rounds/payload_bytes/", "clients/status", "partition"),
         payload,
     ),

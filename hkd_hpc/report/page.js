@@ -12,9 +12,12 @@ function colour(name) {
   return getComputedStyle(root).getPropertyValue(name).trim();
 }
 
-// A blue that is lost on dark paper, and the other, from which it must stay apart; the ends of intervals of bars. All
-// other colours do on both.
-const DARK = { "#0072B2": "#3D9DE0", "#56B4E9": "#B5E2FF", "#444444": "#DDDDDD" };
+// Colours that are lost on dark paper, a light blue that must stay apart from the other one, and the ends of intervals of
+// bars. All other colours do on both.
+const DARK = {
+  "#0072B2": "#3D9DE0", "#56B4E9": "#A0D8FF", "#000000": "#FFFFFF", "#772200": "#F0E442", "#5522AA": "#9A45E0",
+  "#444444": "#DDDDDD",
+};
 
 function onThisPaper(value) {
   if (Array.isArray(value)) return value;
@@ -27,7 +30,6 @@ function onThisPaper(value) {
 function draw(place) {
   const { data, layout } = plots[place.dataset.plot];
   const own = { ...onThisPaper(layout), font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink"), size: 13 } };
-  place.style.height = `${layout.height}px`; // which a page that becomes narrower keeps
   Plotly.react(place, data.map(onThisPaper), own, { responsive: true, displaylogo: false });
   place.dataset.drawn = isDark() ? "dark" : "light";
 }
@@ -37,6 +39,8 @@ function drawAll(places) {
 }
 
 const places = [...document.querySelectorAll("[data-plot]")];
+// As high as it will be once it is drawn: else a jump down the page would miss by all that grows on the way.
+places.forEach((place) => { place.style.height = `${plots[place.dataset.plot].layout.height}px`; });
 const inSight = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (isIntersecting && !target.dataset.drawn) draw(target);

@@ -12,6 +12,7 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
 from hkd_hpc.config import is_location
+from hkd_hpc.figures.groups import fewest
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
 from hkd_hpc.runtime import provenance
@@ -99,18 +100,10 @@ def order_of_run(run: Run) -> int:
 
 
 def axes_of(trials: Sequence[Trial]) -> list[str]:
-    """The settings that tell trials apart, the fewest, in the order of FIRST: one that changes only where those before
-    it do (an image size with the data set, a scheme's own settings with the scheme) is none.
-    """
-    keys = dict.fromkeys([*FIRST, *sorted({key for trial in trials for key in trial.settings})])
-    axes: list[str] = []
-    for key in keys:
-        groups: dict[tuple, set[str]] = {}
-        for trial in trials:
-            groups.setdefault(label_of(trial, axes), set()).add(text_of(trial.settings.get(key)))
-        if key == SCHEME or any(len(values) > 1 for values in groups.values()):
-            axes.append(key)
-    return axes
+    """The scheme, and the settings that tell trials apart, the fewest, in the order of FIRST (`fewest`)."""
+    settings = [trial.settings for trial in trials]
+    keys = dict.fromkeys([*FIRST, *sorted({key for own in settings for key in own})])
+    return list(dict.fromkeys([SCHEME, *fewest(settings, keys)]))
 
 
 def label_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:

@@ -122,6 +122,26 @@ def test_no_figure_has_more_than_twelve_groups(recorded):
     assert len({series.name for series in figures["accuracy_rounds_part_2"].series}) == 3  # of one: the measures
 
 
+def test_a_figure_is_named_by_the_fewest_settings_that_tell_it_from_others(recorded):
+    runs = [
+        recorded(data__beta=0.2, fed__rounds=10, fed__clients=4),
+        recorded(data__beta=0.5, fed__rounds=10, fed__clients=6),
+        recorded(data__beta=0.5, fed__rounds=20, fed__clients=6),
+    ]
+    titles = [figure.title for figure in of_study(runs) if figure.name.startswith("accuracy_rounds")]
+    assert titles == [
+        "Accuracy against rounds: beta 0.2, rounds 10",
+        "Accuracy against rounds: beta 0.5, rounds 10",
+        "Accuracy against rounds: beta 0.5, rounds 20",
+    ]
+
+
+def test_only_the_caption_of_several_seeds_speaks_of_their_grid(recorded):
+    alone = by_name(of_run(recorded()))
+    assert "Seeds" not in alone["accuracy_time"].caption + alone["accuracy_bytes"].caption
+    assert "on one grid" in by_name(of_study([recorded(), recorded(run__seed=1)]))["accuracy_bytes"].caption
+
+
 def test_partition(recorded):
     figure = by_name(of_run(recorded()))["partition"]
     assert isinstance(figure, HeatMap)
@@ -199,6 +219,17 @@ def test_formulas_of_other_papers(recorded, scheme, up, down):
     assert formula == [up, down]
 
 
+def test_payload_of_groups_beside_the_formulas_of_their_papers(recorded):
+    """Of a round: (5 + 3 + 2) / 3 pairs, each 16 bytes of FedProto (D = 4) and 32 of FedHKD (D + C + 1)."""
+    figure = by_name(of_study(recorded(scheme__name=name) for name in ("fedavg", "fedproto", "fedhkd")))["payload"]
+    up = {series.name: series for series in figure.series if series.panel.startswith("knowledge, up")}
+    assert up["formula"].x.tolist() == ["fedavg", "fedproto", "fedhkd"]
+    np.testing.assert_allclose(up["formula"].y, [np.nan, 10 / 3 * 16, 10 / 3 * 32])
+    assert not figure.stacked
+    assert "fedproto: up n_i D, down n D; fedhkd: up n_i (D + C) + n_i, down n (D + C). n_i: classes" in figure.caption
+    assert "n_i" not in by_name(of_run(recorded(scheme__name="fedavg")))["payload"].caption
+
+
 def test_memory_of_each_rank_and_of_the_largest(newest):
     of_one = by_name(of_run(newest()))["memory"]
     assert of_one.y_label == "peak memory (GB)"
@@ -264,6 +295,21 @@ def test_phases_by_round_and_by_group(recorded):
     of_many = by_name(of_study([recorded(), recorded(scheme__name="fedavg")]))["seconds_phases"]
     assert isinstance(of_many, Bars)
     assert of_many.series[0].x.tolist() == ["fedhkd", "fedavg"]
+
+
+def test_a_part_that_is_alone_is_named_at_the_axis(recorded):
+    """One rank waits for nobody, and bars of one colour have no legend."""
+    runs = [recorded(), recorded(scheme__name="fedavg")]
+    for run in runs:
+        run.client_ranks = [0, 0, 0]
+    assert by_name(of_study(runs))["seconds_ranks"].y_label == "time of a round: busy (s)"
+
+
+def test_losses_may_be_negative_where_one_was(recorded):
+    run = recorded()
+    assert not by_name(of_run(run))["loss_terms"].is_signed
+    run.round_columns["loss/dynamic"] = np.array([0.0, -0.1, 0.1])
+    assert by_name(of_run(run))["loss_terms"].is_signed
 
 
 def test_what_was_not_recorded_says_why(recorded):

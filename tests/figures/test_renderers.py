@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import re
 import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hkd_hpc
 from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, Series, csv_of, draw, plotly_of, write_figures
 from hkd_hpc.figures.look import MOST_TOLD_APART, look, looks, looks_of
@@ -89,8 +93,121 @@ def test_an_axis_of_shares_ends_at_0_and_1_wherever_an_interval_ends(lines):
     shares = replace(lines, series=(wide,), are_shares=True)
     assert draw(shares).axes[0].get_ylim() == (-0.02, 1.02)
     assert plotly_of(shares)["layout"]["yaxis"]["autorangeoptions"] == {"clipmin": -0.02, "clipmax": 1.02}
-    assert plotly_of(shares)["data"][0]["y"] == [3.0, 0.3, 0.1, -2.0]  # the band itself is whole
-    assert draw(replace(shares, are_shares=False)).axes[0].get_ylim()[0] < -2
+    assert plotly_of(shares)["data"][0]["y"] == [3.0, 0.3, 0.1, 0.0]  # beyond 1 the band itself is whole
+    assert draw(replace(shares, are_shares=False, is_signed=True)).axes[0].get_ylim()[0] < -2
+
+
+def test_no_interval_of_what_cannot_be_negative_is_drawn_below_0(lines, bars):
+    """The numbers in the CSV are those of the interval."""
+    wide = replace(lines, series=(replace(lines.series[0], low=np.array([-2.0, 0.1, NAN]), panel=""),))
+    assert draw(wide).axes[0].collections[0].get_paths()[0].vertices[:, 1].min() == 0
+    assert plotly_of(wide)["data"][0]["y"] == [0.2, 0.3, 0.1, 0.0]
+    assert plotly_of(replace(wide, is_signed=True))["data"][0]["y"] == [0.2, 0.3, 0.1, -2.0]
+    assert rows(csv_of(wide))[1] == ["", "a", "1", "0.1", "-2", "0.2"]
+    one = replace(bars, series=(replace(bars.series[0], low=np.array([-1.0, 1.5]), high=np.array([3.0, 2.5])),))
+    assert plotly_of(one)["data"][0]["error_y"]["arrayminus"] == [1.0, 0.5]
+    [ends] = draw(one).axes[0].collections
+    assert [path.vertices[:, 1].tolist() for path in ends.get_paths()] == [[0, 3], [1.5, 2.5]]
+
+
+def nine(lines):
+    """Nine lines with bands in one panel."""
+    [one] = [series for series in lines.series if series.name == "a"]
+    return replace(lines, series=tuple(replace(one, name=f"scheme {place}", panel="") for place in range(9)))
+
+
+def test_all_bands_lie_below_all_lines_and_many_are_faint(lines):
+    drawn = plotly_of(nine(lines))["data"]
+    assert ["fill" in trace for trace in drawn] == [True] * 9 + [False] * 9
+    assert {trace["opacity"] for trace in drawn[:9]} == {0.067}  # .6 / 9
+    assert plotly_of(lines)["data"][0]["opacity"] == 0.18
+    [axes] = draw(nine(lines)).axes
+    assert max(band.get_zorder() for band in axes.collections) < min(line.get_zorder() for line in axes.lines)
+    assert {band.get_alpha() for band in axes.collections} == {0.067}
+
+
+def test_nine_schemes_have_nine_colours_that_the_colour_blind_tell_apart_on_light_and_dark_paper():
+    """Oklab after Machado, Oliveira and Fernandes (2009); contrast as WCAG counts it."""
+    light = {look(place).colour for place in range(9)}
+    script = (Path(hkd_hpc.__file__).parent / "report/page.js").read_text()
+    swaps = dict(re.findall(r'"(#\w{6})": "(#\w{6})"', script))
+    for paper, colours in ("#FFFFFF", light), ("#14171B", {swaps.get(colour, colour) for colour in light}):
+        assert len(colours) == 9
+        assert min(contrast(colour, paper) for colour in colours) > 2.2
+        for seen in MACHADO.values():
+            assert min(distance(seen, *pair) for pair in itertools.combinations(colours, 2)) > 0.055
+    assert distance(np.eye(3), look(0).colour, look(7).colour) > 0.25  # fedavg and fedhkd, in the schemes' order
+
+
+MACHADO = {
+    "all": np.eye(3),
+    "no red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "no blue": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+CONES = np.array([[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]])
+OKLAB = np.array([[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]])
+
+
+def light_of(colour):
+    """Linear red, green and blue."""
+    value = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one, other):
+    low, high = sorted(float(light_of(colour) @ [0.2126, 0.7152, 0.0722]) + 0.05 for colour in (one, other))
+    return high / low
+
+
+def distance(seen, *pair):
+    one, other = (OKLAB @ np.cbrt(CONES @ np.clip(seen @ light_of(colour), 0, 1)) for colour in pair)
+    return float(np.linalg.norm(one - other))
+
+
+def test_a_long_line_has_a_marker_here_and_there(lines):
+    few = replace(lines.series[0], x=np.arange(1, 26), y=np.ones(25), low=None, high=None)
+    many = replace(few, x=np.arange(1, 51), y=np.ones(50))
+    [short, long] = plotly_of(replace(lines, series=(few, replace(many, name="b"))))["data"]
+    assert short["mode"] == long["mode"] == "lines+markers"
+    assert "maxdisplayed" not in short["marker"]
+    assert long["marker"]["maxdisplayed"] == 8
+
+
+def test_the_y_axis_is_named_once_for_panels_beside_each_other(lines):
+    layout = plotly_of(lines)["layout"]
+    assert layout["yaxis"]["title"]["text"] == "accuracy"
+    assert "title" not in layout["yaxis2"]
+    four = tuple(replace(lines.series[1], panel=panel) for panel in "abcd")
+    layout = plotly_of(replace(lines, series=four))["layout"]
+    assert ["title" in layout[f"yaxis{number}"] for number in ("", 2, 3, 4)] == [True, False, True, False]
+
+
+def test_all_thousands_are_separated(lines):
+    layout = plotly_of(lines)["layout"]
+    assert [layout[axis]["separatethousands"] for axis in ("xaxis", "yaxis2")] == [True, True]
+
+
+def test_what_a_mark_is_stands_above_it_and_within_the_figure(lines):
+    for mark, anchor in (1.0, "left"), (3.0, "right"):
+        note = plotly_of(replace(lines, marks=(mark,), mark_label="resumed"))["layout"]["annotations"][-1]
+        assert (note["text"], note["x"], note["y"], note["yref"]) == ("resumed", mark, 1, "y domain")
+        assert (note["xanchor"], note["yanchor"]) == (anchor, "bottom")
+
+
+@pytest.mark.parametrize("largest, kind", [(51.0, "log"), (50.0, "linear")])
+def test_bars_side_by_side_that_are_far_apart_have_a_logarithmic_axis(bars, largest, kind):
+    far = replace(bars, series=(replace(bars.series[0], y=np.array([0.0, 1.0])), bars.series[1]), stacked=False)
+    far = replace(far, series=(far.series[0], replace(far.series[1], y=np.array([largest, NAN]))))
+    assert plotly_of(far)["layout"]["yaxis"].get("type", "linear") == kind
+    assert draw(far).axes[0].get_yscale() == kind
+    assert draw(replace(far, stacked=True)).axes[0].get_yscale() == "linear"
 
 
 def test_looks_differ_in_colour_or_dash():

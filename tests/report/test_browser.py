@@ -142,6 +142,28 @@ def test_tab_visits_every_control_in_the_order_of_the_page(opened):
     assert page.evaluate("visited.map((one) => controls.indexOf(one))") == list(range(count))
 
 
+@pytest.mark.parametrize("press", ["click", "Enter"])
+def test_a_link_of_the_contents_leads_to_its_part_however_many_figures_lie_between(browser, report, press):
+    """Those on the way are drawn while the page scrolls, and move nothing."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(report.as_uri(), timeout=PATIENCE_MS)
+    link = page.locator("nav a[href='#happened']")
+    link.click() if press == "click" else link.press(press)
+    page.evaluate(
+        """async () => {
+            const pause = () => new Promise((done) => setTimeout(done, 500));
+            for (let before = -1; before !== scrollY; await pause()) before = scrollY;
+        }"""
+    )
+    top, left = page.evaluate(
+        """() => [document.getElementById("happened").getBoundingClientRect().top,
+                 document.documentElement.scrollHeight - innerHeight - scrollY]"""
+    )
+    assert page.locator("[data-drawn]").count() < page.locator("[data-plot]").count()  # else there was nothing to miss
+    assert left > 1  # else the page ends there
+    assert abs(top - 16) < 2  # scroll-padding-top: 1rem
+
+
 def test_every_figure_is_drawn_and_the_console_is_silent(opened, told):
     page, said = opened
     names, marked = drawn(page)

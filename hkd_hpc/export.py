@@ -18,12 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc import loggers
+from hkd_hpc.analysis.metrics import in_order
 from hkd_hpc.command import Parser, exit_code, program_of
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.lazy import torch
 from hkd_hpc.loggers.base import Round, numbers_of
-from hkd_hpc.loggers.files import csv_line, number_or_none
+from hkd_hpc.loggers.files import csv_line
+from hkd_hpc.privacy import ledger, releases
 from hkd_hpc.results import Run, load
 from hkd_hpc.results.models import read_inputs, read_model
 from hkd_hpc.runtime.paths import path_argument
@@ -137,14 +139,18 @@ def rounds_of(run: Run) -> list[Round]:
 
 
 def clients_text(run: Run) -> str:
-    """The clients' table as CSV: a line for each round and client; of a column of classes a column for each class."""
+    """The clients' table as CSV: a line for each round and client; of a column of classes (or of kinds of what is
+    released) one for each class (kind).
+    """
     columns: dict[str, np.ndarray] = {}
-    for name, values in run.client_columns.items():
-        by_class = np.moveaxis(values, -1, 0) if values.ndim == 3 else ()
-        columns |= {f"{name}/{number}": part for number, part in enumerate(by_class)} or {name: values}
+    for name in in_order(run.client_columns):
+        values = run.client_columns[name]
+        by_part = np.moveaxis(values, -1, 0) if values.ndim == 3 else ()
+        names = releases.KINDS if name in ledger.COLUMNS else range(len(by_part))
+        columns |= {f"{name}/{part}": column for part, column in zip(names, by_part)} or {name: values}
     lines = [csv_line(["round", "client", *columns])]
     for round, *rows in zip(run.round_columns["round"], *columns.values()):
-        lines += [csv_line([round, client, *map(number_or_none, row)]) for client, row in enumerate(zip(*rows))]
+        lines += [csv_line([round, client, *row]) for client, row in enumerate(zip(*rows))]
     return "".join(lines)
 
 

@@ -5,7 +5,7 @@ A new column is one more Metric in METRICS. Names say model, data and moment; at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -621,6 +621,12 @@ SINGLE = tuple(metric for metric in METRICS if isinstance(metric, Metric))
 SUMMARISED = tuple(metric for metric in SINGLE if metric.title)  # what the summary has in each way of SUMMARY_WAYS
 SUMMARY_WAYS = {"last": "last round", "mean_last_5": "mean last 5", "oracle": "best"}  # the names in stored summaries
 BY_NAME = {metric.name: metric for metric in METRICS}
+PLACES = {name: place for place, name in enumerate(("round", *BY_NAME))}
+
+
+def in_order(columns: Iterable[str]) -> list[str]:
+    """Columns of rounds or clients as METRICS has them, parts of a group by name, those of other versions last."""
+    return sorted(columns, key=lambda name: (PLACES.get(name.partition("/")[0], len(PLACES)), name))
 
 
 def row_of(numbers: RoundNumbers) -> dict[str, Value]:

@@ -232,7 +232,7 @@ def told(error: Exception, place: Path) -> Finding:
         return NO_ROOM.found(f"{place}: {FULL[number]} ({os.strerror(number)})", folder=place)
     if number in (errno.EACCES, errno.EPERM):
         return NO_FOLDER.found(f"{place}: {os.strerror(number)}")
-    return BROKEN.found(f"{place}: {error}")
+    return BROKEN.found(f"{place}: {os.strerror(number) if number else error}")
 
 
 def write_much(own: Path, measured: Measured) -> None:

@@ -20,7 +20,7 @@ from hkd_hpc.runtime import provenance
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 
-COSTS = ["parameters held (M)", "s a client and round", "public data"]
+COSTS = ["parameters held (M)", "seconds per client and round", "public data"]
 SEED = "run.seed"
 ACROSS = ("clients", "beta")  # the axes that stand across, as in the paper's tables; the others stand down
 

@@ -198,8 +198,11 @@ def load_study(root: str | os.PathLike) -> StudyRuns:
     place = existing(root)
     if place.is_dir() and read_trials(place):
         return Study(place)
-    if not find_runs(place):
+    found = find_runs(place)
+    if not found:
         raise UsageError(f"{place}: holds no run, nor does any folder below it")
+    if place.is_file() and found[0].problem:
+        raise UsageError(found[0].problem)
     return StudyRuns(place)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc.analysis.metrics import in_order
+
 Round = tuple[int, Mapping[str, float]]  # what `Logger.log_round` gets
 
 
@@ -45,5 +47,5 @@ class Logger:
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Those columns of a row of /rounds that are one number, `round` aside."""
-    return {name: value for name, value in row.items() if name != "round" and isinstance(value, (int, float))}
+    """Those columns of a row of /rounds that are one number, `round` aside, in an order that all rows share."""
+    return {name: row[name] for name in in_order(row) if name != "round" and isinstance(row[name], (int, float))}

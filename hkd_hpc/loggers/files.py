@@ -60,7 +60,7 @@ class CsvLogger(FileLogger):
         """Its line; the first follows the line of names."""
         names = "" if self._columns else csv_line(["round", *values])
         self._columns = self._columns or tuple(values)
-        line = csv_line([round, *(number_or_none(values[name]) for name in self._columns)])
+        line = csv_line([round, *(values[name] for name in self._columns)])
         return (names + line).encode()
 
 
@@ -76,12 +76,12 @@ class JsonLinesLogger(FileLogger):
 
 
 def csv_line(fields: Iterable[object]) -> str:
-    """A line of a CSV file; an empty field for None."""
+    """A line of a CSV file; an empty field for NaN."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(fields)
+    csv.writer(text, lineterminator="\n").writerow("" if field != field else field for field in fields)
     return text.getvalue()
 
 
 def number_or_none(value: float) -> float | None:
-    """None for NaN and infinity, which neither format knows."""
+    """None for NaN and infinity, which JSON does not know."""
     return value if math.isfinite(value) else None

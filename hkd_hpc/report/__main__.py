@@ -26,6 +26,7 @@ from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 
+OUT = "report.html"
 SUFFIXES = (".html", ".htm")
 MANY = 100  # runs, of which a process more reads enough to pay for its start
 MOST_READERS = 4  # processes, however many cores: what they have read is taken by one
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> Parser:
     parser = Parser(prog=program_of("hkd_hpc.report"), description=first_paragraph(__doc__))
     parser.add_argument("paths", nargs="+", metavar="RUN|STUDY", help="folders of runs, sweeps, comparisons")
-    parser.add_argument("--out", metavar="FILE.html", help="the report (default: report.html)", default="report.html")
+    parser.add_argument("--out", metavar="FILE.html", help=f"the report (default: {OUT})")
     parser.add_argument("--figures", metavar="DIR", help="write the figures there too: PDF, SVG, PNG and CSV")
     parser.add_argument(
         "--each-run", action="store_true", help="with --figures: of many runs also those that the report has of one"
@@ -62,13 +63,16 @@ def follow_one(options: Namespace) -> int:
     """Show a run in the terminal; its exit code. UsageError where that is not one run."""
     if not options.follow:
         raise UsageError("--wait: is for --follow; a report is made of what is there")
+    for name in ("out", "figures"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name}: --follow writes nothing; make the report without it, at any time")
     if len(options.paths) != 1:
         raise UsageError(f"--follow: shows one run, and {len(options.paths)} are named; name one")
     return follow(options.paths[0], options.wait)
 
 
 def write(options: Namespace) -> int:
-    out = checked_out(options.out)
+    out = checked_out(OUT if options.out is None else options.out)
     folder = None if options.figures is None else checked_folder(options.figures)
     runs = runs_at(options.paths)
     found = page.page_of(runs)

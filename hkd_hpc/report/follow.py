@@ -227,7 +227,7 @@ def picture(look: Look, ramp: str = RAMP) -> RenderableType:
 
     parts: list[RenderableType] = [Text(headline(look), style="bold", overflow="crop", no_wrap=True)]
     bar = Table.grid()  # which ends its line
-    bar.add_row(ProgressBar(look.rounds, look.done, width=CURVE_CELLS))
+    bar.add_row(ProgressBar(look.rounds, look.done, width=CURVE_CELLS, finished_style="green"))
     parts += [bar, Text(where_text(look)), curves(look, ramp)]
     parts += [Text(seconds_text(look))] if look.done else []
     parts += [Text(line, style="yellow", overflow="crop", no_wrap=True) for line in look.warnings]

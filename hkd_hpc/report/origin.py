@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from hkd_hpc.results import Run
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.versions import REVISION
 
+TRIALS = "submitit.core._submit"  # in the command line of each trial of a study
 MOST_VALUES = 12  # of a setting, in one cell
 
 
@@ -82,12 +84,12 @@ def facts_of(run: Run) -> dict[tuple[str, str], None]:
 
 def sessions_table(names: dict[Run, str]) -> Table | None:
     """Each process of each run, with its command line; None where no run has recorded any."""
-    rows = [[name, *session_cells(session)] for run, name in names.items() for session in run.sessions]
+    rows = [[name, *session_cells(run, session)] for run, name in names.items() for session in run.sessions]
     head = ["run", "started (UTC)", "after round", "ranks", "hosts", "devices", "command line"]
     return Table(head, rows, "Every start of every run") if rows else None
 
 
-def session_cells(session: Mapping[str, Any]) -> list[str]:
+def session_cells(run: Run, session: Mapping[str, Any]) -> list[str]:
     started = session.get("started_unix_s")
     when = datetime.datetime.fromtimestamp(started, datetime.timezone.utc) if started else None
     listed = [", ".join(map(str, session.get(what, {}))) or NOTHING for what in ("hosts", "devices")]
@@ -96,8 +98,16 @@ def session_cells(session: Mapping[str, Any]) -> list[str]:
         f"{when:%Y-%m-%d %H:%M:%S}" if when else NOTHING,
         *counts,
         *listed,
-        str(session.get("command_line", NOTHING)),
+        command_of(run, session),
     ]
+
+
+def command_of(run: Run, session: Mapping[str, Any]) -> str:
+    """The command line; of a trial, which a job of its study started, one that repeats it."""
+    command, config = str(session.get("command_line", NOTHING)), run.path / "config.json"
+    if TRIALS not in command or not config.exists():
+        return command
+    return f"python -m hkd_hpc.train --config {shlex.quote(str(config))} --out DIR"
 
 
 def differences(names: dict[Run, str]) -> list[str]:

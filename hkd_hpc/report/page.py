@@ -16,7 +16,7 @@ from hkd_hpc.errors import UsageError, obtainable, printable
 from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import titled
 from hkd_hpc.report import happened, origin
-from hkd_hpc.report.study_tables import Tabled, tables_of
+from hkd_hpc.report.study_tables import Tabled, numbers_in, tables_of
 from hkd_hpc.report.trials import DATA, Trial, order_of_run, trials_of
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import copies
@@ -109,7 +109,7 @@ def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, st
         ("train.epochs", "local epochs"),
         ("model.name", "model"),
     ):
-        values = list(dict.fromkeys(str(trial.settings.get(key)) for trial in trials))
+        values = sorted({str(trial.settings.get(key)) for trial in trials}, key=lambda value: numbers_in((value,)))
         if values and len(values) < 5:
             facts.append((name, ", ".join(values)))
     seeds = sorted({run.settings["run.seed"] for run in runs if "run.seed" in run.settings})

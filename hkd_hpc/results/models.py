@@ -51,7 +51,8 @@ def make_model(run: Path, client: int | None, classes: int, architecture: str = 
     net = member(make_net(tree, classes), name)
     arrays = state_dict(run, round, tree, client, name)
     net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return Predictor(net, Inputs.of_record(tree).dtype)
+    inputs = Inputs.of_record(tree)
+    return Predictor(net, inputs.dtype, inputs.shape)
 
 
 def architecture_of(run: Path, tree: dict[str, Any], client: int | None, asked: str) -> str:

@@ -486,6 +486,11 @@ def test_errors_of_the_disk(tmp_path, error, expected):
     assert files.told(error, tmp_path).kind.name == expected
 
 
+def test_an_error_of_the_system_is_told_without_its_number_and_a_hidden_name(tmp_path):
+    error = FileNotFoundError(2, "No such file or directory", f"{tmp_path}/.hkd-doctor-x")
+    assert files.told(error, tmp_path).text == f"{tmp_path}: No such file or directory"
+
+
 def test_the_file_system_of_a_folder_is_that_of_its_longest_mount_point(tmp_path):
     text = (
         "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"

@@ -227,7 +227,7 @@ def test_table_has_mean_interval_and_number_in_the_papers_layout(tmp_path):
     assert lines[0].endswith("6 of 12 runs are complete")
     assert lines[2] == (
         "| scheme | local clients 10 | local clients 20 | global clients 10 | global clients 20 | "
-        "parameters held (M) | s a client and round | public data |"
+        "parameters held (M) | seconds per client and round | public data |"
     )
     # t(.975, 2) = 4.3027: 4.3027 * .1 / sqrt(3) = .248
     assert lines[4] == "| fedavg | 0.600 ± 0.248 (3) | 0.250 (1) | 0.125 ± 0.000 (3) | 0.125 (1) | 11.210 | 1.50 | no |"

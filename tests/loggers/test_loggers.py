@@ -99,6 +99,7 @@ def test_a_package_that_is_not_installed_is_told_in_one_line(monkeypatch, tmp_pa
 def test_the_numbers_of_a_row_are_its_columns_of_one_number():
     row = {"round": 3, "weights_sha256": "ab", "wall_s": 1.5, "train_n": 4, "by_class": [1.0, 2.0], "loss/soft": NAN}
     assert list(numbers_of(row)) == ["wall_s", "train_n", "loss/soft"]
+    assert list(numbers_of(dict(sorted(row.items())))) == ["wall_s", "train_n", "loss/soft"]  # as a file has them
 
 
 # ---- text files
@@ -108,7 +109,9 @@ def test_csv_by_hand(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.log_round(1, values(0.5))
     logger.log_round(2, values(NAN, 2.25))
-    assert (tmp_path / "rounds.csv").read_text() == "round,wall_s,global_test_accuracy\n1,2.0,0.5\n2,2.25,\n"
+    logger.log_round(3, values(float("inf"), 2.25))
+    text = "round,wall_s,global_test_accuracy\n1,2.0,0.5\n2,2.25,\n3,2.25,inf\n"
+    assert (tmp_path / "rounds.csv").read_text() == text
 
 
 def test_jsonl_by_hand(tmp_path):

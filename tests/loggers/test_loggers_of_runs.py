@@ -9,10 +9,13 @@ import resource
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toy
 
 from hkd_hpc import export
+from hkd_hpc.store.tree import load_tree, save_tree
+from tools.synthetic_runs import write_run
 
 ROOT = toy.PROJECT
 EXAMPLE = ROOT / "examples/my_logger.py"
@@ -154,7 +157,10 @@ def without_seconds(path: Path) -> list[dict[str, str]]:
 def test_an_export_is_what_the_loggers_write(logged, tmp_path, capsys):
     assert export.main([str(logged[0]), "--csv", str(tmp_path / "csv"), "--tensorboard", str(tmp_path / "tb")]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/csv: 4 rounds\n{tmp_path}/tb: 4 rounds\n"
-    assert without_seconds(tmp_path / "csv/rounds.csv") == without_seconds(logged[0] / "loggers/rounds.csv")
+    exported, own = tmp_path / "csv/rounds.csv", logged[0] / "loggers/rounds.csv"
+    assert without_seconds(exported) == without_seconds(own)
+    assert exported.read_text().splitlines()[0] == own.read_text().splitlines()[0]
+    assert exported.read_text().startswith("round,wall_s,local_test_accuracy,")
     assert len(list((tmp_path / "tb").glob("events.out.tfevents.*"))) == 1
 
 
@@ -195,6 +201,21 @@ def test_the_clients_table_has_a_line_for_each_round_and_client(logged, tmp_path
     ]
     stored = toy.metrics(logged[0])["clients/train_n"].reshape(-1).tolist()
     assert [float(row["train_n"]) for row in table] == stored
+
+
+def test_the_clients_table_has_infinity_and_names_of_kinds(tmp_path):
+    overrides, mu_RMK = ["fed.clients=2", "fed.rounds=1"], np.array([[[0.5, np.inf, *[0] * 5], [np.nan] * 7]])
+    run = write_run(tmp_path / "run", overrides, [0.1], [0.1], summary={})
+    tree = load_tree(run / "metrics.h5")
+    tree["clients"]["privacy_mu_whole"] = mu_RMK
+    save_tree(run / "metrics.h5", tree)
+    (tmp_path / "csv").mkdir()
+    assert export.main([str(run), "--csv", str(tmp_path / "csv")]) == 0
+    with open(tmp_path / "csv/clients.csv", newline="") as file:
+        one, other = csv.DictReader(file)
+    kinds = ("features", "predictions", "counts")
+    assert [one[f"privacy_mu_whole/{kind}"] for kind in kinds] == ["0.5", "inf", "0.0"]
+    assert other["privacy_mu_whole/features"] == ""
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,18 @@ def test_nothing_is_wider_than_a_telephone(browser, report):
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+def test_no_name_of_a_setting_and_no_count_of_rounds_is_broken_and_commands_have_room(browser, report):
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto(report.as_uri(), timeout=PATIENCE_MS)
+    page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    lines = "all => all.map(cell => { const range = document.createRange(); range.selectNodeContents(cell);"
+    lines += " return range.getClientRects().length; })"
+    for cells in ("#settings tbody th, #settings tbody td:first-child", "#runs td", "#sessions td:nth-child(2)"):
+        assert set(page.locator(cells).evaluate_all(lines)) <= {0, 1}
+    width = "cell => cell.getBoundingClientRect().width"
+    assert page.locator("#sessions tbody td:last-child").first.evaluate(width) >= 256
+
+
 def test_without_javascript_tables_and_text_are_there(browser, report):
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(report.as_uri(), timeout=PATIENCE_MS)

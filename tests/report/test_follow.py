@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ import toy
 
 from hkd_hpc.errors import UsageError
 from hkd_hpc.report import follow as follow_module
-from hkd_hpc.report.follow import follow, look_at, looks, sparkline, warnings_in
+from hkd_hpc.report.__main__ import main
+from hkd_hpc.report.follow import follow, look_at, looks, picture, sparkline, warnings_in
 from hkd_hpc.results import Run
 from hkd_hpc.store.tree import save_tree
 from tools.synthetic_runs import write_run
@@ -168,6 +170,22 @@ def test_a_metrics_file_by_itself_is_one_line(tmp_path):
 
 
 # ---- numbers by hand
+
+
+@pytest.mark.parametrize("option", ["--out", "--figures"])
+def test_what_is_written_is_not_asked_for_while_a_run_is_watched(tmp_path, capsys, option):
+    assert main([str(tmp_path), "--follow", option, "x.html"]) == 2
+    told = f"hkd_hpc: {option}: --follow writes nothing; make the report without it, at any time\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_full_bar_is_green_also_where_there_are_16_colours(tmp_path):
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+    complete = write_run(tmp_path, ["fed.rounds=1"], [0.1], [0.1], summary={})
+    console.print(picture(look_at(Run(complete), is_running=False)))
+    assert f"\x1b[32m{48 * '━'}" in console.file.getvalue()
 
 
 def test_sparkline():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,9 +16,10 @@ from small_study import EVIL, PAPER, write_study
 
 from hkd_hpc import schemes
 from hkd_hpc.config import load_toml
+from hkd_hpc.config.command_line import parse
 from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.jobs import load_study
-from hkd_hpc.report import page, paper
+from hkd_hpc.report import origin, page, paper
 from hkd_hpc.report.__main__ import main
 from hkd_hpc.report.trials import trials_of
 from hkd_hpc.results import find_runs
@@ -69,7 +72,7 @@ def rows_of(tables, start):
 def test_accuracies_with_interval_seeds_and_the_papers_values(report, tables):
     # fedavg local: t(.975, 2) = 4.3027, times .1 / sqrt(3); global: the same of .01
     assert rows_of(tables, "Accuracy on cifar10") == [
-        ["scheme", "local", "global", "parameters held (M)", "s a client and round", "public data"],
+        ["scheme", "local", "global", "parameters held (M)", "seconds per client and round", "public data"],
         ["fedavg", "0.600 ± 0.248 (3)paper 0.595", "0.310 ± 0.025 (3)paper 0.474 ↑", *costs_beside("8.71"), "no"],
         ["fedhkd", "0.660 ± 0.273 (3)paper 0.625", "0.340 ± 0.050 (3)paper 0.521 ↑", *costs_beside("12.83"), "no"],
     ]
@@ -131,6 +134,20 @@ def test_events_warnings_and_starts(report, tables):
         "python -m hkd_hpc.train",
     ]
     assert starts[2][2] == "1"
+
+
+SUBMITTED = '[{"after_round": 0, "command_line": "/bin/python -u -m submitit.core._submit /runs/study/submitit"}]'
+
+
+def test_the_command_of_a_trial_is_one_that_repeats_it(tmp_path):
+    """What its job started is gone; the settings that it had are in its folder."""
+    write_run(tmp_path / "a trial", PAPER, [0.1], [0.1], summary={}, sessions_json=SUBMITTED)
+    [run] = find_runs(tmp_path)
+    command = f"python -m hkd_hpc.train --config '{tmp_path}/a trial/config.json' --out DIR"
+    assert [row[-1] for row in origin.sessions_table({run: "a"}).rows] == [command]
+    assert replace(parse(shlex.split(command)[3:]).config, data=run.config.data) == run.config  # whose paths are whole
+    (tmp_path / "a trial/config.json").unlink()
+    assert origin.sessions_table({run: "a"}).rows[0][-1].startswith("/bin/python -u -m submitit")
 
 
 def test_how_to_reproduce(tables):
@@ -208,6 +225,12 @@ def test_clients_and_beta_stand_across(tmp_path):
     assert lower[:4] == ["scheme", "10 clients, β 0.2", "10 clients, β 0.5", "20 clients, β 0.5"]
     assert row[:4] == ["moon", "0.700 (1)paper 0.576", "0.500 (1)paper 0.590", "0.600 (1)paper 0.648"]
     assert row[-3:-1] == ["0.002paper 33.627", "1.00paper 20.52"]  # Table 2 (beta .2) has none, Table 1 (beta .5) has
+
+
+def test_counts_in_the_head_stand_in_their_order(tmp_path):
+    for clients in (10, 4, 6):
+        write_run(tmp_path / f"c{clients}", [*PAPER, f"fed.clients={clients}"], [0.1], [0.1], summary={})
+    assert dict(page.page_of(find_runs(tmp_path)).facts)["clients"] == "4, 6, 10"
 
 
 def test_the_processes_that_read_end_with_one_that_is_killed():

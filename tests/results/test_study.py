@@ -95,6 +95,13 @@ def test_a_folder_of_studies_is_a_study_of_all_their_runs(tmp_path):
     assert [run.path.parent.name for run in hkd_hpc.load_study(tmp_path).runs] == ["a", "b"]
 
 
+def test_a_file_that_is_none_of_metrics_is_one_line(root, tmp_path):
+    (tmp_path / "x.txt").write_text("no run")
+    with pytest.raises(UsageError, match=r"x\.txt: it is not an HDF5 file$"):
+        hkd_hpc.load_study(tmp_path / "x.txt")
+    assert len(hkd_hpc.load_study(root / "fedavg-0/metrics.h5").runs) == 1
+
+
 def test_a_folder_without_runs_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="holds no run, nor does any folder below it"):
         hkd_hpc.load_study(tmp_path)

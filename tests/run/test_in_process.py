@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,6 +247,15 @@ def test_a_client_s_own_model_predicts_with_its_accuracy(data, run):
     assert correct / len(own) == run.client_columns["local_test_accuracy"][-1, 1]
     with pytest.raises(hkd_hpc.UsageError, match="no model of client 3: round 2 holds those of 0, 1, 2"):
         run.model(client=3)
+
+
+def test_images_of_another_shape_are_rejected(data, run):
+    with np.load(data) as arrays:
+        own = arrays["x_test"].shape[1:]
+    told = re.escape(f"give them as (B, {', '.join(map(str, own))}), B of them at once")
+    for wrong in ((2, own[0] + 1, *own[1:]), (2, *own[:-1], own[-1] + 1), own):
+        with pytest.raises(ValueError, match=rf"inputs are of shape {re.escape(str(tuple(wrong)))}; {told}"):
+            run.model()(torch.zeros(wrong, dtype=torch.uint8))
 
 
 def test_images_of_an_unknown_range_are_rejected(run):

@@ -29,7 +29,7 @@ setup(
             "py.typed",
             "specs/*.toml",
             *("slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"),
-            *("docs/*.md", "docs/*.png", "docs/*.svg"),
+            *("docs/*.md", "docs/*.png", "docs/*.svg", "docs/hooks.py"),
             *("examples/*.py", "examples/*.ipynb"),
         ],
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],

@@ -35,8 +35,12 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with the text of each page; returns it with these lines replaced, and its links led to pages."""
     markdown = INCLUDE.sub(lambda match: included(match[1], match[2]), markdown)
-    markdown = TABLES.sub(lambda match: MAKERS[match[1]](), markdown)
-    return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", markdown)
+    return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", with_tables(markdown))
+
+
+def with_tables(markdown: str) -> str:
+    """The text of a page with its tables, as `hkd docs copy` writes it too."""
+    return TABLES.sub(lambda match: MAKERS[match[1]](), markdown)
 
 
 def included(file: str, heading: str | None) -> str:

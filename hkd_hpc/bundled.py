@@ -3,15 +3,17 @@
     python -m hkd_hpc.bundled slurm|specs|examples|docs list|copy [DIR]
 
 slurm: sbatch scripts with their README.md, and site files; specs: those of `hkd sweep launch` and `hkd compare`;
-examples: a scheme, a logger and data of one's own, a notebook; docs: the documentation's pages, unbuilt.
+examples: a scheme, a logger and data of one's own, a notebook; docs: the documentation's pages, with their tables.
 Exit codes: 0 done, 2 wrong usage.
 """
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
 from hkd_hpc.command import Parser, exit_code, program_of
@@ -20,6 +22,7 @@ from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.settings import first_paragraph
 
 PACKAGE = Path(__file__).parent
+HOOKS = PACKAGE / "docs" / "hooks.py"  # makes the tables of the pages
 FOLDERS = {
     "slurm": ("slurm",),
     "specs": ("jobs/specs", "specs"),
@@ -35,7 +38,7 @@ def files_of(kind: str) -> dict[str, Path]:
         path.relative_to(root).as_posix(): path
         for root in roots
         for path in sorted(root.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and path != HOOKS and "__pycache__" not in path.parts
     }
 
 
@@ -49,9 +52,18 @@ def copy(kind: str, folder: Path) -> list[Path]:
         for target, path in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
+        if kind == "docs":
+            fill(target for target in targets if target.suffix == ".md")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     return list(targets)
+
+
+def fill(pages: Iterable[Path]) -> None:
+    """Put the tables, which are made of declarations, where the pages leave room for them."""
+    with_tables = runpy.run_path(str(HOOKS))["with_tables"]
+    for page in pages:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def parse(arguments: list[str]) -> Namespace:

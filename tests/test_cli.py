@@ -227,6 +227,12 @@ def test_scripts_and_specs_are_copied_and_never_overwritten(tmp_path, capsys):
         bundled.copy("slurm", tmp_path / "slurm")
     names = {path.name for path in bundled.copy("specs", tmp_path / "specs")}
     assert {"table1.toml", "table2.toml", "cifar10_smoke.toml"} <= names
+    bundled.copy("docs", tmp_path / "docs")
+    pages = {name: (tmp_path / f"docs/{name}.md").read_text() for name in ("figures", "files", "settings", "doctor")}
+    assert "| `accuracy_rounds` | both |" in pages["figures"]
+    assert "| `/rounds/wall_s` |" in pages["files"]
+    assert "| `fed.rounds` |" in pages["settings"]
+    assert not [name for name, text in pages.items() if re.search(r"^<!-- \w+ -->$", text, re.MULTILINE)]
     assert bundled.main(["specs", "list"]) == 0
     assert all(Path(line).is_file() for line in capsys.readouterr().out.splitlines())
 

@@ -64,7 +64,7 @@ def test_a_wheel_has_one_package_with_all_of_its_files(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hkd_hpc"}
     tracked = subprocess.run(["git", "ls-files"], cwd=toy.PROJECT, capture_output=True, text=True, check=True).stdout
     links = ("hkd_hpc/slurm", "hkd_hpc/docs", "hkd_hpc/examples")
-    beside = re.compile(r"slurm/.*|tools/.*\.py|tools/study/data/.*|docs/.*\.(md|png|svg)|examples/.*")
+    beside = re.compile(r"slurm/.*|tools/.*\.py|tools/study/data/.*|docs/(.*\.(md|png|svg)|hooks\.py)|examples/.*")
     wanted = {name for name in tracked.splitlines() if name.startswith("hkd_hpc/") and name not in links}
     wanted |= {f"hkd_hpc/{name}" for name in tracked.splitlines() if beside.fullmatch(name)}
     assert sorted(wanted - names) == []

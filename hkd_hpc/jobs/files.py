@@ -27,7 +27,7 @@ LEAST_FREE_BYTES = 1 << 18  # with less than that no checkpoint can be written
 
 @dataclass
 class Status:
-    """What a trial's job says about it, as of `heartbeat`, its last writing. Times are seconds since 1970.
+    """What a trial's job says about it when it starts and ends. `began`: seconds since 1970.
 
     state: running, complete, stopped (by a signal, saved: resumed when it is started again) or failed.
     `starts` of the trial in all; `stalls`: the latest of them in a row, within one job, that brought no new round;
@@ -44,7 +44,6 @@ class Status:
     starts: int = 1
     stalls: int = 0
     began: float = 0.0
-    heartbeat: float = 0.0
     error: str = ""
 
     def write(self, folder: Path) -> None:
@@ -62,7 +61,9 @@ class Status:
     def read(cls, folder: Path) -> Status | None:
         """None while there is none."""
         try:
-            return cls(**json.loads((folder / "status.json").read_text(encoding="utf-8")))
+            stored = dict(json.loads((folder / "status.json").read_text(encoding="utf-8")))
+            stored.pop("heartbeat", None)  # of earlier versions
+            return cls(**stored)
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return None
 

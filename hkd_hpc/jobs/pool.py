@@ -11,13 +11,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.environment import world_of_its_own
 from hkd_hpc.jobs.files import JOB_LOCK, Status, disk_full
-from hkd_hpc.jobs.slurm import job_id, requeue
+from hkd_hpc.jobs.slurm import JobFunction, job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.task import FAILED, has_failed, start
 from hkd_hpc.runtime.rank import guess_rank
@@ -25,13 +24,10 @@ from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_held
 
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
-
 POLL_S = 1.0
 
 
-class Pool:
+class Pool(JobFunction):
     """The function of a job. `place`: of this process among those of this machine, None: as SLURM says.
 
     `devices`: CUDA_VISIBLE_DEVICES for processes that are no job of SLURM, since submitit hides all GPUs from them.
@@ -62,12 +58,6 @@ class Pool:
             sys.exit(code)
         if is_first and any(has_failed(Status.read(self.root / trial.name), self.launch) for trial in self.trials):
             sys.exit(FAILED)
-
-    def checkpoint(self) -> DelayedSubmission:
-        """The same again: what is saved is in the run folders."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
     def _work(self, stop: StopRequest, begin: int, place: int) -> int:
         """Passes over the trials until one finds nothing to do; STOPPED or above 128 when a signal ended it, else 0."""

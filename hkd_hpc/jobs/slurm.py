@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from hkd_hpc.store.lock import RunLock
 
 if TYPE_CHECKING:
     from submitit import AutoExecutor
+    from submitit.helpers import DelayedSubmission
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel")
 HELD = "held"  # in squeue's reasons: JobHeldUser, launch failed requeued held
@@ -39,18 +41,38 @@ DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 MOST_TIMEOUTS = 1_000_000  # whether a requeue makes sense is for the job to say, not a count
 IGNORED_SIGNALS = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, none must end the job
 LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
-# srun warns of ranks that do not divide evenly. The job's folder on each node, which goes at its end: hkd_hpc keeps
-# caches there, as in slurm/common.sh.
+# srun warns of ranks that do not divide evenly. At the end of a job: one whose round outlasted the notice was killed at
+# its time limit, its ranks before they could ask for a requeue, so that its shell does; and the job's folder on each
+# node, where hkd_hpc keeps caches, goes, as in slurm/common.sh.
 SETUP = (
     "unset SLURM_NTASKS_PER_NODE",
     r"""HKD_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); export HKD_TOKEN""",  # only its ranks can join it
     'export HKD_SCRATCH="${TMPDIR:-/tmp}/hkd-$(id -un)-$SLURM_JOB_ID"',
-    """trap 'rm -rf "$HKD_SCRATCH"; [ "$SLURM_JOB_NUM_NODES" = 1 ] || """
-    """timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" """
-    """--ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"' EXIT""",
+    """\
+hkd_end() {
+    trap '' TERM  # SLURM sends another one meanwhile
+    local job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+    [ "$(timeout 20 squeue --noheader --jobs="$job" --format=%r)" != TimeLimit ] || scontrol requeue "$job"
+    rm -rf "$HKD_SCRATCH"
+    [ "$SLURM_JOB_NUM_NODES" = 1 ] || timeout 60 srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" \\
+        --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 --overlap rm -rf "$HKD_SCRATCH"
+}
+trap hkd_end EXIT""",
 )
 
-JobFunction = Callable[[], None]
+
+class JobFunction(ABC):
+    """What a job runs."""
+
+    @abstractmethod
+    def __call__(self) -> None: ...
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What the requeued job runs, as submitit's handler of the signal asks: the same again, since what is saved is
+        in the run folders."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
 @dataclass(frozen=True)
@@ -111,11 +133,13 @@ def jobs_that_fit_queue(options: Options, queue: Queue) -> int:
 
 
 def cancel(jobs: list[str]) -> None:
-    """Ask for the end of these jobs. UsageError with scancel's line."""
+    """Ask for the end of these jobs. UsageError with scancel's last line."""
+    if not jobs:
+        return
     try:
         subprocess.run(["scancel", *jobs], capture_output=True, text=True, check=True, timeout=60)
     except subprocess.CalledProcessError as error:
-        raise UsageError(f"scancel rejected: {(error.stderr or '').strip().splitlines()[-1:]}") from None
+        raise UsageError(f"scancel rejected: {last_of(error.stderr) or 'no reason'}") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scancel cannot be asked: {error}") from None
 
@@ -130,6 +154,11 @@ def longest_array() -> int:
     """MaxArraySize: the largest index of an array is one less."""
     match = re.search(r"MaxArraySize\s*=\s*(\d+)", _answer("scontrol", "show", "config") or "")
     return max(1, int(match[1]) if match else DEFAULT_ARRAY)
+
+
+def last_of(text: str) -> str:
+    """The last line that is not blank; empty where there is none."""
+    return "".join([line.strip() for line in text.splitlines() if line.strip()][-1:])
 
 
 def _answer(*command: str) -> str | None:
@@ -153,7 +182,7 @@ def submit(root: Path, array: Array, options: Options) -> list[str]:
             submitted = executor_for(root, options, array.ranks).submit_array([job.function for job in array.jobs])
             return [job.job_id for job in submitted]
     except (FailedJobError, FailedSubmissionError, OSError, subprocess.SubprocessError) as error:
-        raise UsageError("".join([line for line in str(error).splitlines() if line.strip()][-1:])) from None
+        raise UsageError(last_of(str(error))) from None
 
 
 def executor_for(root: Path, options: Options, ranks: int) -> AutoExecutor:
@@ -260,6 +289,8 @@ def follow(root: Path, function: JobFunction, trials: list[Trial], launch: str, 
     """Submit a job that takes these trials after the end of `job`, in the same launch: its id. UsageError."""
     with RunLock(root, LOCK_WAIT_S, name=LAUNCH_LOCK):
         record = next(record for record in read_launches(root) if record.name == launch)
+        if record.cancelled:
+            raise UsageError("the launch was cancelled")
         options = Options(**record.options)
         ranks = options.workers if options.pack else options.ranks_of(trials[0])
         options = replace(options, slurm=options.slurm | {"dependency": f"afterany:{job}"})
@@ -309,7 +340,12 @@ def submission_script(root: Path, options: Options, ranks: int) -> str:
 def rejection_of(script: str, options: Options) -> str:
     """The line of sbatch against a script; empty where it would take it."""
     with outside_of_any_job():
-        answer = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
+        try:
+            answer = subprocess.run(
+                ["sbatch", "--test-only"], input=script, capture_output=True, text=True, timeout=ANSWER_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"sbatch --test-only did not answer within {ANSWER_S:g} s; sinfo says whether SLURM is up"
     if answer.returncode == 0 or (is_about_size(answer.stderr) and all_down(options)):
         return ""
     return " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ") or "no reason"

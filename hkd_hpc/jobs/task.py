@@ -2,8 +2,8 @@
 
 Rank 0 holds the trial's job.lock meanwhile, so that no trial is worked on twice, and keeps its status.json. submitit
 sends a signal before the time limit and on preemption; hkd_hpc then ends the round, saves and returns STOPPED on all
-ranks, and only then is submitit asked to requeue the job. A job that ends unreported shows in the lock: nobody holds
-it.
+ranks, and only then is submitit asked to requeue the job. One that the time limit kills before is requeued by its shell
+(slurm.SETUP). A job that ends unreported shows in the lock: nobody holds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hkd_hpc.train as train
 from hkd_hpc.config import identity
@@ -21,7 +20,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import JOB_LOCK, Status, launch_of
 from hkd_hpc.jobs.logs import START, error_in, output_to, repeated_error
-from hkd_hpc.jobs.slurm import job_id, requeue
+from hkd_hpc.jobs.slurm import JobFunction, job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.rank import guess_rank
@@ -29,19 +28,14 @@ from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
-
 MOST_STALLS = 3  # starts of one job in a row without a new round; one more would not help
 MOST_EQUAL_STALLS = 2  # of them, where the log has the same error twice
 LOCK_WAIT_S = 20.0  # the processes of a job that was requeued may need seconds to end
 FAILED = 1
 
 
-class Task:
-    """The function of a job of one trial. Called by every rank; submitit's signal handler calls `checkpoint` on rank
-    0.
-    """
+class Task(JobFunction):
+    """The function of a job of one trial, called by every rank."""
 
     def __init__(self, root: Path, trial: Trial, launch: str) -> None:
         self.root, self.trial, self.launch = Path(root), trial, launch
@@ -58,12 +52,6 @@ class Task:
             requeue(self.root, self, [self.trial], self.launch)
         if code:
             sys.exit(code)
-
-    def checkpoint(self) -> DelayedSubmission:
-        """The same again: what is saved is in the run folders."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
     def _rank_0(self) -> int:
         try:
@@ -147,9 +135,7 @@ def begin(trial: Trial, folder: RunFolder, before: Status | None, launch: str, j
     rounds = trial.config().fed.rounds
     done = len(folder.rounds().get("round", ()))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    status = Status(
-        "running", launch, job, node, done, rounds, first_round=done, began=time.time(), heartbeat=time.time()
-    )
+    status = Status("running", launch, job, node, done, rounds, first_round=done, began=time.time())
     if before:
         status.starts = before.starts + 1
         requeued = before.launch == launch  # or followed by another job; else somebody asked for it: count anew
@@ -161,7 +147,7 @@ def end(status: Status, folder: RunFolder, code: int, error: str) -> None:
     """Write how it ended."""
     status.round = len(folder.rounds().get("round", ())) or status.round
     status.state = "complete" if code == 0 else "stopped" if code == STOPPED or code > 128 else "failed"
-    status.error, status.heartbeat = error, time.time()
+    status.error = error
     status.write(folder.path)
 
 

@@ -158,7 +158,7 @@ def wait(study: Study, executor: str, say: Say) -> None:
         study.wait(say, when_ended(say))
     except KeyboardInterrupt:
         if executor == "local":
-            say("interrupted: the runs end after their round, and are saved")
+            say("interrupted: the runs end now; the same command resumes them from their last checkpoints")
             study.cancel()
             study.wait(say, when_ended(say))
         raise

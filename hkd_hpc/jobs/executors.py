@@ -98,6 +98,7 @@ def submit_local(root: Path, trials: list[Trial], options: Options, record: Laun
 
     workers = min(options.parallel or fitting_trials(), len(trials))
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    record.jobs["here"] = [trial.name for trial in trials]
     with (
         outside_of_any_job(),
         interruptible(),
@@ -108,8 +109,7 @@ def submit_local(root: Path, trials: list[Trial], options: Options, record: Laun
         for place in range(workers):
             job = executor.submit(Pool(root, trials, record.name, place, devices))
             record.processes[job.job_id] = process_mark(int(job.job_id))
-    record.jobs["here"] = [trial.name for trial in trials]
-    record.write(root)
+            record.write(root)  # each at once: whatever ends this loop, `cancel` knows of those that run
     say(f"{len(trials)} trials, {workers} at a time, in the background; python -m hkd_hpc.jobs status {root}")
 
 

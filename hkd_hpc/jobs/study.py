@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results, slurm, watch
 from hkd_hpc.jobs.executors import Say
-from hkd_hpc.jobs.files import read_launches, read_trials
+from hkd_hpc.jobs.files import LAUNCH_LOCK, read_launches, read_trials
 from hkd_hpc.jobs.launcher import launch_trials, options_at, root_at, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.slurm import Queue
@@ -22,7 +23,7 @@ from hkd_hpc.jobs.sweep import Sweep
 from hkd_hpc.results import existing, find_runs
 from hkd_hpc.results.study import StudyRuns
 from hkd_hpc.runtime.paths import named_path, path_text
-from hkd_hpc.store.lock import is_alive, is_visible
+from hkd_hpc.store.lock import RunLock, is_alive, is_visible
 
 
 class Study(StudyRuns):
@@ -127,26 +128,34 @@ class Study(StudyRuns):
             Their ids.
 
         Raises:
-            UsageError: SLURM does not take it.
+            UsageError: SLURM does not take some of it; all else is cancelled.
         """
-        alive = Queue().jobs()
-        ended = []
-        for launch in read_launches(self.root):
-            workers = {name: process["pid"] for name, process in launch.processes.items() if _may_signal(process)}
-            queued = [job for job in launch.jobs if launch.executor == "slurm" and (alive is None or job in alive)]
-            if queued:
-                slurm.cancel(queued)
-            for pid in workers.values():
-                os.kill(pid, signal.SIGINT)
-            launch.cancelled = True
-            launch.write(self.root)
-            ended += [*queued, *workers]
+        ended: list[str] = []
+        rejections: list[str] = []
+        with RunLock(self.root, slurm.LOCK_WAIT_S, name=LAUNCH_LOCK):
+            alive = Queue().jobs()
+            for launch in read_launches(self.root):
+                queued = [job for job in launch.jobs if launch.executor == "slurm" and (alive is None or job in alive)]
+                try:
+                    slurm.cancel(queued)
+                    ended += queued
+                except UsageError as rejection:
+                    rejections.append(str(rejection))
+                ended += [name for name, process in launch.processes.items() if _interrupt(process)]
+                launch.cancelled = True
+                launch.write(self.root)
+        if rejections:
+            raise UsageError(f"{'; '.join(rejections)}; all else is cancelled")
         return ended
 
 
-def _may_signal(process: dict[str, Any]) -> bool:
-    """Whether a worker on this machine still runs, and is ours to signal."""
-    return is_visible(process) and is_alive(process) and process["pid"] != os.getpid()
+def _interrupt(process: dict[str, Any]) -> bool:
+    """Interrupt a worker on this machine; whether it still ran, and was ours to signal."""
+    if not is_visible(process) or not is_alive(process) or process["pid"] == os.getpid():
+        return False
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        os.kill(process["pid"], signal.SIGINT)
+    return True
 
 
 def launch(

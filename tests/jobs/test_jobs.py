@@ -7,17 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import slurm_cluster
 import toy
 
+from hkd_hpc.compare import waves
 from hkd_hpc.errors import UsageError
-from hkd_hpc.jobs import task, watch
+from hkd_hpc.jobs import executors, task, watch
+from hkd_hpc.jobs import slurm as slurm_jobs
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.checks import check
-from hkd_hpc.jobs.files import JOB_LOCK, Status, read_launches
+from hkd_hpc.jobs.files import JOB_LOCK, LAUNCH_LOCK, Status, read_launches
 from hkd_hpc.jobs.launcher import plan, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.pool import Pool
@@ -237,6 +241,24 @@ def test_where_requeue_is_rejected_another_job_follows(slurm, data, hold, tmp_pa
     assert Status.read(folder).job == second
     assert Status.read(folder).starts == 2
     assert f"job {second} follows" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("options", [{"ranks": 2}, {"pack": True, "slots": 2}])
+def test_job_whose_round_outlasts_the_notice_is_requeued(slurm, data, hold, tmp_path, options):
+    """SLURM is told that the time is up, after a notice in a round that does not end."""
+    study = launch(sweep_of(data, scheme=["held:Held"]), root=tmp_path / "root", time_min=10, **options)
+    folder = study.root / study.trials[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
+    [job] = [state.job for state in study.status()]
+    slurm.run("scancel", "--signal=USR2", job)
+    slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now")
+    toy.wait_until(lambda: slurm.job(job)["Restarts"] == "1", PATIENCE_S)
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    hold.unlink()
+    assert study.wait(), study.status()
+    assert hashes(study) == reference(study.trials, tmp_path / "reference")
+    assert "resuming after round 1" in (folder / "log.txt").read_text()
+    assert Status.read(folder).starts == 2
 
 
 def test_node_that_fails_takes_no_trial_with_it(slurm, data, hold, tmp_path):
@@ -528,6 +550,49 @@ def test_a_silent_queue_means_unknown_not_failed(fake, tmp_path):
     )
 
 
+def test_a_launch_that_is_cancelled_while_another_command_changes_its_record_stays_cancelled(fake, tmp_path):
+    study = launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root")
+    with RunLock(study.root, name=LAUNCH_LOCK):
+        [record] = read_launches(study.root)
+        cancelling = threading.Thread(target=study.cancel)
+        cancelling.start()
+        cancelling.join(1.0)  # it waits for the lock
+        record.jobs["2"] = [study.trials[0].name]
+        record.write(study.root)
+    cancelling.join()
+    [record] = read_launches(study.root)
+    assert (list(record.jobs), record.cancelled) == (["1", "2"], True)
+    with pytest.raises(UsageError, match="the launch was cancelled"):
+        slurm_jobs.follow(study.root, Task(study.root, study.trials[0], "0001"), study.trials, "0001", "1")
+    assert (fake / "count").read_text() == "1\n"
+
+
+def test_what_scancel_rejects_keeps_no_other_launch_from_its_end(fake, tmp_path):
+    """Where squeue does not answer, ids are passed that SLURM has forgotten."""
+    launch(Sweep(scheme=["fedavg"]), root=tmp_path / "root")
+    study = launch(Sweep(scheme=["fedavg"], seed=[1]), root=tmp_path / "root")
+    (fake / "squeue").write_text("#!/bin/bash\nexit 1\n")
+    line = "scancel: error: Kill job error on job id 1: Invalid job id specified"
+    (fake / "scancel").write_text(
+        f'#!/bin/bash\necho "$@" >> "$FAKE/cancelled"\nif [[ $1 == 1 ]]; then echo "{line}" >&2; exit 1; fi\n'
+    )
+    with pytest.raises(UsageError) as error:
+        study.cancel()
+    assert str(error.value) == f"scancel rejected: {line}; all else is cancelled"
+    assert (fake / "cancelled").read_text() == "1\n2\n"
+    assert [record.cancelled for record in read_launches(study.root)] == [True, True]
+
+
+def test_an_sbatch_that_does_not_answer_is_one_line(fake, tmp_path, monkeypatch):
+    (fake / "sbatch").write_text("#!/bin/bash\nexec sleep 600\n")
+    monkeypatch.setattr(slurm_jobs, "ANSWER_S", 0.5)
+    trials, _ = Sweep(scheme=["fedavg"]).trials()
+    assert slurm_jobs.rejections(trials, tmp_path, Options()) == [
+        "SLURM rejects a job of 1 rank(s) on 1 node(s): sbatch --test-only did not answer within 0.5 s; sinfo says "
+        "whether SLURM is up"
+    ]
+
+
 # ---- a laptop
 
 
@@ -563,6 +628,48 @@ def test_workers_of_a_command_that_ignores_interrupts_can_be_cancelled(data, hol
     toy.wait_until(lambda: toy.rounds_done(study.root / study.trials[0].name) == 1, PATIENCE_S)
     assert len(study.cancel()) == 1
     toy.wait_until(lambda: states(study) == ["cancelled"], PATIENCE_S)
+
+
+def test_workers_that_were_started_before_an_interrupt_can_be_cancelled(data, hold, tmp_path, monkeypatch):
+    made = []
+
+    def interrupted(*arguments):
+        made.append(arguments)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return Pool(*arguments)
+
+    monkeypatch.setattr(executors, "Pool", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(sweep_of(data, scheme=["held:Held"], seed=[0, 1]), "local", root=tmp_path / "root", parallel=2)
+    study = Study(tmp_path / "root")
+    toy.wait_until(lambda: toy.rounds_done(study.root / study.trials[0].name) == 1, PATIENCE_S)
+    assert states(study) == ["running", "queued"]
+    assert len(study.cancel()) == 1
+    toy.wait_until(lambda: states(study) == ["cancelled"] * 2, PATIENCE_S)
+
+
+def test_ctrl_c_ends_the_runs_of_a_comparison_on_this_machine_as_it_says(data, hold, tmp_path):
+    study, said = launch(sweep_of(data, scheme=["held:Held"]), "local", root=tmp_path / "root"), []
+    folder = study.root / study.trials[0].name
+
+    def interrupt():
+        toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        waves.wait(study, "local", said.append)
+    assert said[0] == "interrupted: the runs end now; the same command resumes them from their last checkpoints"
+    assert (states(study), toy.rounds_done(folder)) == (["cancelled"], 1)
+
+
+def test_a_status_of_an_earlier_version_is_read(tmp_path):
+    status = Status("stopped", "0001", "7", "node1", 2, 3, starts=4)
+    (tmp_path / "status.json").write_text(json.dumps({**asdict(status), "heartbeat": 1700000000.0}))
+    assert Status.read(tmp_path) == status
+    status.write(tmp_path)
+    assert "heartbeat" not in json.loads((tmp_path / "status.json").read_text())
 
 
 def test_a_trial_that_fails_is_told_with_its_line_and_does_not_stop_the_others(data, tmp_path, capsys):

@@ -10,7 +10,9 @@ release:
            class by up to 2 C. Only of a model that is private itself (`is_private`) the figure is the fixed one.
 
 Sums of a class and their noise are divided by its count. Where that is not public, it has to be noisy itself
-(privacy.counts): else the noise of two neighbours differs, and no mu holds.
+(privacy.counts): else the noise of two neighbours differs, and no mu holds. Divided by the same noisy counts, the sums
+of two neighbours are farthest apart where an image keeps its label, 2 C: of one that changes it the sum of one class
+loses a feature of norm C at most and another's gains one, sqrt(C^2 + C^2). Sums of predictions: sqrt(2) either way.
 Shape letters: M clients, C classes.
 """
 
@@ -84,8 +86,8 @@ def class_means(
     fixed_M = np.where((count_MC > 0).any(1), mu, 0.0)
     if settings.adjacency == "client":  # all classes move, by any number of images
         return Release(_times(fixed_M, math.inf), _times(fixed_M, math.inf), told)
-    if settings.adjacency == "label":  # two classes move, and their counts: noise of another size where these divide it
-        fixed_M = _times(fixed_M, math.sqrt(2) if settings.counts else math.inf)
+    if settings.adjacency == "label" and not settings.counts:
+        fixed_M = _times(fixed_M, math.inf)  # the counts of two classes differ, and so does the noise that they divide
     mend = mend or ("" if settings.adjacency == "image" or settings.counts else "privacy.counts=1")
     mend = mend or ("" if settings.extractor == RECEIVED else "privacy.extractor=received")
     return Release(fixed_M, _times(fixed_M, _spread(settings, count_MC, is_private)), told, mend)

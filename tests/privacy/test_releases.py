@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from hkd_hpc.privacy import releases
-from hkd_hpc.privacy.mechanism import Mechanism
+from hkd_hpc.privacy.mechanism import Mechanism, std_of_predictions
 from hkd_hpc.privacy.settings import PrivacySettings
+from hkd_hpc.schemes.knowledge import class_means
 
 COUNT_MC = np.array([[3, 4], [12, 0]])
 KINDS = ("features", "predictions", "counts")
@@ -72,9 +74,36 @@ def test_counts_and_presence(adjacency, counts, mu_counts, mu_presence):
     assert [release[kind].whole_M[0] for kind in ("counts", "presence")] == [mu_counts, mu_presence]
 
 
-def test_a_change_of_label_moves_two_classes():
-    release = found(is_private=True, adjacency="label", counts=8.0, extractor="received")["features"]
-    assert release.whole_M.tolist() == pytest.approx([math.sqrt(2) / 4] * 2)
+@pytest.mark.parametrize("kind", ["features", "predictions"])
+def test_of_an_image_and_its_label_divided_by_noisy_counts(kind):
+    """The worst is an image that keeps its label: no more than with public labels."""
+    settings = {"predictions": True, "multiplier": 4.0, "adjacency": "label", "counts": 8.0, "extractor": "received"}
+    assert found(is_private=True, **settings)[kind].whole_M.tolist() == pytest.approx([1 / 4] * 2)
+
+
+# the norm of what two neighbours' means differ in, over the noise: clip 3, multiplier 4, images of classes 0 0 1
+@pytest.mark.parametrize(
+    "label, features, predictions",
+    [
+        (0, 6 / 24, math.sqrt(2) / (4 * math.sqrt(2))),  # the sum of one class, from one side of the ball to the other
+        (1, math.sqrt(18) / 24, math.sqrt(2) / (4 * math.sqrt(2))),  # class 0 loses a vector, class 1 gains one
+    ],
+)
+@pytest.mark.parametrize("count_C", [[2.0, 1.0], [1.0, 5.0], [0.0, 3.0]])  # with noise: any
+def test_no_replaced_image_moves_the_means_further(label, features, predictions, count_C):
+    mechanism, count_C = Mechanism("vector", "l2", 3.0, 4.0), torch.tensor(count_C)
+    privacy = PrivacySettings(predictions=True, multiplier=4.0)
+    one_ND, other_ND = torch.tensor([[9.0, 0], [1, 1], [2, 0]]), torch.tensor([[-9.0, 0], [1, 1], [2, 0]])
+    one_NC, other_NC = torch.tensor([[1.0, 0], [0.5, 0.5], [0, 1]]), torch.tensor([[0.0, 1], [0.5, 0.5], [0, 1]])
+    sides = [(one_ND, one_NC, torch.tensor([0, 0, 1])), (other_ND, other_NC, torch.tensor([label, 0, 1]))]
+    feature_SCD = [class_means(mechanism.clipped(x_ND), y_N, count_C) for x_ND, _, y_N in sides]
+    soft_SCC = [class_means(soft_NC, y_N, count_C) for _, soft_NC, y_N in sides]
+    stds_C = mechanism.std(count_C, 2), std_of_predictions(privacy, count_C)
+    moved = [
+        torch.linalg.vector_norm((one - other) / std_C[:, None]).item()
+        for (one, other), std_C in zip((feature_SCD, soft_SCC), stds_C)
+    ]
+    assert moved == pytest.approx([features, predictions])
 
 
 @pytest.mark.parametrize("settings", [{"adjacency": "client"}, {"adjacency": "label", "extractor": "received"}])

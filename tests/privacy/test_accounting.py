@@ -30,7 +30,7 @@ def exact(mu: float, delta: float) -> float:
     [
         (64, 50, 0.01, 50.6),
         (64, 50, 1e-5, 66.3),
-        (64, 1, 0.01, 2.77),
+        (64, 1, 0.01, 2.775),
         (64, 1, 1e-5, 5.11),
         (32, 50, 0.01, 28.8),
         (32, 50, 1e-5, 40.0),
@@ -43,19 +43,19 @@ def test_known_numbers(latent, rounds, delta, told):
 
 
 @pytest.mark.parametrize("delta", [0.01, 1e-5, 1e-8])
-@pytest.mark.parametrize("mu", [0.001, 0.01, 0.1, 0.3, 1, 3, 8, 30, 300, 1e4])
-def test_never_below_the_exact_value_and_within_one_percent_above_it(mu, delta):
+@pytest.mark.parametrize("mu", [0.001, 0.01, 0.1, 0.3, 1, 3, 8, 30, 293, 300, 1e4])
+def test_the_exact_value_rounded_up(mu, delta):
     true = exact(mu, delta)
-    assert true * (1 - 1e-9) <= epsilon(mu, delta) <= true * 1.01
+    assert true <= epsilon(mu, delta) <= true * (1 + 3e-9)
 
 
 def test_sigma_for_epsilon_one_over_fifty_rounds_of_64_coordinates():
     assert math.sqrt(50 * 64) / largest_mu(1, 1e-5) == pytest.approx(211, abs=0.5)
 
 
-@pytest.mark.parametrize("target", [0.1, 1, 4, 50])
+@pytest.mark.parametrize("target", [0.01, 0.1, 1, 4, 50, 1e4])
 def test_the_largest_mu_meets_its_target_from_below(target):
-    assert 0.99 * target <= epsilon(largest_mu(target, 1e-5), 1e-5) <= target
+    assert target * (1 - 1e-8) <= epsilon(largest_mu(target, 1e-5), 1e-5) <= target
 
 
 def test_more_rounds_cost_more():
@@ -65,3 +65,4 @@ def test_more_rounds_cost_more():
 
 def test_of_nothing_and_without_noise():
     assert epsilons(np.array([0.0, math.inf, 1.0, 1.0]), 1e-5).tolist()[:2] == [0.0, math.inf]
+    assert epsilons(np.array([5e-324, 1e-6]), 1e-5).tolist() == [0.0, 0.0]  # delta alone is more than they tell

@@ -266,7 +266,7 @@ _MU = (
     "presence of classes, weights, BatchNorm's statistics, and a report of which nothing is known; inf: no noise, 0: "
     "nothing; NaN: not sampled; no column: no noise and no setting of section privacy"
 )
-_NOISY = "NaN in a round that shared no class; no column: a scheme without noise"
+_NOISY = "NaN in a round that shared no class; no column: features without noise"
 
 METRICS: tuple[Metric | MetricGroup, ...] = (
     Metric(
@@ -542,8 +542,8 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         "noise_std",
         {
             "unit": "1",
-            "meaning": "standard deviation of the noise on shared class means, by the scheme's formula; mean over the "
-            f"shared classes of all accepted clients; {_NOISY}",
+            "meaning": "standard deviation of the noise on shared class means of features, by the scheme's formula; "
+            f"mean over the shared classes of all accepted clients; {_NOISY}",
         },
         lambda r: r.knowledge.noise_std,
         since=2,

@@ -419,7 +419,7 @@ class Scheme:
             reports: as `combine` has them.
 
         Returns:
-            By name of a reported tensor (M, C, size) the standard deviation (M, C), which counts where
-            `shared_classes` says so; empty, the default, without noise.
+            By the name of one reported tensor (M, C, size), since two may be in other units, the standard deviation
+            (M, C), which counts where `shared_classes` says so; empty, the default, without noise.
         """
         return {}

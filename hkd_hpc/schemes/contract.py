@@ -231,14 +231,14 @@ def check_shared_classes(scheme: Scheme, shared: Any, reports: int) -> None:
 
 
 def check_noise_std(scheme: Scheme, std_by_name: Any, reports: int) -> None:
-    """RunError unless noise_std() says it of tensors of the report by class, for each report and class."""
+    """RunError unless noise_std() says it of each report and class, of one tensor by class or of none."""
     classes, shapes = scheme.info.classes, scheme.report_shapes()
     by_class = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == classes]
-    is_good = isinstance(std_by_name, dict) and std_by_name.keys() <= set(by_class)
+    is_good = isinstance(std_by_name, dict) and len(std_by_name) <= 1 and std_by_name.keys() <= set(by_class)
     if not is_good or not all(_is_of(std, (reports, classes)) for std in std_by_name.values()):
         raise RunError(
-            f"scheme {scheme.settings.name}: noise_std() must return a dict from names of what is reported as "
-            f"({classes}, size), {by_class}, to tensors of shape {(reports, classes)}"
+            f"scheme {scheme.settings.name}: noise_std() must return a dict from the name of what is reported as "
+            f"({classes}, size), one of {by_class}, to a tensor of shape {(reports, classes)}, or an empty one"
         )
 
 

@@ -7,8 +7,9 @@ averages them with the counts of the clients that share the class: (H^j, Q^j), u
 
     L = cross-entropy + lam * mean_j || softmax(G(H^j) / T) - Q^j ||_2 + gamma * (1 / B) sum_k || R(x_k) - H^{y_k} ||_2
 
-with G the classifier and R the extractor; norms not squared; classes nobody shares are left out of both sums. Round 1
-is unassisted. FedHKD*: gamma = 0.
+with G the classifier and R the extractor; norms not squared; classes nobody shares are left out of both sums: the soft
+term is divided by the classes that somebody shares (the paper writes n), the feature term by all B images. Round 1 is
+unassisted. FedHKD*: gamma = 0.
 
 That is the paper. The authors' published code does otherwise, and the settings below reproduce it, one by one or
 together (presets code-S and code-H): distances, aggregation and noise are defined in knowledge.py and aggregate.py. The
@@ -147,7 +148,7 @@ class FedHKD(Scheme):
         }
 
     def _soft_term(self, client):
-        """Reaches only the classifier: H and Q are constants."""
+        """Reaches only the classifier: H and Q are constants. The mean is over the classes that somebody shares."""
         logits_KC = client.net.classifier(client.cache["feature_KD"]) / self.settings.temperature
         distance_K = knowledge.soft_distance(self.settings.soft_loss, logits_KC, client.cache["soft_KC"])
         return self.settings.lam * distance_K.mean()
@@ -179,10 +180,10 @@ class FedHKD(Scheme):
     def warning(self, message):
         if message["count_C"].any():
             return ""
-        s = self.settings
+        s, without = self.settings, "FedAvg's" if self.shares_weights else "that of scheme.name=local"
         return (
             f"no class reached scheme.nu={s.nu} ({s.nu_rule}) and scheme.min_count={s.min_count} at any client, so "
-            "the hyper-knowledge is empty, and training with it is FedAvg's"
+            f"the hyper-knowledge is empty, and training with it is {without}"
         )
 
     def traffic(self, tensors, direction):
@@ -194,9 +195,9 @@ class FedHKD(Scheme):
         return reports["count_C"] > 0
 
     def noise_std(self, reports):
-        count_MC, privacy = reports["count_C"], self.info.privacy
-        features = {"feature_CD": self.mechanism.std(count_MC, self.info.latent)}
-        return features | ({"soft_CC": mechanism.std_of_predictions(privacy, count_MC)} if privacy.predictions else {})
+        """Of mean features alone: predictions are in another unit."""
+        has_noise = self.mechanism.std(1.0, self.info.latent) > 0
+        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)} if has_noise else {}
 
 
 class FedHKDStar(FedHKD):

@@ -104,6 +104,5 @@ class FedProto(Scheme):
         return reports["count_C"] > 0
 
     def noise_std(self, reports):
-        if self.mechanism.noise == "off":
-            return {}
-        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)}
+        has_noise = self.mechanism.std(1.0, self.info.latent) > 0
+        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)} if has_noise else {}

@@ -51,6 +51,7 @@ def noise_and_signal(
         return ()
     if not shared_MC.any():
         return NAN, NAN
-    std_K = torch.cat([std_MC[shared_MC] for std_MC in std_by_name.values()]).double()
-    sent_K = torch.cat([reports[name][shared_MC].double().square().flatten(1).mean(1) for name in std_by_name])
+    [(name, std_MC)] = std_by_name.items()
+    std_K = std_MC[shared_MC].double()
+    sent_K = reports[name][shared_MC].double().square().mean(1)
     return float(std_K.mean()), math.sqrt(max(0.0, float((sent_K - std_K.square()).mean())))

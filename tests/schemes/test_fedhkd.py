@@ -478,14 +478,14 @@ def test_combine_by_other_rules(star, rule, feature, soft):
     assert all(torch.equal(again[name], message[name] if rule == "last" else nobody[name][0]) for name in message)
 
 
-def test_empty_knowledge_is_told():
-    scheme = FedHKD(FedHKDSettings(), RunInfo(3, 2, 2, 0, 0, 0))
+@pytest.mark.parametrize("weights, without", [("average", "FedAvg's"), ("none", "that of scheme.name=local")])
+def test_empty_knowledge_is_told(weights, without):
+    scheme = FedHKD(FedHKDSettings(weights=weights), RunInfo(3, 2, 2, 0, 0, 0))
     message = scheme.combine(SERVER, REPORTS)
     assert scheme.warning(message) == ""
     assert scheme.warning({"count_C": torch.zeros(3)}) == (
         "no class reached scheme.nu=0.25 (absolute) and scheme.min_count=1 at any client, so the hyper-knowledge is "
-        "empty, "
-        "and training with it is FedAvg's"
+        f"empty, and training with it is {without}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 from hkd_hpc import payload
 from hkd_hpc.errors import RunError
+from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeSettings
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings
+from hkd_hpc.schemes.fedproto import FedProto
 from hkd_hpc.schemes.shared_knowledge import shared_knowledge
 
 INFO = RunInfo(classes=3, latent=2, clients=2, parameters=0, values=0, public=0)
@@ -40,11 +43,39 @@ def test_noise_against_signal():
     assert found.signal_rms == pytest.approx(math.sqrt(90.75 / 3), rel=1e-12)
 
 
-@pytest.mark.parametrize("noise, std, signal", [("off", 0.0, 96 / 3), ("code", 2.0, 84 / 3)])
-def test_other_forms_of_the_noise(noise, std, signal):
-    found = of_fedhkd([[2, 0, 4], [0, 0, 1]], FEATURES, noise=noise)
-    assert found.noise_std == std
-    assert found.signal_rms == pytest.approx(math.sqrt(signal), rel=1e-12)
+def test_one_draw_for_all_classes():
+    """std 2 whatever the count: 4 less than 96 / 3, the mean square of what was sent."""
+    found = of_fedhkd([[2, 0, 4], [0, 0, 1]], FEATURES, noise="code")
+    assert found.noise_std == 2.0
+    assert found.signal_rms == pytest.approx(math.sqrt(84 / 3), rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme_class", [FedHKD, FedProto])
+@pytest.mark.parametrize("predictions", [False, True])
+def test_noise_on_predictions_is_not_mixed_with_that_on_features(scheme_class, predictions):
+    """Ball of 1, multiplier 1: std 2 / N on features, as above; sqrt(2) / N on predictions, which are not recorded."""
+    privacy = PrivacySettings(mechanism="vector", bound=1.0, multiplier=1.0, predictions=predictions)
+    scheme = scheme_class(scheme_class.Settings(), replace(INFO, privacy=privacy))
+    found = shared_knowledge(scheme, reports(scheme, [[2, 0, 4], [0, 0, 1]], FEATURES))
+    assert found.noise_std == pytest.approx(3.5 / 3, rel=1e-12)
+    assert found.signal_rms == pytest.approx(math.sqrt(90.75 / 3), rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme_class", [FedHKD, FedProto])
+@pytest.mark.parametrize(
+    "settings",
+    [{"mechanism": "off"}, {"mechanism": "off", "predictions": True}, {"mechanism": "vector", "multiplier": 0.0}],
+)
+def test_features_without_noise_have_no_entry(scheme_class, settings):
+    scheme = scheme_class(scheme_class.Settings(), replace(INFO, privacy=PrivacySettings(**settings)))
+    found = shared_knowledge(scheme, reports(scheme, [[2, 0, 4], [0, 0, 1]], FEATURES))
+    assert (found.noise_std, found.signal_rms) == (None, None)
+
+
+@pytest.mark.parametrize("settings", [{"noise": "off"}, {"sigma": 0.0}])
+def test_nor_have_those_of_a_scheme_whose_own_noise_is_off(settings):
+    found = of_fedhkd([[2, 0, 4], [0, 0, 1]], FEATURES, **settings)
+    assert (found.noise_std, found.signal_rms) == (None, None)
 
 
 def test_noise_that_hides_the_signal():
@@ -79,6 +110,14 @@ class NoiseOnCounts(ByClass):
         return {"count_C": reports["count_C"]}
 
 
+class NoiseOnTwo(ByClass):
+    def report_shapes(self):
+        return {**super().report_shapes(), "soft_CC": (3, 3)}
+
+    def noise_std(self, reports):
+        return dict.fromkeys(("feature_CD", "soft_CC"), reports["count_C"])
+
+
 def of_own(scheme_class):
     scheme = scheme_class(SchemeSettings(), INFO)
     return shared_knowledge(scheme, reports(scheme, [[2, 0, 4], [0, 0, 1]], FEATURES))
@@ -100,7 +139,8 @@ def test_a_scheme_that_shares_nothing_by_class():
     "scheme_class, line",
     [
         (NotOfTheReports, "shared_classes() must return a torch.bool tensor of shape (2, 3), not a torch.bool tensor"),
-        (NoiseOnCounts, "noise_std() must return a dict from names of what is reported as (3, size), ['feature_CD'],"),
+        (NoiseOnCounts, "noise_std() must return a dict from the name of what is reported as (3, size), one of ['feat"),
+        (NoiseOnTwo, "one of ['feature_CD', 'soft_CC'], to a tensor of shape (2, 3), or an empty one"),
     ],
 )
 def test_a_hook_that_is_wrong_is_told(scheme_class, line):

@@ -1,4 +1,4 @@
-"""The same number of trials for every scheme, and the choice among them. No test label is read.
+"""The same number of trials for every scheme, and the choice among them, which reads no test accuracy.
 
 Trial 0 is the paper's settings (of a scheme without one: its defaults). Trial i of the grid draws the learning rate
 from the same log-uniform stream for all schemes, and the scheme's own hyper-parameters from the grid that its class

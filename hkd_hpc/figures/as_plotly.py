@@ -28,7 +28,8 @@ GAP = 0.06  # between panels, of the width
 
 
 def plotly_of(figure: Figure) -> dict[str, Any]:
-    """A figure for Plotly; colours of paper and text are left to the page, light or dark.
+    """A figure for Plotly; colours of paper and text are left to the page, light or dark; those of lines and bars are
+    for light paper, and the report's page.js has what a dark one takes in their place.
 
     Args:
         figure: from of_run or of_study.

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-BESIDE = ("tools", "examples")  # the package in a clone, within it once installed; no run depends on them
+BESIDE = ("tools", "examples", "docs")  # the package in a clone, within it once installed; no run depends on them
 GIT_LIMIT_S = 5.0
 
 

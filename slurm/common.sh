@@ -128,7 +128,8 @@ choose_launcher() { # LAUNCHER and MPI, where they are not set: whatever fits th
             ;;
         mpirun)
             # Open MPI starts one prted on each node by srun: the cores of one task are too few for all ranks of a node
-            launcher=(env -u SRUN_CPUS_PER_TASK mpirun -n "$SLURM_NTASKS")
+            unset SRUN_CPUS_PER_TASK
+            launcher=(mpirun -n "$SLURM_NTASKS")
             # Open MPI binds each rank to one core, however many cpus-per-task there are
             [[ $(mpirun --version) != *"Open MPI"* ]] || launcher+=(--bind-to none)
             ;;

@@ -771,7 +771,7 @@ def test_the_same_error_twice_is_enough_to_give_a_trial_up(tmp_path, monkeypatch
     """A job that dies without an exit code, its error last in the log; how many starts it gets."""
     errors = iter([first, second, "the third start"])
 
-    def die(trial, root, launch):
+    def die(trial, root, launch, stop):
         print(next(errors))
         raise BrokenPipeError  # as a kill would, it leaves the status as it was
 

@@ -43,7 +43,7 @@ $(VENV)/.%: $(STAMP)
 
 $(STAMP): setup.py tools/activate_mpi.sh
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,report,pandas]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[torch,mpi,report,pandas,privacy]'
 	grep -q activate_mpi $(VENV)/bin/activate || echo 'source "$$VIRTUAL_ENV/../tools/activate_mpi.sh"' >> $(VENV)/bin/activate
 	touch $(STAMP)
 

@@ -64,7 +64,7 @@ setup(
             "rich>=13",  # --follow: a run while it trains, in a terminal
         ],
         "privacy": [
-            "dp-accounting>=0.6",  # Google's: epsilon of what a run released (PLD); else the ledger has mu alone
+            "dp-accounting>=0.6",  # Google's: epsilon of what a run released; else the ledger has mu alone
             "cryptography>=42",  # X25519 and a stream cipher for the masks of privacy.secure_sum
         ],
         "optuna": ["optuna>=4"],  # tuning.sampler="optuna" of a comparison: TPE in place of draws from the grid

@@ -189,7 +189,7 @@ def check_pack(options: Options, executor: str) -> None:
         return
     if executor != "slurm":
         raise UsageError(
-            f"pack: is for SLURM; with --executor {executor} --parallel says how many trials run at a time"
+            f"--pack: is for SLURM; with --executor {executor} --parallel says how many trials run at a time"
         )
     if options.ranks not in (None, 1):
         raise UsageError(f"pack: each trial is one process; leave ranks={options.ranks} away")

@@ -155,12 +155,12 @@ class Ledger:
         if math.isinf(mu):
             mend = self.terms.mend.get(FEATURES, "")
             return f"{NO_BOUND} ({self.terms.told[FEATURES]}" + (f"; {mend} gives one)" if mend else ")")
-        return f"epsilon = {epsilon_text(mu, self.terms.delta)}"
+        return bound_text(mu, self.terms.delta)
 
     def _whole(self) -> str:
         holes = self.unbounded()
         if not holes:
-            return f"epsilon = {self._worst('whole')}"
+            return bound_text(float(self.mu("whole", KINDS).max(initial=0)), self.terms.delta)
         bare = [kind for kind in holes if self.terms.told.get(kind, NO_NOISE).startswith(NO_NOISE)]
         noisy = [kind for kind in holes if kind not in bare]
         why = {"travel without noise": bare, "have no bound": noisy}
@@ -207,13 +207,19 @@ class Ledger:
 
 
 def epsilon_text(mu: float, delta: float) -> str:
-    """4.43, rounded up; no bound; or what is missing to tell it."""
+    """4.43, rounded up; no bound; or mu where the package that gives epsilon is not installed."""
     if math.isinf(mu):
         return NO_BOUND
     try:
         return rounded_up(accounting.epsilon(mu, delta))
     except UsageError:
-        return f"mu {mu:.3g} ({accounting.PIP} for epsilon)"
+        return f"mu {rounded_up(mu)}"
+
+
+def bound_text(mu: float, delta: float) -> str:
+    """epsilon = 4.43, or what is missing to tell it."""
+    told = epsilon_text(mu, delta)
+    return f"{told} ({accounting.PIP} for epsilon)" if told.startswith("mu ") else f"epsilon = {told}"
 
 
 def rounded_up(number: float) -> str:

@@ -175,7 +175,7 @@ def test_a_trial_without_a_number_never_wins_and_is_named(tmp_path):
         (["--jobs", "0"], "--jobs 0: must be 1 or more"),
         (["--jobs", "2", "--executor", "slurm"], "with slurm --array-parallelism says how many run at a time"),
         (["--jobs", "2", "--executor", "debug"], "with debug leave it away"),
-        (["--pack"], "pack: is for SLURM"),
+        (["--pack"], "--pack: is for SLURM"),
         (["--site", "/nope.toml"], "/nope.toml"),
         (["data.name=file", "data.path=/nope.npz"], "no such file"),
     ],

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 
 import dp_accounting  # noqa: F401  (here, so that no rank has to)
 import numpy as np
@@ -16,7 +17,7 @@ import hkd_hpc
 from hkd_hpc import config
 from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy.accounting import epsilon
-from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of, rounded_up
+from hkd_hpc.privacy.ledger import Ledger, Terms, bound_text, epsilon_text, ledger_of, rounded_up
 from hkd_hpc.privacy.releases import KINDS
 from hkd_hpc.report.page import page_of
 from hkd_hpc.results import Run
@@ -280,3 +281,11 @@ def test_a_delta_that_says_nothing_is_told(tmp_path, data):
 )
 def test_an_epsilon_is_told_rounded_up(number, text):
     assert rounded_up(number) == text
+
+
+def test_without_the_package_for_epsilon_mu_is_told_as_mu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    mu = 1.41421356  # of no other test: what was computed is kept
+    assert epsilon_text(mu, 1e-5) == "mu 1.42"
+    assert bound_text(mu, 1e-5) == "mu 1.42 (pip install 'hkd_hpc[privacy]' for epsilon)"
+    assert bound_text(0.0, 1e-5) == "epsilon = 0"

@@ -22,7 +22,7 @@ from hkd_hpc.jobs.checks import Problems
 from hkd_hpc.jobs.executors import Say
 from hkd_hpc.jobs.launcher import Preflight, plan_lines, preflight, submit_trials, to_start
 from hkd_hpc.jobs.options import Options
-from hkd_hpc.jobs.study import Study
+from hkd_hpc.jobs.study import Study, wait_or_cancel
 from hkd_hpc.results.differences import GOALS
 from hkd_hpc.store.folder import RunFolder
 
@@ -145,23 +145,11 @@ def run_all(spec: Spec, root: Path, execution: Execution, say: Say = messages.sa
         trials = list(map(trial_of, wave))
         submit_trials(trials, execution.executor, root, execution.options, say, found.outlook)
         if execution.waits:
-            wait(Study(root), execution.executor, say)
+            wait_or_cancel(Study(root), execution.executor, say, when_ended(say))
         states += to_start(root, trials)[0]
         if any(state.state not in ENDED for state in states):
             break
     return states
-
-
-def wait(study: Study, executor: str, say: Say) -> None:
-    """Until all trials have ended. Ctrl-C ends those on this machine, as it would if they ran in this process."""
-    try:
-        study.wait(say, when_ended(say))
-    except KeyboardInterrupt:
-        if executor == "local":
-            say("interrupted: the runs end now; the same command resumes them from their last checkpoints")
-            study.cancel()
-            study.wait(say, when_ended(say))
-        raise
 
 
 def when_ended(say: Say) -> Callable[[list[watch.TrialState]], None]:

@@ -18,7 +18,7 @@ from hkd_hpc.jobs.arguments import add_options, given_options
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.launcher import options_at, plan
 from hkd_hpc.jobs.site import Site
-from hkd_hpc.jobs.study import Study, launch, resubmit
+from hkd_hpc.jobs.study import Study, launch, resubmit, wait_or_cancel
 from hkd_hpc.jobs.sweep import Sweep
 
 COMMANDS = {
@@ -126,7 +126,7 @@ def run_launch(options: argparse.Namespace) -> int:
     study = launch(sweep, options.executor, root=options.root, site=options.site, **chosen)
     if not options.wait and options.executor != "debug":
         return 0
-    complete = study.wait()
+    complete = wait_or_cancel(study, options.executor)
     messages.say(study.text())
     return 0 if complete else 1
 

@@ -25,6 +25,8 @@ from hkd_hpc.results.study import StudyRuns
 from hkd_hpc.runtime.paths import named_path, path_text
 from hkd_hpc.store.lock import RunLock, is_alive, is_visible
 
+Tell = Callable[[list[watch.TrialState]], None]  # takes the states again and again
+
 
 class Study(StudyRuns):
     """The trials in a folder; made by `launch`, or for a study that was launched before.
@@ -63,7 +65,7 @@ class Study(StudyRuns):
         complete |= {name: state for name, state in states.items() if state.state == "complete"}
         return [states.get(trial.name) or complete[trial.name] for trial in self.trials]
 
-    def wait(self, say: Say = messages.say, tell: Callable[[list[watch.TrialState]], None] | None = None) -> bool:
+    def wait(self, say: Say = messages.say, tell: Tell | None = None) -> bool:
         """Wait until no trial is running or queued any more; meanwhile submit what max_queued left outside the queue.
 
         Args:
@@ -156,6 +158,18 @@ def _interrupt(process: dict[str, Any]) -> bool:
     with contextlib.suppress(ProcessLookupError):  # it has ended just now
         os.kill(process["pid"], signal.SIGINT)
     return True
+
+
+def wait_or_cancel(study: Study, executor: str, say: Say = messages.say, tell: Tell | None = None) -> bool:
+    """As `study.wait`; but Ctrl-C ends the trials on this machine, as it would if they ran in this process."""
+    try:
+        return study.wait(say, tell)
+    except KeyboardInterrupt:
+        if executor == "local":
+            say("interrupted: the runs end now; the same command resumes them from their last checkpoints")
+            study.cancel()
+            study.wait(say, tell)
+        raise
 
 
 def launch(

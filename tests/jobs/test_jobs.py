@@ -15,7 +15,6 @@ import pytest
 import slurm_cluster
 import toy
 
-from hkd_hpc.compare import waves
 from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import executors, task, watch
 from hkd_hpc.jobs import slurm as slurm_jobs
@@ -26,7 +25,7 @@ from hkd_hpc.jobs.launcher import plan, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.pool import Pool
 from hkd_hpc.jobs.slurm import Queue
-from hkd_hpc.jobs.study import resubmit
+from hkd_hpc.jobs.study import resubmit, wait_or_cancel
 from hkd_hpc.jobs.task import Task, begin
 from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
@@ -649,7 +648,7 @@ def test_workers_that_were_started_before_an_interrupt_can_be_cancelled(data, ho
     toy.wait_until(lambda: states(study) == ["cancelled"] * 2, PATIENCE_S)
 
 
-def test_ctrl_c_ends_the_runs_of_a_comparison_on_this_machine_as_it_says(data, hold, tmp_path):
+def test_ctrl_c_while_somebody_waits_ends_the_runs_on_this_machine_as_it_says(data, hold, tmp_path):
     study, said = launch(sweep_of(data, scheme=["held:Held"]), "local", root=tmp_path / "root"), []
     folder = study.root / study.trials[0].name
 
@@ -659,7 +658,7 @@ def test_ctrl_c_ends_the_runs_of_a_comparison_on_this_machine_as_it_says(data, h
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        waves.wait(study, "local", said.append)
+        wait_or_cancel(study, "local", said.append, lambda states: None)
     assert said[0] == "interrupted: the runs end now; the same command resumes them from their last checkpoints"
     assert (states(study), toy.rounds_done(folder)) == (["cancelled"], 1)
 

@@ -100,13 +100,16 @@ def progress_line(history: History, clock: Clock, terms: Iterable[str]) -> str:
 
 
 def round_line(row: Mapping[str, Any], rounds: int, left_s: float, terms: Iterable[str]) -> str:
-    """The line of a round, of its row in /rounds; `rounds`: all that there will be."""
+    """The line of a round, of its row in /rounds; `rounds`: all that there will be. Its seconds are rank 0's,
+    with those of saving and of the test, in which other ranks begin the next round.
+    """
     width = len(str(rounds))
+    seconds = row["wall_s"] + row["seconds/evaluate_and_save"]
     losses = " ".join(f"{term} {row[f'loss/{term}']:.4f}" for term in terms)
     local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
     return (
         f"round {row['round']:{width}d}/{rounds}  loss {losses}  |  local {local}  global {whole}  |  "
-        f"{seconds_text(row['wall_s'])}, {seconds_text(left_s)} left"
+        f"{seconds_text(seconds)}, {seconds_text(left_s)} left"
     )
 
 

@@ -240,12 +240,13 @@ def test_progress_line():
             "local_test_accuracy": 0.8125,
             "global_test_accuracy": NAN,
             "wall_s": 12.34,
+            "seconds/evaluate_and_save": 3.0,
         },
         {},
     )
     clock = messages.Clock(10)
     line = messages.progress_line(history, clock, ("cross_entropy", "soft"))
-    assert line.startswith("round  3/10  loss cross_entropy 1.2346 soft 0.0100  |  local 0.812  global -  |  12.3 s, ")
+    assert line.startswith("round  3/10  loss cross_entropy 1.2346 soft 0.0100  |  local 0.812  global -  |  15.3 s, ")
     assert line.endswith(" left")
     assert line.isprintable()
 

@@ -117,7 +117,12 @@ def run_program(
                 peak_until, lambda: process.poll() is not None, lambda: children_of(process.pid) or []
             )
             finish(process)
-        tree = load_tree(out / "metrics.h5", only=["rounds", "clients"])
+        return rounds_of(out / "metrics.h5", images, clients, ranks, peak_bytes.result())
+
+
+def rounds_of(metrics: Path, images: int, clients: int, ranks: int, peak_bytes: int) -> Rounds:
+    """Those of a run that count: neither the first, which wakes the libraries, nor the last, which no round follows."""
+    tree = load_tree(metrics, only=["rounds", "clients"])
     of_rounds, train_s = tree["rounds"], tree["clients"]["train_s"]
     # clients begin a round while rank 0 still tests and saves the one before
     wall_s = (of_rounds["wall_s"][1:] + of_rounds["seconds"]["evaluate_and_save"][:-1])[:-1]
@@ -128,7 +133,7 @@ def run_program(
         (wall_s - busiest_s).tolist(),
         train_s[1:-1],
         of_rounds["seconds"]["evaluate_and_save"][1:-1].tolist(),
-        peak_bytes.result(),
+        peak_bytes,
     )
 
 

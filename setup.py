@@ -37,7 +37,7 @@ setup(
         "hkd_hpc.report": ["page.*", "paper_tables.toml"],
         "hkd_hpc.tools.study": ["data/*.json*"],
     },
-    entry_points={"console_scripts": ["hkd = hkd_hpc.cli:main"]},
+    entry_points={"console_scripts": ["hkd = hkd_hpc.commands.hkd:main"]},
     install_requires=[
         "numpy>=1.24",
         "h5py>=3.8",

@@ -20,10 +20,10 @@ from typing import Any
 
 from hkd_hpc import config as declarations
 from hkd_hpc import schemes
+from hkd_hpc.common.settings import allowed_text
 from hkd_hpc.config import presets
 from hkd_hpc.doctor import examine
 from hkd_hpc.figures import catalogue
-from hkd_hpc.settings import allowed_text
 from hkd_hpc.store import layout
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,7 +5,7 @@ After logit adjustment (Menon et al., ICLR 2021): z + tau * (log local prior - l
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F
+from hkd_hpc.common.lazy import F
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings, setting
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hkd_hpc.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from hkd_hpc.errors import RunError, UsageError
+    from hkd_hpc.common.errors import RunError, UsageError
     from hkd_hpc.jobs import Study, Sweep, launch, load_study
     from hkd_hpc.results import Run, load
     from hkd_hpc.train import in_this_process as train
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["Run", "RunError", "Study", "Sweep", "UsageError", "launch", "load", "load_study", "train"]
 
 _HOMES = {
-    "hkd_hpc.errors": ("RunError", "UsageError"),
+    "hkd_hpc.common.errors": ("RunError", "UsageError"),
     "hkd_hpc.jobs": ("Study", "Sweep", "launch", "load_study"),
     "hkd_hpc.results": ("Run", "load"),
 }
 
 if sys.argv and sys.argv[0].startswith(("-m", __name__)):  # so early because the packages below import much: see there
-    import_module("hkd_hpc.command").tell_interrupts_of(__name__)
+    import_module("hkd_hpc.common.command").tell_interrupts_of(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""`python -m hkd_hpc` is `hkd`: see cli.py."""
+"""`python -m hkd_hpc` is `hkd`: see commands/hkd.py."""
 
 import sys
 
-from hkd_hpc.cli import main
+from hkd_hpc.commands.hkd import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hkd_hpc.errors import RunError
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.models.precision import real
 
 if TYPE_CHECKING:

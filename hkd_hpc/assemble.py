@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc import schemes, sessions
+from hkd_hpc import schemes
 from hkd_hpc.aggregate import LIMIT, GlobalStep
 from hkd_hpc.client import OWN, Client
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import Config, identity
 from hkd_hpc.console import messages
 from hkd_hpc.data import assigned, content, public, share, sources
 from hkd_hpc.data.partition import Partition, pooled
 from hkd_hpc.data.skew import FeatureSkew, skew_of
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.gpu.trainers import trainer_for
 from hkd_hpc.models import initial, networks
 from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.optimizer import state_vectors
-from hkd_hpc.plan import Plan
+from hkd_hpc.overview.plan import Plan
 from hkd_hpc.privacy.settings import RECEIVED, RELEASE, PrivacySettings
 from hkd_hpc.protection import spending
 from hkd_hpc.protection.masking import secure_sum
@@ -41,6 +41,7 @@ from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import RunInfo, Scheme
 from hkd_hpc.server import FLOAT_BYTES, Images, Server, message_type
 from hkd_hpc.server_optimizer import ServerOptimizer
+from hkd_hpc.state import sessions
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.training import LocalTrainer, min_images
 from hkd_hpc.worker import Worker, counter_size, pack_counters, update_privacy

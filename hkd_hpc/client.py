@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import normalise

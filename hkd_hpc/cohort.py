@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 from hkd_hpc.config import FedSettings
 
 

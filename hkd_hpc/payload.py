@@ -11,7 +11,7 @@ import math
 import numpy as np
 import torch
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.precision import real_type
 
 LIMIT_BYTES = 2**31 - 1  # numpy counts a record's bytes in a C int: beyond it, it refuses, or wraps without a word

@@ -14,9 +14,9 @@ import torch
 from hkd_hpc.aggregate import GlobalStep
 from hkd_hpc.cohort import draw_cohort
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.common.stop import StopRequest
 from hkd_hpc.config import Config
 from hkd_hpc.server import Server
-from hkd_hpc.stop import StopRequest
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker
 

@@ -11,25 +11,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hkd_hpc import config as config_module
-from hkd_hpc import sessions
 from hkd_hpc.analysis.metrics import SINGLE
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config, identity
 from hkd_hpc.config.command_line import Request, ResumeOptions
 from hkd_hpc.console import messages
 from hkd_hpc.data import sources
-from hkd_hpc.errors import UsageError
 from hkd_hpc.models.images import Inputs
 from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.runtime import provenance
 from hkd_hpc.runtime.provenance import START
+from hkd_hpc.state import sessions
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree
 from hkd_hpc.version import __version__
 
 if TYPE_CHECKING:
-    from hkd_hpc.checkpoint import RoundState
     from hkd_hpc.server import Server
+    from hkd_hpc.state.checkpoint import RoundState
 
 Tree = dict[str, Any]  # what a checkpoint or metrics.h5 holds, by name
 Changes = dict[str, list[Any]]  # {"section.key", "code.module" ...: [before, now]}

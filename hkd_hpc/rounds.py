@@ -13,14 +13,15 @@ import time
 
 import numpy as np
 
-from hkd_hpc import client_state, payload
+from hkd_hpc import payload
 from hkd_hpc.aggregate import require_weight
 from hkd_hpc.averaging import agree_on_keys, mask_weights, update_global_weights
-from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.config import Config
 from hkd_hpc.privacy.settings import RELEASE
 from hkd_hpc.rank_run import RankRun, cohort_of, timed
 from hkd_hpc.server import RoundResult, is_due
+from hkd_hpc.state import client_state
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.worker import unpack_counters
 

@@ -8,17 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from hkd_hpc import assemble, client_state, loggers, payload, plan, resume, rounds
+from hkd_hpc import assemble, loggers, payload, resume, rounds
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.common.stop import StopRequest, handlers_kept, name_of
 from hkd_hpc.config import Config
 from hkd_hpc.config.command_line import ResumeOptions
 from hkd_hpc.console import messages, output
 from hkd_hpc.console.output import Log
-from hkd_hpc.final_evaluation import final_evaluation
-from hkd_hpc.progress import Progress
+from hkd_hpc.evaluation.final import final_evaluation
+from hkd_hpc.overview import plan
+from hkd_hpc.overview.progress import Progress
 from hkd_hpc.rank_run import RankRun
 from hkd_hpc.server import Server
-from hkd_hpc.stop import StopRequest, handlers_kept, name_of
+from hkd_hpc.state import client_state
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import unpack_counters
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hkd_hpc import checkpoint, loggers, payload
+from hkd_hpc import loggers, payload
 from hkd_hpc.analysis import metrics, milestones
-from hkd_hpc.checkpoint import RoundState
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import Config
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.evaluate import Tested
@@ -31,6 +30,8 @@ from hkd_hpc.quarantine import DROPPED_OUT, INVALID, OK, STATUS, STRAGGLER, TOO_
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Scheme, SchemeServer
 from hkd_hpc.schemes.shared_knowledge import shared_knowledge
+from hkd_hpc.state import checkpoint
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.store.digest import weights_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree

@@ -27,7 +27,11 @@ from hkd_hpc import config as config_module
 from hkd_hpc import loggers, resume
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave_after
-from hkd_hpc.command import exit_code
+from hkd_hpc.common.command import exit_code
+from hkd_hpc.common.errors import LocalUsageError, UsageError
+from hkd_hpc.common.lazy import torch_environment
+from hkd_hpc.common.rank import guess_rank
+from hkd_hpc.common.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect
@@ -35,14 +39,10 @@ from hkd_hpc.config.words import words_of
 from hkd_hpc.console import messages, output
 from hkd_hpc.console.output import Level
 from hkd_hpc.data.sources import check_present
-from hkd_hpc.errors import LocalUsageError, UsageError
-from hkd_hpc.lazy import torch_environment
 from hkd_hpc.models import initial
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import environment, versions
 from hkd_hpc.runtime.paths import path_text
-from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import STOPPED, StopRequest, handlers_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hkd_hpc import rng
 from hkd_hpc.client import OWN, OWN_MODEL, OWN_STATISTICS, OWN_WEIGHTS, Batch, Client
+from hkd_hpc.common import rng
 from hkd_hpc.config import Config
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.augmentation import augmentation

@@ -2,7 +2,7 @@
 none.
 """
 
-from hkd_hpc.command import tell_interrupts_of
+from hkd_hpc.common.command import tell_interrupts_of
 
 tell_interrupts_of(__name__)
 

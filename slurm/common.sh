@@ -6,7 +6,7 @@ set -euo pipefail
 
 here=$(dirname "${BASH_SOURCE[0]}")
 : "${script:?}"
-stopped_code=75      # a signal ended the run after its round, saved: hkd_hpc/stop.py
+stopped_code=75      # a signal ended the run after its round, saved: hkd_hpc/common/stop.py
 early_usr2_code=140  # the signal met srun or the ranks before they listened
 
 run_job() { # a preset or '', more arguments of hkd_hpc.train; ends this shell

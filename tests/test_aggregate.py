@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hkd_hpc.aggregate import CHUNK, FixedPointSum, combine_by_class, mean_by_count, sharer_weights
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 
 pytestmark = pytest.mark.kernels
 

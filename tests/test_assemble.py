@@ -9,7 +9,7 @@ import pytest
 import torch
 import toy
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import hkd_hpc
-from hkd_hpc import cli, schemes
+from hkd_hpc import schemes
+from hkd_hpc.commands import hkd as cli
 from hkd_hpc.config import keys_of
 from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.doctor import examine

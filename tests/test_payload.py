@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hkd_hpc import payload
-from hkd_hpc.client_state import pack, unpack
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.state.client_state import pack, unpack
 
 SHAPES = {"count_C": (10,), "feature_CD": (10, 64), "soft_CC": (10, 10)}
 

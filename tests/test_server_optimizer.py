@@ -13,8 +13,8 @@ import toy
 from federation import Federation, save_images
 
 from hkd_hpc import averaging
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import FedSettings
-from hkd_hpc.errors import UsageError
 from hkd_hpc.server_optimizer import ServerOptimizer
 
 NAMES = ("avgm", "adam", "yogi")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 from hkd_hpc.models.augmentation import augmentation
 from hkd_hpc.models.images import normalise
 from hkd_hpc.schemes.base import Scheme

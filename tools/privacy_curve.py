@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from hkd_hpc.analysis.tables import Cell, Table, estimate
-from hkd_hpc.command import Parser, exit_code
+from hkd_hpc.common.command import Parser, exit_code
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import load_toml
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.figures import Lines, Series
 from hkd_hpc.figures.bands import band
 from hkd_hpc.jobs import Sweep, launch

@@ -22,7 +22,7 @@ from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.transports.base import Comm, ControlPlane, RankInfo
 from hkd_hpc.comm.transports.local import LocalComm
 from hkd_hpc.comm.transports.mpi import MpiComm, MpiWorld
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 

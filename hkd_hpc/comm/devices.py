@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
 DEVICE_OFFSET = (

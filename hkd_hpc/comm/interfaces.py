@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOCALHOST = "127.0.0.1"

@@ -17,8 +17,8 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.rank import is_number
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rank import is_number
 
 FIRST_SPECIAL_STEP = 4294967280  # step ids from here on are the batch script, the interactive shell and the like
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_")  # prefixes of variables

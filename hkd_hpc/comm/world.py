@@ -35,10 +35,10 @@ from hkd_hpc.comm.control.watch import EndGuard, ForkedGuard, StartGuard, launch
 from hkd_hpc.comm.devices import device_offset
 from hkd_hpc.comm.interfaces import LOCALHOST
 from hkd_hpc.comm.launchers import Hint, check_world, read_hint, without_mpi
-from hkd_hpc.errors import LinkError, RunError, UsageError
+from hkd_hpc.common.errors import LinkError, RunError, UsageError
+from hkd_hpc.common.rank import guess_rank
+from hkd_hpc.common.stop import RAISED_BY, Terminated, handled, interrupts_held
 from hkd_hpc.runtime.frames import place_of, trace_of
-from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import RAISED_BY, Terminated, handled, interrupts_held
 
 if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare it and torch, and point downward
     from hkd_hpc.comm.transports.base import Comm

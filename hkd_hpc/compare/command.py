@@ -23,7 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hkd_hpc.analysis.tables import SUFFIXES, document
-from hkd_hpc.command import FAILED, Parser, exit_code, program_of, tell
+from hkd_hpc.common.command import FAILED, Parser, exit_code, program_of, tell
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.compare.runs import check_origin, check_runs, check_settings, code_to_come
 from hkd_hpc.compare.spec import Spec, read_spec
 from hkd_hpc.compare.tables import tables_of
@@ -31,13 +33,11 @@ from hkd_hpc.compare.tuning import check_sampler
 from hkd_hpc.compare.waves import ENDED, UNDECIDED, Execution, plan, planned, run_all
 from hkd_hpc.config import split_override
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.arguments import add_options, given_options
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.launcher import options_at, root_at
 from hkd_hpc.jobs.logs import OURS
 from hkd_hpc.jobs.watch import TrialState, counts
-from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.folder import RunFolder
 

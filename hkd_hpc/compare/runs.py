@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.compare.spec import Spec, Tuning
 from hkd_hpc.config import Config, NotOfThisScheme, from_file, identity, parts_of, resolve
 from hkd_hpc.config.words import as_text
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.checks import Problems, tests_of, told
 from hkd_hpc.jobs.sweep import Trial, make_trial
 from hkd_hpc.runtime import provenance

@@ -6,9 +6,9 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import read_toml
 from hkd_hpc.config.words import flat
-from hkd_hpc.errors import UsageError
 
 GRID, LATIN, OPTUNA = "grid", "latin", "optuna"
 SAMPLERS = (GRID, LATIN, OPTUNA)

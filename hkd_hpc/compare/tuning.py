@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hkd_hpc import rng, schemes
+from hkd_hpc import schemes
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.compare.runs import (
     Run,
     Runs,
@@ -34,7 +36,6 @@ from hkd_hpc.compare.runs import (
 )
 from hkd_hpc.compare.spec import LATIN, OPTUNA, Spec, Tuning
 from hkd_hpc.config import Config, as_values, from_file
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.files import read_trials
 from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime import versions

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hkd_hpc import config as config_module
-from hkd_hpc.command import Parser, program_of
+from hkd_hpc.common.command import Parser, program_of
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config, presets
 from hkd_hpc.console.output import Level
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.paths import expanded
 

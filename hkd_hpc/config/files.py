@@ -7,7 +7,7 @@ import stat
 import sys
 from typing import Any
 
-from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.common.errors import LocalUsageError, UsageError
 from hkd_hpc.runtime.paths import expanded
 
 if sys.version_info >= (3, 11):

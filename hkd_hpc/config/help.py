@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from hkd_hpc import schemes
+from hkd_hpc.common.settings import allowed_text, first_paragraph
 from hkd_hpc.config.keys import str_or_shown
 from hkd_hpc.config.sections import SECTIONS
-from hkd_hpc.settings import allowed_text, first_paragraph
 
 
 def help_text(scheme: Any = None) -> str:

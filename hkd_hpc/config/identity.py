@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config.resuming import changes
 from hkd_hpc.config.sections import SECTIONS, Config
 from hkd_hpc.config.values import from_json
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime import revision
 from hkd_hpc.runtime.provenance import CONTENT, START, THREADS, short, text_of
 from hkd_hpc.store.folder import RunFolder

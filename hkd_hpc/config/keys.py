@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import shown, unknown
 from hkd_hpc.config.sections import SECTIONS
-from hkd_hpc.errors import UsageError
-from hkd_hpc.settings import shown, unknown
 
 
 def str_or_shown(value: Any) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import shown
 from hkd_hpc.config import presets
 from hkd_hpc.config.files import file_text, read_toml
 from hkd_hpc.config.sections import Config
 from hkd_hpc.config.values import from_file, from_values, stored_values
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import expanded
-from hkd_hpc.settings import shown
 
 OR_STORED = ", nor a run's config.json"  # what --config takes beside TOML
 PATHS = ("data.dir", "data.path", "data.partition_file", "model.init")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config.sections import Config
 from hkd_hpc.config.updates import check_updates
-from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy.settings import RELEASE
 
 

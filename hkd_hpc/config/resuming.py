@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config.sections import Config, absolute_paths, as_values
 from hkd_hpc.config.values import from_values
-from hkd_hpc.errors import UsageError
 
 LOCATIONS = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
 FIXED = (

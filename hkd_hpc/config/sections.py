@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hkd_hpc.comm.devices import BACKENDS
+from hkd_hpc.common.errors import obtainable
+from hkd_hpc.common.settings import setting
 from hkd_hpc.config.training import TrainSettings
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import obtainable
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.privacy.settings import PrivacySettings
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

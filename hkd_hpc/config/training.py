@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hkd_hpc.common.settings import setting
 from hkd_hpc.models.augmentation import NAMES
-from hkd_hpc.settings import setting
 
 SCHEDULES: dict[str, Callable[[TrainSettings, int, int], float]] = {
     "halve": lambda train, t, n: train.lr * 0.5 ** (t // train.lr_halve_every),

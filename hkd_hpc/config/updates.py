@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config.effects import has_batchnorm
 from hkd_hpc.config.protection import shares_weights
 from hkd_hpc.config.sections import Config
-from hkd_hpc.errors import UsageError
 
 
 def check_updates(config: Config) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Container
 from typing import Any
 
 from hkd_hpc import loggers, schemes
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import build
 from hkd_hpc.config.keys import raise_all, str_or_shown, wrong_names
 from hkd_hpc.config.privacy import check_privacy
 from hkd_hpc.config.sections import SECTIONS, Config, TrainSettings, as_values
@@ -14,9 +16,7 @@ from hkd_hpc.data.normalise import check_given
 from hkd_hpc.data.partition_file import clients_of
 from hkd_hpc.data.registry import OWN, SOURCES
 from hkd_hpc.data.sources import natural_clients, source_of
-from hkd_hpc.errors import UsageError
 from hkd_hpc.models.registry import MODELS
-from hkd_hpc.settings import build
 
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:

@@ -248,7 +248,7 @@ def final_lines(summary: Mapping[str, Any], baselines: Mapping[str, float]) -> l
 
 
 def architecture_lines(table: Mapping[str, np.ndarray]) -> list[str]:
-    """Of unequal models: what each architecture came to (by_architecture.py)."""
+    """Of unequal models: what each architecture came to (evaluation/by_architecture.py)."""
     return [
         f"  {f'{name}: {clients} clients, {parameters:,} parameters':43s} local {number_text(local)}  "
         f"global {number_text(whole)}"

@@ -22,7 +22,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TextIO
 
-from hkd_hpc.command import discard
+from hkd_hpc.common.command import discard
 
 HELD_LINES = 1000  # at most, said before the run has a log
 REDRAW_S = 0.5

@@ -2,4 +2,4 @@
 
 import runpy
 
-runpy.run_module("hkd_hpc.data_command", run_name="__main__", alter_sys=True)
+runpy.run_module("hkd_hpc.commands.data", run_name="__main__", alter_sys=True)

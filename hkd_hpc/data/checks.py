@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError, printable
 from hkd_hpc.data.registry import SMALLEST_SIDE_PX
-from hkd_hpc.errors import UsageError, printable
 from hkd_hpc.runtime.machine import memory_bytes
 
 _SHAPES = "(N,H,W), (N,H,W,1), (N,H,W,3), (N,1,H,W) or (N,3,H,W)"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.data import sources
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import RunError
 from hkd_hpc.runtime import environment, revision
 from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.digest import arrays_sha256

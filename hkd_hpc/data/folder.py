@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError, printable
 from hkd_hpc.data.raw import Arrays, RawData, broken
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile

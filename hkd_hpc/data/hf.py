@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError, printable
 from hkd_hpc.data.folder import read_image
 from hkd_hpc.data.raw import Arrays, RawData, broken
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError, printable
 
 _TESTS = ("test", "validation", "valid", "val")  # which split is the test, the first that is there
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.raw import Arrays
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 
 
 def with_test_split(raw: Arrays, data: DataSettings, where: object) -> Arrays:

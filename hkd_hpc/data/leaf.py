@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError, printable
 from hkd_hpc.data.raw import RawData, broken
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError, printable
 
 # of LEAF's language models; a character's number is its place here
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import NUMBER
 from hkd_hpc.data.checks import pieces
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
-from hkd_hpc.settings import NUMBER
 
 ROUNDING = 1e-12  # of a mean in float64, which a constant channel seems to deviate from
 DIGITS = 6  # of a measured number: what differs between two machines' sums is far behind them

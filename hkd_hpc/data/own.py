@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import FROM_OUTSIDE
 from hkd_hpc.data.raw import Arrays, RawData
 from hkd_hpc.data.readers import OPTIONAL_KEYS, REQUIRED_KEYS
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.runtime.own_code import load_object
-from hkd_hpc.stop import FROM_OUTSIDE
 
 ITEM_KEYS = ("x", "y", "client")  # of an item of a Dataset
 GIVES = "arrays by name (x_train y_train x_test y_test), or a training and a test Dataset"

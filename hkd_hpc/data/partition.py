@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
-from hkd_hpc.rng import stream
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rng import stream
 
 KINDS = ("dirichlet", "iid", "natural", "shards", "quantity", "heuristic")
 HEURISTIC_MIN_IMAGES = 10  # training images of the smallest client before its own draw

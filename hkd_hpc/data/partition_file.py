@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.partition import Labels, Partition, partition_sha256
-from hkd_hpc.errors import UsageError
 from hkd_hpc.store.atomic import replace_file, replace_text
 
 PARTS = ("train", "val", "test")

@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.data.registry import Download
-from hkd_hpc.errors import RunError, UsageError
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60

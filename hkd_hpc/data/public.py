@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.partition import floor
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 
 
 def fraction(data: DataSettings, clients: int, images: int) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 Arrays = dict[str, np.ndarray]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.checks import check_memory
 from hkd_hpc.data.raw import RawData, broken
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.tables import check_reader, read_table
-from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
     import h5py

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.common.settings import setting
 from hkd_hpc.data.registry import BUNDLED, DEFAULT, OFFICIAL, OWN, SMALLEST_SIDE_PX, SOURCES
-from hkd_hpc.settings import setting
 
 _RESIZED = ", ".join(name for name, source in SOURCES.items() if source.resizes)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.data.sources import DataSet
-from hkd_hpc.errors import RunError
 
 _MAGIC = b"HKDDATA1"
 _ALIGN_BYTES = 64

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rng import stream
 from hkd_hpc.data.partition import Partition
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
-from hkd_hpc.rng import stream
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import checks, holdout, normalise
 from hkd_hpc.data.partition import eligible_ids
 from hkd_hpc.data.raw import Arrays, RawData
 from hkd_hpc.data.registry import SOURCES, Sizes, Source, find_source
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.tables import is_table
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.own_code import load_object
 
 SPLITS = ("train", "test")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.raw import RawData
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.folder import read_image
 from hkd_hpc.data.raw import RawData, broken
-from hkd_hpc.errors import UsageError
 
 ROOT = "tiny-imagenet-200"
 SHAPE = (3, 64, 64)

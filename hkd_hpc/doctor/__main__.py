@@ -19,17 +19,17 @@ from hkd_hpc.comm import World
 from hkd_hpc.comm.control.base import leave_after
 from hkd_hpc.comm.control.rendezvous import AlreadyReported
 from hkd_hpc.comm.world import let_rank_0_speak_first
-from hkd_hpc.command import Parser, program_of
+from hkd_hpc.common.command import Parser, program_of
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.lazy import torch_environment
+from hkd_hpc.common.rank import guess_rank
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.console import messages
 from hkd_hpc.doctor import output
 from hkd_hpc.doctor.findings import Section
-from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.lazy import torch_environment
 from hkd_hpc.runtime import environment
 from hkd_hpc.runtime.paths import named_path
-from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.settings import first_paragraph
 
 ENDING = "The examination ends here, as a run would."
 LIMITS_S = {"comm.timeout_s": 60.0, "comm.start_timeout_s": 60.0}  # instead of a run's; settings as any other

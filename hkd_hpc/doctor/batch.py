@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
+from hkd_hpc.common.errors import obtainable
+from hkd_hpc.common.stop import SIGNALS, name_of
 from hkd_hpc.console.messages import bytes_text, seconds_text
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.errors import obtainable
 from hkd_hpc.jobs import slurm
-from hkd_hpc.stop import SIGNALS, name_of
 
 NAME = "batch"
 SHORT_S = 600.0  # time left from which on a run should better not begin

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Finding, Kind, Section
-from hkd_hpc.lazy import torch
 
 NAME = "collectives"
 TURNS = 5  # that are timed, fewer where they take longer than

@@ -19,11 +19,11 @@ import numpy as np
 
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.control.watch import write_stderr
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.doctor.clocks import SKEW_S
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_file, replace_text
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree

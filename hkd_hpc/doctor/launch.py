@@ -11,9 +11,9 @@ from typing import Any
 from hkd_hpc.comm.control.watch import children_of, descendants, launcher_chain, parent_of
 from hkd_hpc.comm.launchers import SplitWorld
 from hkd_hpc.comm.world import World
+from hkd_hpc.common.errors import RunError, UsageError, obtainable
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Kind, Section
-from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.runtime.versions import installed
 
 NAME = "launch"

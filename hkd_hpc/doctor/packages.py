@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
+from hkd_hpc.common.errors import UsageError, obtainable
 from hkd_hpc.config.identity import code_of
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.environment import DEVICE_FILES
 from hkd_hpc.runtime.versions import numbers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series, is_wide
 from hkd_hpc.figures.look import DARKER, MARKS_A_LINE, Look, band_alpha, drawn_low, legend_names, looks_of
 

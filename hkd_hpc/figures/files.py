@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.figures.as_csv import csv_of
 from hkd_hpc.figures.as_matplotlib import draw, style
 from hkd_hpc.figures.figure import Figure, NotRecorded

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from hkd_hpc.analysis.tables import SUFFIXES
-from hkd_hpc.command import Parser, exit_code, program_of
+from hkd_hpc.common.command import Parser, exit_code, program_of
 from hkd_hpc.console import messages
 from hkd_hpc.console.output import Screen
 from hkd_hpc.jobs import results, watch

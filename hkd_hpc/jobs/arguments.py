@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hkd_hpc.command import Parser
+from hkd_hpc.common.command import Parser
 from hkd_hpc.jobs.options import Options
 
 NUMBERS = (

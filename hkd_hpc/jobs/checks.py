@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config, check_fit
 from hkd_hpc.data import public
 from hkd_hpc.data.sources import check_present
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import slurm
 from hkd_hpc.jobs.executors import SUBMIT
 from hkd_hpc.jobs.options import Options, check_options

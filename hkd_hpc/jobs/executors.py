@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.jobs import slurm
 from hkd_hpc.jobs.environment import outside_of_any_job
 from hkd_hpc.jobs.files import Launch

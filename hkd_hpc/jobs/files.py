@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.store.atomic import replace_text
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.jobs import cost, probe, verdict
 from hkd_hpc.jobs.estimate import PROBE_FILE, Estimate, Forecast, StoredProbe
 from hkd_hpc.jobs.footprint import disk_bytes, memory_bytes

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import identity
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import verdict, watch
 from hkd_hpc.jobs.checks import Problems, check, check_no_file
 from hkd_hpc.jobs.estimate import Forecast

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hkd_hpc.common.stop import STOPPED
 from hkd_hpc.console.output import STAMP
 from hkd_hpc.jobs.files import disk_full
-from hkd_hpc.stop import STOPPED
 
 START = "--- "  # how a start begins in a log
 TAIL_BYTES = 65536  # as much of a log's end is looked at

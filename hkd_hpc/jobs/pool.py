@@ -12,15 +12,15 @@ import sys
 import time
 from pathlib import Path
 
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.rank import guess_rank
+from hkd_hpc.common.stop import STOPPED, StopRequest
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.environment import world_of_its_own
 from hkd_hpc.jobs.files import JOB_LOCK, Status, disk_full
 from hkd_hpc.jobs.slurm import JobFunction, job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.task import FAILED, has_failed, start
-from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import is_held
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from typing import TypedDict
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.lazy import torch_environment
 from hkd_hpc.jobs.environment import import_path
-from hkd_hpc.lazy import torch_environment
 
 LIMIT_S = 300.0  # of the whole probe: importing torch from a slow file system may take a minute
 

@@ -16,10 +16,10 @@ import torch
 
 from hkd_hpc import schemes
 from hkd_hpc.client import Client
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import Config, resolve
 from hkd_hpc.data import public
 from hkd_hpc.data.partition import floor
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.probe import Kind, ProbeResult, Request, SchemeSizes, Times
 from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.family import members

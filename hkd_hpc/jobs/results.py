@@ -11,8 +11,8 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import identity, is_location
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.pairs import Against, CellKey
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.results.differences import AGAINST, GOALS

@@ -12,11 +12,11 @@ import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hkd_hpc.common.errors import UsageError, obtainable
+from hkd_hpc.common.settings import unknown
 from hkd_hpc.config import load_toml
-from hkd_hpc.errors import UsageError, obtainable
 from hkd_hpc.jobs.options import Options, check_options, cores_of, default_ranks, setup_lines
 from hkd_hpc.runtime.paths import expanded, path_text
-from hkd_hpc.settings import unknown
 
 OWN_KEYS = (
     "account",

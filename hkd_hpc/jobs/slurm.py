@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import SIGNALS
 from hkd_hpc.console import messages
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs.environment import outside_of_any_job
 from hkd_hpc.jobs.files import LAUNCH_LOCK, Status, read_launches
 from hkd_hpc.jobs.logs import output_to
 from hkd_hpc.jobs.options import Options, cores_of, setup_lines
 from hkd_hpc.jobs.sweep import Trial
-from hkd_hpc.stop import SIGNALS
 from hkd_hpc.store.lock import RunLock
 
 if TYPE_CHECKING:

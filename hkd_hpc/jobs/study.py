@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.analysis.tables import Table, document
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.console import messages
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results, slurm, watch
 from hkd_hpc.jobs.executors import Say
 from hkd_hpc.jobs.files import LAUNCH_LOCK, read_launches, read_trials

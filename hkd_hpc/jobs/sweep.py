@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import (
     SECTIONS,
     Config,
@@ -39,7 +40,6 @@ from hkd_hpc.config import (
 from hkd_hpc.config import presets as known_presets
 from hkd_hpc.config.words import as_text, flat, words_of
 from hkd_hpc.data.registry import OFFICIAL
-from hkd_hpc.errors import UsageError
 
 SHORT = {
     "scheme": "scheme.name",

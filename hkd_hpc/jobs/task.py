@@ -15,16 +15,16 @@ import time
 from pathlib import Path
 
 import hkd_hpc.train as train
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.rank import guess_rank
+from hkd_hpc.common.stop import STOPPED, StopRequest
 from hkd_hpc.config import identity
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs.files import JOB_LOCK, Status, launch_of
 from hkd_hpc.jobs.logs import START, error_in, output_to, repeated_error
 from hkd_hpc.jobs.slurm import JobFunction, job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.runtime import provenance
-from hkd_hpc.runtime.rank import guess_rank
-from hkd_hpc.stop import STOPPED, StopRequest
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 

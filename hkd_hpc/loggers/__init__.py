@@ -10,10 +10,10 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import nearest, shown
+from hkd_hpc.common.stop import handlers_kept
 from hkd_hpc.runtime.own_code import load_object
-from hkd_hpc.settings import nearest, shown
-from hkd_hpc.stop import handlers_kept
 
 REGISTRY = {
     "tensorboard": "hkd_hpc.loggers.tensorboard:TensorBoardLogger",

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hkd_hpc.common.settings import shown
+from hkd_hpc.common.stop import FROM_OUTSIDE, handlers_kept
 from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.runtime.frames import place_of
-from hkd_hpc.settings import shown
-from hkd_hpc.stop import FROM_OUTSIDE, handlers_kept
 
 Row = Mapping[str, Any]  # of /rounds, by column
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.convolution import SmallMapConv2d
 from hkd_hpc.models.family import member, prefix_of
 from hkd_hpc.models.precision import real_type

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.models.precision import real
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hkd_hpc.errors import UsageError
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime.versions import installed
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from hkd_hpc import rng
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.convolution import prefer_channels_last, reformulate
 from hkd_hpc.models.family import Family
 from hkd_hpc.models.images import Inputs

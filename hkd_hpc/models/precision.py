@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.errors import UsageError, obtainable
+from hkd_hpc.common.errors import UsageError, obtainable
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hkd_hpc.common.settings import setting
 from hkd_hpc.models.registry import DEFAULT, MODELS, WITH_STEM
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

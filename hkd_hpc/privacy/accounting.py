@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 PIP = "pip install 'hkd_hpc[privacy]'"
 UP = 1 + 1e-9  # far more than the root that dp-accounting finds may be off

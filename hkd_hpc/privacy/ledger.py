@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.tables import Table, aligned
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES, KINDS, NO_NOISE, WEIGHTS, Releases
 from hkd_hpc.privacy.settings import SIMULATION

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.privacy.settings import PrivacySettings
 
 CODE_STD = 2.0  # of the noise in the FedHKD authors' code, whatever the count

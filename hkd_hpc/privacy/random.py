@@ -14,7 +14,7 @@ import os
 
 import numpy as np
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 from hkd_hpc.privacy.settings import RELEASE
 
 BITS = 53  # of a double's mantissa

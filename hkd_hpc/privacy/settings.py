@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.settings import setting
+from hkd_hpc.common.settings import setting
 
 MECHANISMS = ("scheme", "off", "paper", "vector")
 CLIPS = ("off", "box", "l2")

@@ -31,7 +31,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.privacy import mechanism
 
 

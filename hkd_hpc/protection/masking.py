@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from hkd_hpc import client_state, schemes
+from hkd_hpc import schemes
 from hkd_hpc.cohort import cohort_size
+from hkd_hpc.common.errors import LocalUsageError, UsageError
 from hkd_hpc.config import Config
-from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.secure_sum.rules import SMALLEST
+from hkd_hpc.state import client_state
 from hkd_hpc.training import LocalTrainer
 from hkd_hpc.worker import Worker
 

@@ -17,9 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from hkd_hpc.cohort import draw_cohort, draw_failures
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config
 from hkd_hpc.config.updates import one_image_mend, update_holes
-from hkd_hpc.errors import UsageError
 from hkd_hpc.privacy import accounting, releases
 from hkd_hpc.privacy.ledger import FIXED, WHOLE, Ledger, Terms, epsilon_text, listed, terms_of
 from hkd_hpc.privacy.releases import KINDS, Release, Releases

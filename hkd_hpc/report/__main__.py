@@ -15,15 +15,15 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from hkd_hpc.command import Parser, exit_code, program_of
+from hkd_hpc.common.command import Parser, exit_code, program_of
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.console import messages
-from hkd_hpc.errors import UsageError
 from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page
 from hkd_hpc.report.follow import follow
 from hkd_hpc.results import Run, find_runs
 from hkd_hpc.runtime.paths import named_path
-from hkd_hpc.settings import first_paragraph
 from hkd_hpc.store.atomic import replace_text
 
 OUT = "report.html"

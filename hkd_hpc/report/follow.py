@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hkd_hpc import schemes
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import STOPPED
 from hkd_hpc.console import messages, output
-from hkd_hpc.errors import UsageError
 from hkd_hpc.results import Run, load
 from hkd_hpc.runtime.paths import named_path
-from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import PHASES
 from hkd_hpc.store.lock import is_held

@@ -10,8 +10,8 @@ from typing import Any
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import NOTHING, Table
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import SECTIONS
-from hkd_hpc.errors import UsageError
 from hkd_hpc.report.trials import SCHEME, text_of
 from hkd_hpc.results import Run
 from hkd_hpc.runtime import provenance

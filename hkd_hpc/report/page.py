@@ -12,7 +12,7 @@ from typing import Any
 
 from hkd_hpc import figures
 from hkd_hpc.analysis.tables import FORMATS, Table
-from hkd_hpc.errors import UsageError, obtainable, printable
+from hkd_hpc.common.errors import UsageError, obtainable, printable
 from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import titled
 from hkd_hpc.report import happened, origin

@@ -9,7 +9,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, estimate
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.jobs.results import grid
 from hkd_hpc.report import paper
 from hkd_hpc.report.trials import DATA, SCHEME, Trial, axes_of, label_of

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.results.run import Run
 from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.store.folder import RunFolder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hkd_hpc import config as config_module
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.images import Inputs, standardise
 from hkd_hpc.models.settings import key_of
 from hkd_hpc.store.folder import RunFolder

@@ -13,9 +13,9 @@ import numpy as np
 
 from hkd_hpc.analysis.milestones import TARGETS, Reached, reached
 from hkd_hpc.analysis.tables import Table
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import Config, from_file
 from hkd_hpc.config.values import stored_values
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
 from hkd_hpc.results.frames import classes_table, clients_table, rounds_table
 from hkd_hpc.results.models import make_model

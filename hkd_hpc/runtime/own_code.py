@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import FROM_OUTSIDE
 from hkd_hpc.runtime.frames import own_frame
-from hkd_hpc.stop import FROM_OUTSIDE
 
 
 def load_object(address: str, what: str):

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from hkd_hpc.errors import LocalUsageError, UsageError
+from hkd_hpc.common.errors import LocalUsageError, UsageError
 
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 

@@ -6,7 +6,7 @@ import platform
 import re
 from importlib import metadata
 
-from hkd_hpc.errors import UsageError, obtainable
+from hkd_hpc.common.errors import UsageError, obtainable
 from hkd_hpc.runtime.revision import revision
 from hkd_hpc.version import __version__
 

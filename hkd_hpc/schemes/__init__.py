@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import KINDS, is_setting, type_text
 from hkd_hpc.runtime.own_code import load_object
-from hkd_hpc.settings import KINDS, is_setting, type_text
 
 # those of the FedHKD paper: what "all" means where schemes are compared
 PAPER = {
@@ -57,7 +57,7 @@ def settings_of(name: str) -> type:
     if odd:
         raise UsageError(
             f"scheme.name={name}: {found.__name__}.{odd[0].name}: {type_text(odd[0])} is no setting; it must be "
-            f"made with hkd_hpc.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None "
+            f"made with hkd_hpc.common.settings.setting(default, help, ...) and be one of {', '.join(KINDS)}, or None "
             "too"
         )
     return found

@@ -20,12 +20,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hkd_hpc import rng
-from hkd_hpc.lazy import F
+from hkd_hpc.common import rng
+from hkd_hpc.common.lazy import F
+from hkd_hpc.common.settings import setting
 from hkd_hpc.privacy import releases
 from hkd_hpc.privacy.mechanism import Mechanism, of_features
 from hkd_hpc.privacy.settings import PrivacySettings
-from hkd_hpc.settings import setting
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.runtime.machine import memory_bytes
 from hkd_hpc.schemes.base import About, Phase, Scheme
 from hkd_hpc.store.tree import is_name, is_text

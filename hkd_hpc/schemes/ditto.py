@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
+from hkd_hpc.common.settings import setting
 from hkd_hpc.schemes.base import About, Phase, Scheme, SchemeSettings
 from hkd_hpc.schemes.proximal import pull
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hkd_hpc.errors import UsageError
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.lazy import F, torch
+from hkd_hpc.common.settings import setting
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
-from hkd_hpc.settings import setting
 
 EPS = 1e-12
 

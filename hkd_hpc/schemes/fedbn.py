@@ -8,7 +8,7 @@ BatchNorm stay with their client k, also while it rests:
 
 from __future__ import annotations
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.schemes.base import About, Scheme
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hkd_hpc.aggregate import GlobalStep
+from hkd_hpc.common.settings import setting
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.schemes.proximal import pull
-from hkd_hpc.settings import setting
 
 
 class DynamicStep(GlobalStep):

@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hkd_hpc.errors import UsageError
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.lazy import F, torch
+from hkd_hpc.common.settings import setting
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.schemes.traffic import Formula, RunTraffic
-from hkd_hpc.settings import setting
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.common.lazy import F, torch
+from hkd_hpc.common.settings import setting
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hkd_hpc.aggregate import AGGREGATIONS, combine_by_class
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
+from hkd_hpc.common.settings import setting
 from hkd_hpc.models.precision import real
 from hkd_hpc.privacy import mechanism
 from hkd_hpc.schemes import knowledge
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
 from hkd_hpc.schemes.traffic import Formula
-from hkd_hpc.settings import setting
 
 
 @dataclass(frozen=True)

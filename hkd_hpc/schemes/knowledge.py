@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hkd_hpc.lazy import F, torch
+from hkd_hpc.common.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.privacy import mechanism
 from hkd_hpc.privacy.settings import RECEIVED, PrivacySettings

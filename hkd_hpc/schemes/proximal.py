@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hkd_hpc.aggregate import CHUNK
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 
 if TYPE_CHECKING:
     from hkd_hpc.client import Client

@@ -13,7 +13,7 @@ schemes (fed.average; in its paper alike), in c always by 1 / N.
 
 from __future__ import annotations
 
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.schemes.base import About, Scheme
 

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.errors import RunError
-from hkd_hpc.lazy import torch
+from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.lazy import torch
 from hkd_hpc.secure_sum import stream
 from hkd_hpc.secure_sum.protocol import PUBLISHED_BYTES, Party, Roster, cut, fingerprint, masks_left, rebuilt
 from hkd_hpc.secure_sum.rules import SMALLEST, problem_of

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.secure_sum.keys import KEY_BYTES, TAG_BYTES, KeyPair, seal, unseal
 from hkd_hpc.secure_sum.rules import threshold_of
 from hkd_hpc.secure_sum.shares import SHARE_BYTES, joined, split

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hkd_hpc.errors import RunError
-from hkd_hpc.stop import interrupts_held
+from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.stop import interrupts_held
 
 
 def temporary_path(path: Path) -> Path:

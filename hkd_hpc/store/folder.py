@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store.atomic import append_durably, replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.errors import RunError
-from hkd_hpc.stop import interrupts_held
+from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.stop import interrupts_held
 from hkd_hpc.store.atomic import replace_file
 from hkd_hpc.store.checksum import CHECKSUM_BYTES, FIRST_BYTES, GrowingChecksum, fixed_sha256, rows_added, rows_sha256
 from hkd_hpc.store.head import Column, Head, address_of, aligned, describe, make_head, table_of

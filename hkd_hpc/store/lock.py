@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 LOCK_NAME = "run.lock"
 POLL_S = 0.1

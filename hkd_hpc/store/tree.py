@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.store.atomic import replace_file
 from hkd_hpc.store.checksum import CHECKSUM_BYTES, FIRST_BYTES, GrowingChecksum, Snapshot
 

@@ -16,7 +16,7 @@ from hkd_hpc.comm.cores import (
     parse_cpulist,
 )
 from hkd_hpc.comm.devices import choose_backend, describe, pick_device, require_devices, sharers
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 A, B, C = ("n0", "GPU-a"), ("n0", "GPU-b"), ("n1", "GPU-c")
 CPU = ("n0", None)

@@ -17,7 +17,7 @@ from comm_contract import sum_
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control import rendezvous
 from hkd_hpc.comm.control.diagnostics import RankState, summary
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from tools.forked_ranks import end_when_last, run_ranks
 
 

@@ -17,7 +17,7 @@ from hkd_hpc.comm.control.rendezvous import Address, Member, accept_all, derived
 from hkd_hpc.comm.control.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.interfaces import check_interfaces
 from hkd_hpc.comm.launchers import MOST_RANKS, Hint
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from tools.forked_ranks import held_port, run_rank_values, run_ranks
 
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hkd_hpc.comm.launchers import Hint, check_world, outside_of_jobs, read_hint, without_mpi
-from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.rank import guess_rank
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rank import guess_rank
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",

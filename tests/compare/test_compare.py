@@ -12,10 +12,10 @@ import toy
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, document, estimate
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.compare import main, runs, tables, tuning
 from hkd_hpc.compare.spec import Spec, Tuning, read_spec
 from hkd_hpc.config import resolve
-from hkd_hpc.errors import UsageError
 from hkd_hpc.store.tree import load_tree, save_tree
 
 NAN = float("nan")

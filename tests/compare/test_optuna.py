@@ -9,7 +9,8 @@ import numpy as np
 import optuna
 import pytest
 
-from hkd_hpc import rng, schemes
+from hkd_hpc import schemes
+from hkd_hpc.common import rng
 from hkd_hpc.compare import main, runs, tuning, waves
 from hkd_hpc.compare.spec import Spec, Tuning
 from hkd_hpc.jobs.files import read_trials, write_trials

@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from hkd_hpc import config, schemes
+from hkd_hpc.common.errors import LocalUsageError, UsageError
+from hkd_hpc.common.settings import check, nearest, setting
 from hkd_hpc.config import presets
 from hkd_hpc.config.words import words_of
-from hkd_hpc.errors import LocalUsageError, UsageError
 from hkd_hpc.models.settings import ModelSettings
 from hkd_hpc.runtime import versions
-from hkd_hpc.settings import check, nearest, setting
 
 FIELDS = {
     f"{section}.{field.name}": field
@@ -356,7 +356,7 @@ def test_a_scheme_of_ones_own_brings_its_settings(tmp_path, monkeypatch, first_l
     (tmp_path / "toy_own_scheme.py").write_text(
         f"{first_line}\nfrom dataclasses import dataclass\n"
         "from hkd_hpc.schemes.base import Scheme, SchemeSettings\n"
-        "from hkd_hpc.settings import setting\n@dataclass(frozen=True)\nclass Own(SchemeSettings):\n"
+        "from hkd_hpc.common.settings import setting\n@dataclass(frozen=True)\nclass Own(SchemeSettings):\n"
         "    mu: float = setting(0.5, 'strength', low=0, high=1)\n"
         "    rank: int | None = setting(None, 'rank', low=1)\n"
         "class Mine(Scheme):\n    Settings = Own\n"
@@ -569,7 +569,7 @@ def test_settings_cost_no_import_of_torch(program):
 
 def test_lazy_module_imports_on_first_use():
     program = (
-        "import sys; from hkd_hpc.lazy import F, torch; assert 'torch' not in sys.modules; "
+        "import sys; from hkd_hpc.common.lazy import F, torch; assert 'torch' not in sys.modules; "
         "print(torch.zeros(2).tolist(), F.softmax(torch.zeros(2), dim=0).tolist(), 'torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hkd_hpc import config
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import protection
 from hkd_hpc.config.effects import without_effect
-from hkd_hpc.errors import UsageError
 
 
 def resolved(*overrides: str) -> config.Config:

@@ -11,9 +11,9 @@ import zlib
 import numpy as np
 import pytest
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import folder, sources
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 
 
 def chunk(name: bytes, content: bytes) -> bytes:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import toy
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import checks, content, holdout, normalise, sources
 from hkd_hpc.data.registry import Sizes
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sizes import kind_of, sizes_of
-from hkd_hpc.errors import UsageError
 
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from hkd_hpc import config
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import sources
-from hkd_hpc.errors import UsageError
 
 FEATURES = {
     "image": {"_type": "Image"},

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from idx_files import FOLDERS, as_idx, parts, save_emnist, save_mnist
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import idx, sources
-from hkd_hpc.errors import UsageError
 
 
 @pytest.mark.parametrize("ending", [".gz", ""])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from leaf_folder import save_leaf
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import leaf, sources
 from hkd_hpc.data.settings import DataSettings
-from hkd_hpc.errors import UsageError
 
 DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
 

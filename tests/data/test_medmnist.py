@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import sources
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sizes import sizes_of
-from hkd_hpc.errors import UsageError
 
 
 def save(path: Path, shape: tuple[int, ...] = (28, 28), columns: int = 1) -> Path:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hkd_hpc import assemble, config
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rng import stream
 from hkd_hpc.data import public, sources
 from hkd_hpc.data.partition import (
     Labels,
@@ -21,8 +23,6 @@ from hkd_hpc.data.partition import (
     make_partition,
     stratified_sizes,
 )
-from hkd_hpc.errors import UsageError
-from hkd_hpc.rng import stream
 
 
 def balanced(images: int, classes: int) -> np.ndarray:

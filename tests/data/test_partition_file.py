@@ -13,9 +13,9 @@ import snippets
 import toy
 
 from hkd_hpc import config
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import assigned, partition_file, sources
 from hkd_hpc.data.partition import Partition
-from hkd_hpc.errors import UsageError
 
 LABELS = np.arange(90) % 3
 DATA = replace(sources.DataSet("file", 3, *(None,) * 4), y_train=LABELS, y_test=LABELS[:30])

@@ -20,9 +20,9 @@ import time
 import pytest
 from idx_files import save_mnist
 
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.data import prepare, sources
 from hkd_hpc.data.registry import SOURCES, Download
-from hkd_hpc.errors import RunError, UsageError
 
 FILES = {"toy-py/train": os.urandom(300_000), "toy-py/test": b"test" * 1000}
 CLIENT = """

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hkd_hpc import config
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import skew
 from hkd_hpc.data.partition import Labels, Rule, make_partition, pooled
-from hkd_hpc.errors import UsageError
 
 LABELS = np.arange(60) % 3
 IMAGES = {

@@ -14,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.data import checks, readers, share, sources
 from hkd_hpc.data.registry import OFFICIAL, SOURCES
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sizes import sizes_of
-from hkd_hpc.errors import RunError, UsageError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -245,7 +245,7 @@ def test_unknown_name():
 def test_checking_imports_nothing_heavy(tmp_path):
     code = (
         "import sys\nfrom hkd_hpc.data import sources, share, partition, prepare\n"
-        "from hkd_hpc.data.settings import DataSettings\nfrom hkd_hpc.errors import UsageError\n"
+        "from hkd_hpc.data.settings import DataSettings\nfrom hkd_hpc.common.errors import UsageError\n"
         f"try: sources.check_present(DataSettings('cifar10', {str(tmp_path)!r}))\n"
         "except UsageError: print('rejected')\n"
         "print([m for m in ('torch', 'mpi4py', 'scipy', 'h5py') if m in sys.modules])"
@@ -750,7 +750,7 @@ def test_an_old_copy_that_a_killed_job_left_is_removed(tmp_path, monkeypatch):
 def test_no_space_anywhere_leaves_nothing(tmp_path):
     code = (
         "import resource, signal, sys, tempfile\nfrom hkd_hpc.data import share, sources\n"
-        "from hkd_hpc.errors import RunError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from hkd_hpc.common.errors import RunError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "data = sources.load('fmnist', '', '')\nresource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
         "share._folders_with_space = lambda size: [sys.argv[1]]\n"
         "try: share.publish(data)\nexcept RunError as error: print(error)"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data import sources
-from hkd_hpc.errors import UsageError
 
 IDS = [f"n{number:08d}" for number in range(200)]
 

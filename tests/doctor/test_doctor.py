@@ -20,9 +20,9 @@ import pytest
 import toy
 from comm_launch import environment, mpirun_path, ours
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.doctor import collectives, files
 from hkd_hpc.doctor.__main__ import main, parse
-from hkd_hpc.errors import UsageError
 from tools.forked_ranks import end_when_last, run_ranks, watch_ranks
 
 SECTIONS = ["launch", "transport", "placement", "packages", "clocks", "batch", "files", "collectives"]

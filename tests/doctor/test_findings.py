@@ -11,10 +11,10 @@ import pytest
 
 from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.launchers import SplitWorld
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import resolve
 from hkd_hpc.doctor import batch, clocks, collectives, examine, files, launch, output, packages, placement, transport
 from hkd_hpc.doctor.findings import Kind, Section, exit_code, worst
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import hkd_hpc
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, Series, csv_of, draw, plotly_of, write_figures
 from hkd_hpc.figures.look import MOST_TOLD_APART, look, looks, looks_of
 

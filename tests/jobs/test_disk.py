@@ -14,6 +14,7 @@ from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.files import JOB_LOCK, STATUS_BYTES, Status
 from hkd_hpc.jobs.logs import error_in
 from hkd_hpc.jobs.pool import Pool
+from hkd_hpc.results.models import read_model
 from hkd_hpc.store.folder import FINAL_PARTS, RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree
@@ -52,8 +53,8 @@ def test_a_finished_trial_keeps_its_final_weights_unless_asked(data, tmp_path):
     sizes = [folder.checkpoint_path(2).stat().st_size for folder in (before, after)]
     assert sizes[0] > 7 * 375_000
     assert 375_000 < sizes[1] < 500_000
-    assert {name: array.tobytes() for name, array in export.read_model(before.path, None).items()} == {
-        name: array.tobytes() for name, array in export.read_model(after.path, None).items()
+    assert {name: array.tobytes() for name, array in read_model(before.path, None).items()} == {
+        name: array.tobytes() for name, array in read_model(after.path, None).items()
     }
     [output] = toy.train_ok(1, "--resume", "--out", after.path, *trial.arguments())
     assert "already complete" in output

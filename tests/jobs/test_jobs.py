@@ -15,7 +15,8 @@ import pytest
 import slurm_cluster
 import toy
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import STOPPED
 from hkd_hpc.jobs import executors, task, watch
 from hkd_hpc.jobs import slurm as slurm_jobs
 from hkd_hpc.jobs.__main__ import main
@@ -27,7 +28,6 @@ from hkd_hpc.jobs.pool import Pool
 from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.study import resubmit, wait_or_cancel
 from hkd_hpc.jobs.task import Task, begin
-from hkd_hpc.stop import STOPPED
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from jobs import Study, Sweep, launch

@@ -10,7 +10,7 @@ import pytest
 import slurm_cluster
 import toy
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.jobs.__main__ import main, parse
 from hkd_hpc.jobs.files import read_launches
 from hkd_hpc.jobs.launcher import options_at

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import toy
 
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import collect
 from hkd_hpc.config.effects import without_effect
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import results
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.checks import check

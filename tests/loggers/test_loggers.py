@@ -9,12 +9,12 @@ import resource
 import pytest
 
 from hkd_hpc import export, loggers
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.stop import FROM_OUTSIDE
 from hkd_hpc.loggers.base import Logger, numbers_of
 from hkd_hpc.loggers.files import CsvLogger, JsonLinesLogger
 from hkd_hpc.loggers.guarded import Loggers
 from hkd_hpc.loggers.tensorboard import TensorBoardLogger
-from hkd_hpc.stop import FROM_OUTSIDE
 from tools.synthetic_runs import write_run
 
 NAN = float("nan")

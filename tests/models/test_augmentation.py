@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 from hkd_hpc.models.augmentation import NAMES, Augmentation, augmentation
 
 IMAGE = torch.tensor([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]], dtype=torch.uint8)

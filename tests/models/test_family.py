@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models import networks
 from hkd_hpc.models.family import Family, member, members
 from hkd_hpc.models.flat import FlatModel

@@ -11,7 +11,7 @@ from torch import nn
 
 from hkd_hpc import assemble, config, payload
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.server import Images, Server
 from hkd_hpc.store.digest import weights_sha256

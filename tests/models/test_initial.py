@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision import models
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models import initial, networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.settings import ModelSettings

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import normalise

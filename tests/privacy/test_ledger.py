@@ -15,7 +15,7 @@ import toy
 
 import hkd_hpc
 from hkd_hpc import config
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.privacy.accounting import epsilon
 from hkd_hpc.privacy.ledger import Ledger, Terms, bound_text, epsilon_text, ledger_of, rounded_up
 from hkd_hpc.privacy.releases import KINDS

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from hkd_hpc import config
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.privacy.settings import PrivacySettings
 
 

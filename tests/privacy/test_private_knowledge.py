@@ -15,9 +15,10 @@ import torch
 import toy
 from federation import Federation, Round, save_images
 
-from hkd_hpc import payload, rng
+from hkd_hpc import payload
 from hkd_hpc.aggregate import combine_by_class
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models import evaluate
 
 pytestmark = pytest.mark.kernels

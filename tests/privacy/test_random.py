@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hkd_hpc import rng
 from hkd_hpc.client import Client
+from hkd_hpc.common import rng
 from hkd_hpc.privacy import random
 from hkd_hpc.schemes.knowledge import noisy
 

@@ -11,9 +11,10 @@ import torch
 import toy
 from federation import Federation, save_images
 
-from hkd_hpc import config, quarantine, rng
+from hkd_hpc import config, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.privacy.releases import weights_mu
 from hkd_hpc.privacy.settings import PrivacySettings

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import toy
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.report import follow as follow_module
 from hkd_hpc.report.__main__ import main
 from hkd_hpc.report.follow import follow, look_at, looks, picture, sparkline, warnings_in

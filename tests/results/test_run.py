@@ -12,7 +12,7 @@ import pytest
 
 import hkd_hpc
 from hkd_hpc import config, results
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import LAYOUT

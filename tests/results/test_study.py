@@ -8,7 +8,7 @@ import pytest
 
 import hkd_hpc
 from hkd_hpc import config, results
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import save_tree
 

@@ -9,8 +9,8 @@ import pytest
 import toy
 
 from hkd_hpc import check, config
+from hkd_hpc.commands.data import main as data_command
 from hkd_hpc.config import identity
-from hkd_hpc.data_command import main as data_command
 from hkd_hpc.results import load
 from hkd_hpc.store.folder import RunFolder
 

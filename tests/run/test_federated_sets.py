@@ -8,7 +8,7 @@ import pytest
 import toy
 from leaf_folder import femnist, save_leaf
 
-from hkd_hpc.data_command import main
+from hkd_hpc.commands.data import main
 
 SETTINGS = ("data.name=leaf", "data.partition=natural", "data.client_rotation=20", "data.client_noise=.1")
 

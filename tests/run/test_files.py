@@ -439,7 +439,7 @@ def own(tmp_path, monkeypatch):
 def own_net(folder):
     import own_model
 
-    from hkd_hpc.rng import torch_seed
+    from hkd_hpc.common.rng import torch_seed
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(0, "initial weights"))

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from hkd_hpc import config, resume, schemes, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import LAUNCHERS, RANKS, outside_of_jobs, read_hint, without_mpi
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rank import RANK_NAMES, guess_rank
 from hkd_hpc.config import command_line, presets
 from hkd_hpc.data import sources
-from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.rank import RANK_NAMES, guess_rank
 from hkd_hpc.store.folder import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import toy
 
 from hkd_hpc import config
 from hkd_hpc.config import identity
-from hkd_hpc.export import export_model
+from hkd_hpc.export.models import export_model
 from hkd_hpc.results import load
 from hkd_hpc.store.folder import RunFolder
 

@@ -19,11 +19,11 @@ import toy
 from hkd_hpc import config, train
 from hkd_hpc.comm.control.rendezvous import derived_address
 from hkd_hpc.comm.launchers import Hint, read_hint
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rank import guess_rank
 from hkd_hpc.config import command_line
 from hkd_hpc.config.effects import without_effect
 from hkd_hpc.data import checks, sources
-from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.rank import guess_rank
 
 # ---- settings and files of settings
 
@@ -386,9 +386,9 @@ def test_settings_of_a_preset_are_not_blamed_on_anybody(tmp_path):
 OWN = """
 import torch
 from dataclasses import dataclass
-from hkd_hpc.lazy import F
+from hkd_hpc.common.lazy import F
 from hkd_hpc.schemes.base import About, Scheme, SchemeSettings
-from hkd_hpc.settings import setting
+from hkd_hpc.common.settings import setting
 
 class VectorLoss(Scheme):
     def loss(self, client, batch):
@@ -532,7 +532,7 @@ MISTAKES = {
     "NoWarning": (1, "what warning() returns must be text that a file can hold, not None"),
     "OddWarning": (1, "what warning() returns must be text that a file can hold, not '\\udcff'"),
     "NanDefault": (2, "scheme.tau=nan: not allowed; scheme.tau must be a number"),
-    "PlainField": (2, "Settings.tau: float is no setting; it must be made with hkd_hpc.settings.setting"),
+    "PlainField": (2, "Settings.tau: float is no setting; it must be made with hkd_hpc.common.settings.setting"),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import toy
 
 from hkd_hpc import train
-from hkd_hpc.stop import STOPPED
+from hkd_hpc.common.stop import STOPPED
 
 
 @pytest.fixture(scope="module")

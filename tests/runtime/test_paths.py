@@ -11,10 +11,10 @@ import pytest
 import toy
 
 from hkd_hpc import check, compare, config
+from hkd_hpc.commands.data import main as data_main
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import command_line
-from hkd_hpc.data_command import main as data_main
 from hkd_hpc.doctor.__main__ import parse as parse_doctor
-from hkd_hpc.errors import UsageError
 from hkd_hpc.export import main as export_main
 from hkd_hpc.jobs import launcher, load_study
 from hkd_hpc.jobs.__main__ import main as jobs_main

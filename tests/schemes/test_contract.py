@@ -10,7 +10,8 @@ import torch
 import toy
 from federation import OFF, Federation, same_model, save_images, settings
 
-from hkd_hpc import config, rng, schemes
+from hkd_hpc import config, schemes
+from hkd_hpc.common import rng
 from hkd_hpc.models import evaluate
 from hkd_hpc.models.augmentation import augmentation
 from hkd_hpc.models.images import normalise

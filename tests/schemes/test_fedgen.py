@@ -13,9 +13,9 @@ from federation import Federation, save_images
 from torch import nn
 from torch.nn import functional as F
 
-from hkd_hpc import rng
 from hkd_hpc.client import Batch
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes import fedgen
 from hkd_hpc.schemes.base import RunInfo, SchemeServer

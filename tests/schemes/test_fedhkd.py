@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from hkd_hpc import rng, schemes
+from hkd_hpc import schemes
 from hkd_hpc.client import Batch
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeServer

@@ -13,9 +13,9 @@ import toy
 from federation import Federation, save_images, settings
 from torch import nn
 
-from hkd_hpc import rng
 from hkd_hpc.client import Batch
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common import rng
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.images import normalise
 from hkd_hpc.models.networks import Net
 from hkd_hpc.schemes.fedmd import FedMDSettings, running_statistics_kept

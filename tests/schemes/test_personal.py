@@ -10,7 +10,7 @@ from federation import Federation, same_model, save_images
 
 from hkd_hpc import assemble
 from hkd_hpc.client import OWN_MODEL, OWN_WEIGHTS
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.models import evaluate
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Phase, Scheme

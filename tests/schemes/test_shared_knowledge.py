@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hkd_hpc import payload
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeSettings
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings

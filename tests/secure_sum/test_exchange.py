@@ -11,8 +11,8 @@ import torch
 import toy
 
 from hkd_hpc.comm import World
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.config import resolve
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.protection.masking import require_enough_clients
 from hkd_hpc.secure_sum.exchange import SecureSum
 from tools.forked_ranks import run_rank_values, run_ranks

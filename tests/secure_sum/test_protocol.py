@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cryptography.exceptions import InvalidTag
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.secure_sum import stream
 from hkd_hpc.secure_sum.keys import KEY_BYTES, KeyPair, seal, unseal
 from hkd_hpc.secure_sum.protocol import Party, Roster, fingerprint, masks_left, masks_of, rebuilt

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.store import tree
 from hkd_hpc.store.checksum import FIRST_BYTES, GrowingChecksum
 from hkd_hpc.store.growing import MIN_CAPACITY, GrowingTree
@@ -338,7 +338,7 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.tree import load_tree
 from test_growing import assert_rows, save

@@ -13,10 +13,10 @@ import torch
 from hkd_hpc import config
 from hkd_hpc.analysis import metrics
 from hkd_hpc.assemble import NOWHERE
-from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.console import messages
 from hkd_hpc.quarantine import INVALID_WEIGHTS, OK, TOO_FEW_IMAGES
 from hkd_hpc.server import Images, RoundResult, Server
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import NAN, History, client_column
 from hkd_hpc.store.tree import load_tree, save_tree

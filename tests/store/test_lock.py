@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import toy
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store import lock
 from hkd_hpc.store.lock import LockContent, RunLock, _own_content, _pid_space, is_held
 
@@ -283,7 +283,7 @@ def test_five_contenders_are_inside_one_at_a_time_even_when_they_die_there(tmp_p
 
 TAKER = """
 import os, sys, time
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store.lock import RunLock
 print("ready", flush=True)
 sys.stdin.readline()

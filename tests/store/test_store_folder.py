@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store.folder import RunFolder, joined
 from hkd_hpc.store.tree import load_tree, open_tree, save_tree
 

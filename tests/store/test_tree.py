@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.store import atomic
 from hkd_hpc.store.tree import (
     BadFile,

@@ -214,7 +214,7 @@ def check_wire_bytes(comm) -> None:
 
 def rejects(action, part: str) -> str:
     """The text of the RunError that `action` must raise."""
-    from hkd_hpc.errors import RunError
+    from hkd_hpc.common.errors import RunError
 
     try:
         action()

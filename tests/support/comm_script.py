@@ -12,7 +12,7 @@ import sys
 import time
 
 from hkd_hpc.comm import World
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 
 VICTIM = 2
 

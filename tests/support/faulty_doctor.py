@@ -13,10 +13,10 @@ import sys
 import time
 
 from hkd_hpc.comm.transports.mpi import MpiComm
+from hkd_hpc.common.rank import guess_rank
 from hkd_hpc.doctor import collectives, files
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.runtime import versions
-from hkd_hpc.runtime.rank import guess_rank
 
 
 def make_small() -> None:

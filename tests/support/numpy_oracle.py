@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 
 SEED, EPOCHS, BATCH, LR = 0, 3, 8, 0.01
 CLASSES, LATENT = 4, 5

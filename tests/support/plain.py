@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 
 TOLERANCE = 1e-10  # of a weight after a few steps of Adam at 1e-3, both sides in float64
 

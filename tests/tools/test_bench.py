@@ -13,8 +13,8 @@ import pytest
 from hkd_hpc import config, schemes
 from hkd_hpc.models import networks
 from hkd_hpc.models.flat import FlatModel
-from tools import bench_metrics
 from tools.bench import client_round, processes, scaling, suite, table
+from tools.bench import metrics as bench_metrics
 from tools.bench.table import Line
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools import bench_gpu
-from tools.bench_gpu import QUICK, Bench
+from tools.bench import gpu as bench_gpu
+from tools.bench.gpu import QUICK, Bench
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hkd_hpc.comm import World
-from tools import bench_masks
+from tools.bench import masks as bench_masks
 from tools.bench.masked_exchange import MaskedExchange
 from tools.forked_ranks import run_rank_values
 

@@ -19,10 +19,10 @@ import toy
 from torch import nn
 
 from hkd_hpc.comm.control.watch import descendants
-from tools import bench_peers
+from tools.bench import peers as bench_peers
 from tools.bench import processes
+from tools.bench.peers import BARE, OURS, PLAIN, QUICK, Measurement, Peer
 from tools.bench.processes import BenchError
-from tools.bench_peers import BARE, OURS, PLAIN, QUICK, Measurement, Peer
 from tools.peers import workload
 
 pytestmark = pytest.mark.slow
@@ -245,7 +245,7 @@ def test_turns_of_nothing_are_exit_code_2(capsys):
 
 
 def test_quick_run_of_ours_beside_the_bare_loop():
-    command = [sys.executable, "-m", "tools.bench_peers", "--quick", "--no-peers", "--jobs", "S"]
+    command = [sys.executable, "-m", "tools.bench.peers", "--quick", "--no-peers", "--jobs", "S"]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools import bench_report
+from tools.bench import report as bench_report
 
 
 def test_two_runs_are_made_and_measured(capsys):

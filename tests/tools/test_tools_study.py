@@ -13,10 +13,10 @@ import pytest
 
 from hkd_hpc import compare
 from hkd_hpc.analysis.statistics import seeds_to_see, verdicts
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.compare import read_spec
 from hkd_hpc.compare.runs import config_of, paper_run
 from hkd_hpc.config import is_location
-from hkd_hpc.errors import RunError, UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.results.differences import differences
 from tools.study import answers, coverage, page, records, rerun, seconds, sections, tables

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from hkd_hpc import assemble, load, payload
 from hkd_hpc.client import OWN_MODEL, Client
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.rank_run import RankRun
 from hkd_hpc.results.models import newest_checkpoint
 from hkd_hpc.training import ClientRound

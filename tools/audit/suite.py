@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hkd_hpc.command import Parser, exit_code, program_of, tell
+from hkd_hpc.common.command import Parser, exit_code, program_of, tell
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
-from hkd_hpc.settings import first_paragraph
 
 from . import membership
 from .bound import Bound, lower_bound

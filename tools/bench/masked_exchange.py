@@ -1,4 +1,4 @@
-"""The rows of tools.bench_masks, run on every rank: `mpirun -n RANKS python -m tools.bench.masked_exchange FLOATS
+"""The rows of tools.bench.masks, run on every rank: `mpirun -n RANKS python -m tools.bench.masked_exchange FLOATS
 REPEATS`. Prints one JSON object: seconds of the slowest rank by step and repeat.
 """
 

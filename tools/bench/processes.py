@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hkd_hpc.lazy import torch_environment
+from hkd_hpc.common.lazy import torch_environment
 
 LIMIT_S = 300.0  # for one MPI job; what takes longer hangs
 

@@ -27,11 +27,11 @@ from pathlib import Path
 from statistics import median
 
 from hkd_hpc import schemes
-from hkd_hpc.command import Parser, exit_code, program_of, tell
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.command import Parser, exit_code, program_of, tell
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.schemes.base import Scheme
-from hkd_hpc.settings import first_paragraph
 
 from . import scaling
 from .processes import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi

@@ -33,7 +33,7 @@ def write_in_place(rank: int) -> None:
 
 def draw_by_rank(rank: int) -> None:
     """The order of a client's batches depends on the rank where it lives."""
-    from hkd_hpc import rng
+    from hkd_hpc.common import rng
 
     def derive(original: Callable, seed: int, purpose: str, *rest: int) -> object:
         return original(seed + rank * (purpose == "batches"), purpose, *rest)

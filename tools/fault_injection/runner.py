@@ -32,8 +32,8 @@ from pathlib import Path
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
-from hkd_hpc.command import Parser, exit_code, program_of
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.command import Parser, exit_code, program_of
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.runtime.machine import header
 
 from ..forked_ranks import watch_ranks

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hkd_hpc import rng, schemes
+from hkd_hpc import schemes
 from hkd_hpc.cohort import draw_cohort
+from hkd_hpc.common import rng
 
 from .faults import CLIENT_PHASES, FILE_KINDS, KINDS, NAN, SERVER_PHASES, START_PHASES, Fault
 

@@ -1,1 +1,1 @@
-"""Workloads J and S in other systems, for tools.bench_peers; each script runs in its system's environment."""
+"""Workloads J and S in other systems, for tools.bench.peers; each script runs in its system's environment."""

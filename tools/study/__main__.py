@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from hkd_hpc.command import Parser, exit_code
-from hkd_hpc.errors import RunError
+from hkd_hpc.common.command import Parser, exit_code
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.runtime.paths import path_argument
 
 from ..bench.processes import BenchError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hkd_hpc.analysis.tables import Table
-from hkd_hpc.bundled import PACKAGE
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.commands.bundled import PACKAGE
+from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text
 
 from . import drawings, seconds, sections

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.metrics import NAN, summarise
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import is_location
 from hkd_hpc.console import messages
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Study, load_study
 from hkd_hpc.report.trials import order_of
 from hkd_hpc.results import Run

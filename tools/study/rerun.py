@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hkd_hpc.command import WRONG_INPUT
+from hkd_hpc.common.command import WRONG_INPUT
+from hkd_hpc.common.errors import RunError, UsageError, obtainable
 from hkd_hpc.config import is_location, split_override
-from hkd_hpc.errors import RunError, UsageError, obtainable
 from hkd_hpc.results import Run
 from hkd_hpc.results.differences import GOALS
 from hkd_hpc.runtime.machine import KERNELS, computed_as, cpu_kind, narrowing

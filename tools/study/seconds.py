@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from hkd_hpc.analysis.tables import Table
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.revision import package_sha256, revision
 from hkd_hpc.store.atomic import replace_text

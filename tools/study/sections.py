@@ -11,7 +11,7 @@ from hkd_hpc import compare, schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.metrics import NAN
 from hkd_hpc.analysis.tables import NOTHING, Cell, Difference, Estimate, Table, estimate
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.figures import Lines
 from hkd_hpc.results.differences import GOALS, differences, method_text
 from hkd_hpc.runtime.machine import computed_as

@@ -13,9 +13,9 @@ import numpy as np
 
 from hkd_hpc import compare, schemes
 from hkd_hpc.analysis.metrics import NAN
-from hkd_hpc.bundled import PACKAGE
+from hkd_hpc.commands.bundled import PACKAGE
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config, as_values, is_location, resolve, split_override
-from hkd_hpc.errors import UsageError
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.runtime.machine import computed_as
 

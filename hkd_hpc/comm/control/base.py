@@ -26,8 +26,8 @@ from hkd_hpc.comm.control.link import Link
 from hkd_hpc.comm.control.rendezvous import Member
 from hkd_hpc.comm.control.watch import launcher_alive, write_stderr
 from hkd_hpc.comm.control.wire import Message
-from hkd_hpc.errors import RunError
-from hkd_hpc.stop import Terminated
+from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.stop import Terminated
 
 POLL_S = 0.25
 LONGEST_TURN_S = 5.0

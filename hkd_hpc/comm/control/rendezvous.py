@@ -19,7 +19,7 @@ from hkd_hpc.comm.control.watch import Problem, no_problem
 from hkd_hpc.comm.control.wire import Message, Unpacker, pack
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint
-from hkd_hpc.errors import RunError, UsageError
+from hkd_hpc.common.errors import RunError, UsageError
 
 POLL_S = 0.25  # how often a wait looks whether the guard sees a problem
 HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hkd_hpc.comm.transports.base import Comm, ControlPlane, HostStaging, RankInfo
-from hkd_hpc.errors import LinkError, UsageError
+from hkd_hpc.common.errors import LinkError, UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, interface_of, own_address_towards
 from hkd_hpc.comm.transports.base import Comm, ControlPlane, HostStaging, RankInfo
-from hkd_hpc.errors import LinkError
+from hkd_hpc.common.errors import LinkError
 
 OPEN_S = 60.0  # many ranks that share few cores need seconds to connect
 EXTRA_S = 60  # torch's own time-outs strike later than the control plane's, which knows more

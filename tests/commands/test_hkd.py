@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import toy
 
-from hkd_hpc import bundled, check, cli, compare, export
-from hkd_hpc import data_command as data
-from hkd_hpc.errors import UsageError
+from hkd_hpc import check, compare, export
+from hkd_hpc.commands import bundled, data
+from hkd_hpc.commands import hkd as cli
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.jobs import __main__ as jobs
 from hkd_hpc.report import __main__ as report
 from tools.forked_ranks import run_ranks
@@ -54,7 +55,11 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
 @pytest.mark.parametrize(
     "main, arguments, told",
     [
-        (bundled.main, ["slurm"], "the following arguments are required: what; python -m hkd_hpc.bundled slurm"),
+        (
+            bundled.main,
+            ["slurm"],
+            "the following arguments are required: what; python -m hkd_hpc.commands.bundled slurm",
+        ),
         (check.main, [], "the following arguments are required: run; python -m hkd_hpc.check"),
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
         (data.main, ["prepare"], "the following arguments are required: NAME; python -m hkd_hpc.data"),
@@ -120,7 +125,7 @@ def ctrl_c(tmp_path_factory):
     [
         ("hkd_hpc train", "numpy"),
         ("hkd_hpc check", "numpy"),
-        ("hkd_hpc", "hkd_hpc.cli"),
+        ("hkd_hpc", "hkd_hpc.commands.hkd"),
         ("hkd_hpc.train", "hkd_hpc.comm"),
         ("hkd_hpc.check", "numpy"),
         ("hkd_hpc.export", "numpy"),
@@ -129,7 +134,7 @@ def ctrl_c(tmp_path_factory):
         ("hkd_hpc.doctor", "hkd_hpc.doctor"),
         ("hkd_hpc.doctor", "hkd_hpc.comm"),
         ("hkd_hpc.report", "numpy"),
-        ("hkd_hpc.bundled", "hkd_hpc.settings"),
+        ("hkd_hpc.commands.bundled", "hkd_hpc.common.settings"),
         ("hkd_hpc.data", "hkd_hpc.data.registry"),
         ("hkd_hpc.tools.bench", "hkd_hpc.tools"),
         ("hkd_hpc.tools.fault_injection", "hkd_hpc.tools"),
@@ -213,7 +218,9 @@ def test_help_of_a_command_says_how_it_was_started(words):
 
 
 def test_help_imports_neither_torch_nor_mpi():
-    code = "import sys; from hkd_hpc import cli; cli.main([]); print({'torch', 'mpi4py.MPI'} & set(sys.modules))"
+    code = (
+        "import sys; from hkd_hpc.commands.hkd import main; main([]); print({'torch', 'mpi4py.MPI'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=toy.PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
 

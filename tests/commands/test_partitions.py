@@ -9,7 +9,7 @@ import pytest
 import toy
 
 from hkd_hpc.analysis.distances import total_variation_M
-from hkd_hpc.data_command import main
+from hkd_hpc.commands.data import main
 
 
 @pytest.fixture(scope="module")

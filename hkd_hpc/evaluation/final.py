@@ -13,15 +13,15 @@ import torch
 from hkd_hpc.analysis.metrics import SUMMARISED, summarise
 from hkd_hpc.analysis.milestones import TARGETS, reached
 from hkd_hpc.averaging import with_statistics_of_all
-from hkd_hpc.by_architecture import Table, by_architecture
-from hkd_hpc.checkpoint import RoundState
+from hkd_hpc.common.errors import RunError
 from hkd_hpc.console import messages
-from hkd_hpc.errors import RunError
+from hkd_hpc.evaluation.by_architecture import Table, by_architecture
 from hkd_hpc.models.evaluate import Tested
 from hkd_hpc.quarantine import INVALID_TEST, NONFINITE, STATUS
 from hkd_hpc.rank_run import RankRun
 from hkd_hpc.rounds import in_client_order
 from hkd_hpc.server import Server
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.store.tree import Leaf
 from hkd_hpc.worker import counter_size, unpack_counters
 

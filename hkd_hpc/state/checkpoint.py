@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload
-from hkd_hpc.client_state import States
 from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.state.client_state import States
 
 
 @dataclass(frozen=True)

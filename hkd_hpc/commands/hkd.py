@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from hkd_hpc.command import exit_code, started_by
-from hkd_hpc.errors import UsageError
-from hkd_hpc.runtime.rank import guess_rank
+from hkd_hpc.common.command import exit_code, started_by
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.rank import guess_rank
 
 
 class Command(NamedTuple):
@@ -23,6 +23,7 @@ class Command(NamedTuple):
     first: tuple[str, ...] = ()
 
 
+BUNDLED = "hkd_hpc.commands.bundled"
 COMMANDS = {
     "train": Command("hkd_hpc.train", "one run; `mpirun -n 11 hkd train` for 11 ranks"),
     "data": Command(
@@ -34,10 +35,12 @@ COMMANDS = {
     "report": Command("hkd_hpc.report", "runs or studies as one HTML page: tables, figures, what happened"),
     "export": Command("hkd_hpc.export", "a trained model as .pt or .safetensors; rounds as CSV, for TensorBoard"),
     "doctor": Command("hkd_hpc.doctor", "is this machine fit for a run? `mpirun -n 11 hkd doctor`, under a minute"),
-    "slurm": Command("hkd_hpc.bundled", "sbatch scripts and site files: copy DIR, list", ("slurm",)),
-    "specs": Command("hkd_hpc.bundled", "specs for sweep and compare: copy DIR, list", ("specs",)),
-    "examples": Command("hkd_hpc.bundled", "a scheme, a logger and data of one's own: copy DIR, list", ("examples",)),
-    "docs": Command("hkd_hpc.bundled", "the pages that messages name: copy DIR, list", ("docs",)),
+    "slurm": Command(BUNDLED, "sbatch scripts and site files: copy DIR, list", ("slurm",)),
+    "specs": Command(BUNDLED, "specs for sweep and compare: copy DIR, list", ("specs",)),
+    "examples": Command(
+        "hkd_hpc.commands.bundled", "a scheme, a logger and data of one's own: copy DIR, list", ("examples",)
+    ),
+    "docs": Command(BUNDLED, "the pages that messages name: copy DIR, list", ("docs",)),
     "bench": Command("hkd_hpc.tools.bench", "speed and memory against a plain PyTorch loop, 11 minutes"),
     "faults": Command("hkd_hpc.tools.fault_injection", "small jobs, broken on purpose, must survive: --minutes M"),
 }

@@ -16,16 +16,16 @@ import numpy as np
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.distances import total_variation_M
 from hkd_hpc.analysis.tables import aligned
-from hkd_hpc.command import Parser, program_of
+from hkd_hpc.common.command import Parser, program_of
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config
 from hkd_hpc.data import assigned, content, partition_file
 from hkd_hpc.data.partition import Partition
 from hkd_hpc.data.skew import FeatureSkew, skew_of
 from hkd_hpc.data.sources import DataSet
-from hkd_hpc.errors import UsageError
 from hkd_hpc.figures.catalogue import of_partition
 from hkd_hpc.figures.files import check_picture, write_picture
-from hkd_hpc.plan import SHOWN_CLASSES, class_lines, data_line, partition_text
+from hkd_hpc.overview.plan import SHOWN_CLASSES, class_lines, data_line, partition_text
 from hkd_hpc.runtime.paths import path_argument
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from hkd_hpc import sessions
 from hkd_hpc.comm.launchers import batch_job
+from hkd_hpc.state import sessions
 
 
 def text(*after_rounds: int) -> str:

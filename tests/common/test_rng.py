@@ -8,7 +8,7 @@ import random as python_random
 import numpy as np
 import torch
 
-from hkd_hpc import rng
+from hkd_hpc.common import rng
 
 
 def test_the_key_is_a_hash_of_the_name():

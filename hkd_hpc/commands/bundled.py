@@ -1,6 +1,6 @@
 """Files that come with the package, to read or to change: `hkd slurm copy DIR`, `hkd specs list`.
 
-    python -m hkd_hpc.bundled slurm|specs|examples|docs list|copy [DIR]
+    python -m hkd_hpc.commands.bundled slurm|specs|examples|docs list|copy [DIR]
 
 slurm: sbatch scripts with their README.md, and site files; specs: those of `hkd sweep launch` and `hkd compare`;
 examples: a scheme, a logger and data of one's own, a notebook; docs: the documentation's pages, with their tables.
@@ -16,12 +16,12 @@ from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
-from hkd_hpc.command import Parser, exit_code, program_of
-from hkd_hpc.errors import UsageError
+from hkd_hpc.common.command import Parser, exit_code, program_of
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.runtime.paths import path_argument
-from hkd_hpc.settings import first_paragraph
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 HOOKS = PACKAGE / "docs" / "hooks.py"  # makes the tables of the pages
 FOLDERS = {
     "slurm": ("slurm",),
@@ -68,7 +68,7 @@ def fill(pages: Iterable[Path]) -> None:
 
 def parse(arguments: list[str]) -> Namespace:
     """The options, `kind` among them. Raises UsageError; --help ends the process."""
-    parser = Parser(prog=program_of("hkd_hpc.bundled"), description=first_paragraph(__doc__))
+    parser = Parser(prog=program_of("hkd_hpc.commands.bundled"), description=first_paragraph(__doc__))
     parser.add_argument("kind", choices=FOLDERS, help="each has its --help")
     kind = parser.parse_args(arguments[:1]).kind
     parser = Parser(prog=f"{parser.prog} {kind}", description=first_paragraph(__doc__))

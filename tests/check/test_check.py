@@ -16,10 +16,13 @@ import pytest
 import toy
 
 from hkd_hpc import check
+from hkd_hpc.check.contents import rows_text
+from hkd_hpc.check.files import check_leftovers
 from hkd_hpc.config import as_values, from_json, resolve
 from hkd_hpc.config.words import as_text
 from hkd_hpc.jobs.files import write_trials
 from hkd_hpc.jobs.sweep import make_trial
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
 
@@ -302,7 +305,7 @@ def test_leftovers_and_locks_are_told(checked, run):
     (run / ".metrics.h5.123.tmp").touch()
     (run / "checkpoints/.round_0005.h5.123.tmp").touch()
     with RunLock(run):
-        held = check.check_leftovers(check.RunFolder(run))
+        held = check_leftovers(RunFolder(run))
         assert f"in use by another run: host {os.uname().nodename}, process {os.getpid()}" in str(next(held))
     (run / "run.lock").write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "me"}))
     os.utime(run / "run.lock", (1, 1))
@@ -363,7 +366,7 @@ def rewrite(path, key, edit):
 
 @pytest.mark.parametrize("count, told", [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
 def test_a_number_of_rows(count, told):
-    assert check.rows_text(count) == told
+    assert rows_text(count) == told
 
 
 # ---- repair

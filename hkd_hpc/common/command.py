@@ -17,8 +17,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TextIO
 
-from hkd_hpc.errors import RunError, UsageError
-from hkd_hpc.runtime.rank import guess_rank
+from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.rank import guess_rank
 
 Arguments = ParamSpec("Arguments")
 

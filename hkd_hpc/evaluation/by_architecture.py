@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hkd_hpc.checkpoint import RoundState
 from hkd_hpc.server import Server
+from hkd_hpc.state.checkpoint import RoundState
 
 Table = dict[str, np.ndarray]  # columns, a row for each architecture
 

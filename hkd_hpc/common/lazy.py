@@ -1,6 +1,6 @@
 """torch on first use: settings must be checkable before the seconds that its import takes on every rank.
 
-Modules that hold settings (the schemes) write `from hkd_hpc.lazy import torch`; everything else imports torch itself.
+Modules that hold settings (the schemes) write `from hkd_hpc.common.lazy import torch`; all others import torch itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import types
 from typing import TYPE_CHECKING
 
-from hkd_hpc.stop import interrupts_held
+from hkd_hpc.common.stop import interrupts_held
 
 __all__ = ["F", "LazyModule", "torch", "torch_environment"]
 

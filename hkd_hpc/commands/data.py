@@ -1,6 +1,6 @@
 """`python -m hkd_hpc.data prepare NAME --dir DIR`: get an official data set, for training never downloads.
 
-`show` and `partition` say which images each client would get, and are in hkd_hpc/partitions.py.
+`show` and `partition` say which images each client would get, and are in hkd_hpc/commands/partitions.py.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hkd_hpc.command import Parser, exit_code, program_of
+from hkd_hpc.common.command import Parser, exit_code, program_of
+from hkd_hpc.common.errors import UsageError
 from hkd_hpc.data.registry import BUNDLED, OFFICIAL, SOURCES
-from hkd_hpc.errors import UsageError
 from hkd_hpc.runtime.paths import expanded
 
 _USAGE = """PROG prepare NAME --dir DIR [--url BASE]
@@ -57,7 +57,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 def main(argv: list[str]) -> int:
     """Run the command line; 0 is done, 1 could not be got, 2 wrong usage, 130 Ctrl-C: nothing incomplete is left."""
     if argv and argv[0] in _OF_PARTITIONS:
-        from hkd_hpc import partitions  # with settings and figures: `prepare` needs the standard library only
+        from hkd_hpc.commands import partitions  # with settings and figures: `prepare` needs the standard library only
 
         return partitions.main(argv)
     _prepare(_parser().parse_args(argv))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hkd_hpc import config
-from hkd_hpc.progress import Progress, is_past, trained
+from hkd_hpc.overview.progress import Progress, is_past, trained
 
 RANK_OF = [1, 2, 1, 2, 1, 2]  # clients 0 2 4 on rank 1, 1 3 5 on rank 2
 SETTINGS = config.resolve(overrides=["fed.clients=6", "fed.rounds=9"])

@@ -1,0 +1,1 @@
+"""Commands of one file each, and `hkd`, which starts all commands."""

@@ -1,0 +1,1 @@
+"""What is measured once, with the final global model."""

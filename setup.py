@@ -30,6 +30,7 @@ setup(
             "specs/*.toml",
             *("slurm/*.sh", "slurm/*.md", "slurm/sites/*.toml"),
             *("docs/*.md", "docs/*.png", "docs/*.svg", "docs/hooks.py"),
+            *("docs/root/*.md", "docs/root/slurm/README.md"),
             *("examples/*.py", "examples/*.ipynb"),
         ],
         "hkd_hpc.data": ["fmnist.h5", "FASHION_MNIST_LICENSE.txt"],

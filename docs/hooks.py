@@ -26,20 +26,21 @@ from hkd_hpc.doctor import examine
 from hkd_hpc.figures import catalogue
 from hkd_hpc.store import layout
 
-ROOT = Path(__file__).resolve().parents[1]
+PAGES = Path(__file__).resolve().parent
+ROOT = PAGES / "root"  # links to files of the tree, which a wheel holds as copies
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
 TABLES = re.compile(r"<!-- (sections|schemes|presets|layout|figures|findings) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs with the text of each page; returns it with these lines replaced, and its links led to pages."""
+    """The text of a page with these lines replaced, and its links led to pages: for mkdocs, and `hkd docs copy`."""
     markdown = INCLUDE.sub(lambda match: included(match[1], match[2]), markdown)
     return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", with_tables(markdown))
 
 
 def with_tables(markdown: str) -> str:
-    """The text of a page with its tables, as `hkd docs copy` writes it too."""
+    """The text of a page with its tables."""
     return TABLES.sub(lambda match: MAKERS[match[1]](), markdown)
 
 
@@ -61,7 +62,7 @@ def page_of(target: str) -> str | None:
 @functools.cache
 def inclusions() -> list[tuple[str, str, str]]:
     """(file, anchor of the section or "" for the whole file, name of the page) of what docs/ includes."""
-    texts = {page.name: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
+    texts = {page.name: page.read_text(encoding="utf-8") for page in sorted(PAGES.glob("*.md"))}
     return [
         (file, heading.lower().replace(" ", "-"), page)
         for page, text in texts.items()

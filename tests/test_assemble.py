@@ -31,6 +31,9 @@ def on_rank_2(owner: str, name: str, change):
     return patch
 
 
+DATA = ("assembly.federation", "node_copy")  # where every rank gets its data
+
+
 def with_head(net, **options):
     net.classifier = torch.nn.Linear(8, 10, **options)
     return net
@@ -47,19 +50,25 @@ def with_fewer_counts(scheme):
 
 DIFFERENT = {
     "classes": (
-        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, classes=11)),
+        on_rank_2(*DATA, lambda data: dataclasses.replace(data, classes=11)),
         "data than rank 0 (classes is 11 on rank 2, 10 on rank 0)",
     ),
     "images": (
-        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])),
+        on_rank_2(
+            "assembly.federation", "node_copy", lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])
+        ),
         "data than rank 0 (x_train is (60, 1, 32, 32) uint8 on rank 2, (60, 3, 32, 32) uint8 on rank 0)",
     ),
     "labels": (
-        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32))),
+        on_rank_2(
+            "assembly.federation",
+            "node_copy",
+            lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32)),
+        ),
         "data than rank 0 (y_test is (20,) int32 on rank 2, (20,) int64 on rank 0)",
     ),
     "clients": (
-        on_rank_2("assemble", "node_copy", lambda data: dataclasses.replace(data, client_test=data.y_test)),
+        on_rank_2(*DATA, lambda data: dataclasses.replace(data, client_test=data.y_test)),
         "data than rank 0 (client_test is (20,) int64 on rank 2, absent on rank 0)",
     ),
     "dtype": (

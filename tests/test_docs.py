@@ -82,6 +82,8 @@ def test_all_that_the_map_of_the_tree_names_exists(page):
     names = re.findall(r"^    (\S+)  +\S", tree, re.MULTILINE)
     assert len(names) > 15
     assert [name for name in names if not (ROOT / name).exists()] == []
+    packages = {path.parent.name for path in (ROOT / "hkd_hpc").glob("*/__init__.py")}
+    assert [name for name in sorted(packages) if not re.search(rf"\b{name}/", tree)] == []
 
 
 def test_the_settings_page_names_every_setting_scheme_and_preset(hooks):

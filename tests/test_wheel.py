@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 BROUGHT = re.compile(r"\b(?:docs|slurm|examples)/[\w/]+\.\w+")  # files that `hkd docs|slurm|examples copy DIR` copies
 TINY = ("fed.clients=2", "fed.rounds=1", "train.epochs=1", "data.fraction=0.01", "run.device=cpu")
 COPIED = {"slurm": "doctor.sh", "docs": "data.md", "examples": "my_scheme.py", "specs": "table1.toml"}
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")  # to a file
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
 
 
@@ -142,6 +143,18 @@ def test_what_a_wheel_brings_is_copied(installed, tmp_path):
     code, text = installed("hkd", "compare", tmp_path / "specs/study_gradients.toml", "--root", tmp_path / "runs")
     assert (code, text.count("\n")) == (2, 1)  # no data.path: one line
     assert "data" in text
+
+
+def test_pages_that_a_wheel_copies_are_whole_and_lead_to_each_other(installed, tmp_path):
+    code, text = installed("hkd", "docs", "copy", tmp_path)
+    assert code == 0, text
+    pages = {page.name: page.read_text() for page in tmp_path.glob("*.md")}
+    assert "\n## Unreleased\n" in pages["changelog.md"]
+    assert "# What is defended, and what is not" in pages["security.md"]
+    assert "\n## Add your own scheme\n" in pages["extending.md"]
+    assert "sbatch" in pages["clusters.md"]
+    links = {(name, target) for name, text in pages.items() for target in LINK.findall(text)}
+    assert [link for link in sorted(links) if not (tmp_path / link[1]).is_file()] == []
 
 
 def test_tools_of_a_wheel_start(installed):

@@ -1,1 +1,1 @@
-"""Statistics over runs, and the tables that show them."""
+"""Numbers: the metrics of a round (metrics.py), statistics over seeds, and the tables that show them."""

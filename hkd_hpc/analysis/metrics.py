@@ -19,7 +19,7 @@ Attributes = dict[str, str]
 
 @dataclass(frozen=True)
 class SharedKnowledge:
-    """What the accepted clients of a round shared by class (shared_knowledge.py).
+    """What the accepted clients of a round shared by class (schemes/shared_knowledge.py).
 
     Attributes:
         classes: (accepted reports, classes) bool, whether it was shared; None where nothing is shared by class.
@@ -51,7 +51,8 @@ class RoundNumbers:
         wire_bytes: what the communicator moved in this round, by kind.
         seconds: of the round, by phase, on rank 0; "save" too.
         knowledge: that clients shared by class.
-        privacy_mu: what each sampled client released, (reports, kinds) by column (spending.py); empty without a ledger.
+        privacy_mu: what each sampled client released, (reports, kinds) by column (protection/spending.py); empty
+            without a ledger.
     """
 
     round: int

@@ -91,6 +91,8 @@ def make_comm(control: ControlPlane, plan: Plan, info: RankInfo, address: str, m
         return LocalComm(control, info)
     if plan.backend == "mpi" and mpi is not None:
         return MpiComm(mpi, control, info)
+    if plan.backend not in ("gloo", "nccl"):
+        raise ValueError(f"no communicator is made for {plan.backend}")
     from hkd_hpc.comm.transports.torch_dist import TorchComm, open_groups  # imports torch, see above
 
     check_interfaces(os.environ, plan.backend == "nccl")

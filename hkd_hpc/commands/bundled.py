@@ -22,7 +22,8 @@ from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.runtime.paths import path_argument
 
 PACKAGE = Path(__file__).parents[1]
-HOOKS = PACKAGE / "docs" / "hooks.py"  # makes the tables of the pages
+HOOKS = PACKAGE / "docs" / "hooks.py"  # makes the pages whole
+ROOT = PACKAGE / "docs" / "root"  # what they include
 FOLDERS = {
     "slurm": ("slurm",),
     "specs": ("jobs/specs", "specs"),
@@ -38,7 +39,7 @@ def files_of(kind: str) -> dict[str, Path]:
         path.relative_to(root).as_posix(): path
         for root in roots
         for path in sorted(root.rglob("*"))
-        if path.is_file() and path != HOOKS and "__pycache__" not in path.parts
+        if path.is_file() and path != HOOKS and ROOT not in path.parents and "__pycache__" not in path.parts
     }
 
 
@@ -60,10 +61,10 @@ def copy(kind: str, folder: Path) -> list[Path]:
 
 
 def fill(pages: Iterable[Path]) -> None:
-    """Put the tables, which are made of declarations, where the pages leave room for them."""
-    with_tables = runpy.run_path(str(HOOKS))["with_tables"]
+    """Put tables made of declarations, and texts from elsewhere, where the pages leave room for them."""
+    whole = runpy.run_path(str(HOOKS))["on_page_markdown"]
     for page in pages:
-        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(whole(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def parse(arguments: list[str]) -> Namespace:

@@ -17,7 +17,7 @@ def check_updates(config: Config) -> None:
 
 
 def update_holes(config: Config) -> list[str]:
-    """Each with what would mend it. What only the network itself tells: assemble.require_private_updates."""
+    """Each with what would mend it. What only the network itself tells: assembly.checks.require_private_updates."""
     fed, data, model = config.fed, config.data, config.model
     found = {
         "needs privacy.update_clip above 0, since no noise covers changes of any size": not config.privacy.update_clip,

@@ -1,1 +1,1 @@
-"""What people read: lines, tables, warnings, the plan of a dry run."""
+"""What people read: lines, tables, warnings, and where they go."""

@@ -219,7 +219,8 @@ def summary_essentials(history: History, summary: Mapping[str, Any], folder: Run
 
 def summary_lines(history: History, summary: Mapping[str, Any]) -> list[str]:
     """The accuracies of the rounds, each read in three ways; validation images only where there are any."""
-    heads = "".join(f"{SUMMARY_WAYS[kind]:>{width}s}" for kind, width in SUMMARY_WIDTHS.items())
+    names = SUMMARY_WAYS | {"mean_last_5": f"mean last {min(len(history), 5)}"}  # of fewer rounds fewer
+    heads = "".join(f"{names[kind]:>{width}s}" for kind, width in SUMMARY_WIDTHS.items())
     lines = [f"{'accuracy':44s}{heads}"]
     for metric in SUMMARISED:
         is_measured = not math.isnan(summary[f"{metric.name}_mean_last_5"]) or history.nonfinite(metric.name).any()

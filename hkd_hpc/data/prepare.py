@@ -146,7 +146,10 @@ def _fetch(download: Download, temporary: Path, say: Say) -> Path:
         except _BadDownload as error:
             problem = str(error)
         target.unlink(missing_ok=True)
-    raise RunError(f"{download.url}: {problem} ({_TRIES} tries); nothing was kept")
+    raise RunError(
+        f"{download.url}: {problem} ({_TRIES} tries); nothing was kept; without internet here, run it on a "
+        "login node, or name a mirror with --url BASE"
+    )
 
 
 def _stream(url: str, target: Path, say: Say) -> None:

@@ -1,1 +1,1 @@
-"""What is measured once, with the final global model."""
+"""What is measured once, after the last round, with the final global model. The test of each round is the server's."""

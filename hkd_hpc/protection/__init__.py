@@ -1,1 +1,1 @@
-"""What a run's protection asks of its rounds: what they spend of a privacy budget, and masks on its sums."""
+"""Privacy over a whole run: what its rounds spend of a budget, and masks on its sums. `privacy/` is one release."""

@@ -1,1 +1,1 @@
-"""Where a run happens: machine, versions, identity of code and data."""
+"""Where a run happens: machine, versions, identity of code and data; paths and code that a user gave."""

@@ -240,6 +240,7 @@ def test_scripts_and_specs_are_copied_and_never_overwritten(tmp_path, capsys):
     assert "| `/rounds/wall_s` |" in pages["files"]
     assert "| `fed.rounds` |" in pages["settings"]
     assert not [name for name, text in pages.items() if re.search(r"^<!-- \w+ -->$", text, re.MULTILINE)]
+    assert {path.parent for path in (tmp_path / "docs").rglob("*")} == {tmp_path / "docs"}
     assert bundled.main(["specs", "list"]) == 0
     assert all(Path(line).is_file() for line in capsys.readouterr().out.splitlines())
 

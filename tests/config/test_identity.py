@@ -303,16 +303,16 @@ def test_ranks_that_read_other_data_are_named(tmp_path, killed):
     other = with_other(tmp_path / "other.npz", killed[1], x_test=lambda x: 255 - x)
 
     def patch(rank):
-        from hkd_hpc import assemble
+        from hkd_hpc.assembly import federation
 
-        original = assemble.node_copy
+        original = federation.node_copy
 
         def node_copy(settings, comm):
             comm.hosts, comm.local_rank, comm.local_size = ["a", "b"], 0, 1
             where = DataSettings(name="file", path=str(other)) if rank else settings.data
             return original(dataclasses.replace(settings, data=where), comm)
 
-        assemble.node_copy = node_copy
+        federation.node_copy = node_copy
 
     results = toy.train(2, *toy.settings(killed[1], "scheme.name=fedavg"), "--out", tmp_path / "new", patch=patch)
     assert [result.exit_code for result in results] == [1, 1]

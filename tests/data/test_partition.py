@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hkd_hpc import assemble, config
+from hkd_hpc import config
+from hkd_hpc.assembly import federation
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.rng import stream
 from hkd_hpc.data import public, sources
@@ -229,7 +230,7 @@ def public_of(images: int, *overrides: str, needs_public: bool = False, **more) 
     labels = np.arange(images) % 2
     data = sources.DataSet("file", 2, *(None,) * 4, **more)
     data = replace(data, y_train=labels, y_test=labels)
-    return assemble.partition_of(config.resolve(overrides=overrides), data, needs_public)
+    return federation.partition_of(config.resolve(overrides=overrides), data, needs_public)
 
 
 @pytest.mark.parametrize(

@@ -187,15 +187,15 @@ def test_a_loader_that_draws_other_data_on_another_node(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def patch(rank):
-        from hkd_hpc import assemble
+        from hkd_hpc.assembly import federation
 
-        original = assemble.node_copy
+        original = federation.node_copy
 
         def node_copy(settings, comm):
             comm.hosts, comm.local_rank, comm.local_size = ["a", "b"], 0, 1
             return original(settings, comm)
 
-        assemble.node_copy = node_copy
+        federation.node_copy = node_copy
 
     results_ = toy.train(2, *MINE, "data.name=drawing_loader:load", "--out", tmp_path / "run", patch=patch)
     line = one_line(results_)

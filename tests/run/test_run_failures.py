@@ -60,12 +60,12 @@ def before(owner, name, condition, action):
 
 def install(place, action):
     """Make this rank do `action` in round 3 (or in set-up) at `place`."""
-    from hkd_hpc import assemble
+    from hkd_hpc.assembly import federation
     from hkd_hpc.schemes.fedhkd import FedHKD
     from hkd_hpc.server import Server
 
     if place == "set-up":
-        before(assemble, "partition_of", lambda *_: True, action)
+        before(federation, "partition_of", lambda *_: True, action)
     elif place == "report":
         before(FedHKD, "report", lambda scheme, client: client.round == 3, action)
     elif place == "test":
@@ -260,15 +260,15 @@ def without_gpu():
 
 
 def with_other_data():
-    from hkd_hpc import assemble
+    from hkd_hpc.assembly import federation
 
-    original = assemble.node_copy
+    original = federation.node_copy
 
     def node_copy(*given):
         dataset = original(*given)
         return dataclasses.replace(dataset, x_train=dataset.x_train[1:], y_train=dataset.y_train[1:])
 
-    assemble.node_copy = node_copy
+    federation.node_copy = node_copy
 
 
 class SetUpFault(NamedTuple):

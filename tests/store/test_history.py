@@ -348,7 +348,7 @@ def test_summary_table_is_plain_text():
     assert all(line.isprintable() for line in text.split("\n"))
     for word in (
         "last round",
-        "mean last 5",
+        "mean last 2",
         "best",
         "0.625",
         "0.400 / 0.100",

@@ -39,6 +39,7 @@ FINAL_PARTS = (
 )  # of a checkpoint
 TABLES = ("rounds", "clients", "events")
 NO_ROWS = "the rows before its own are in no file: neither rows.hdf5 nor metrics.h5 is good"
+CREATE_TRIES = 100  # each is undone by another job at most, which comes to its end
 Mark = tuple[int, int]  # what changes where a file does, see _mark
 CHECKPOINT_NAME = re.compile(r"round_(\d{4,})\.h5")
 
@@ -133,9 +134,15 @@ class RunFolder:
             UsageError: a file is in the way, or the system does not let us.
         """
         try:
-            self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, self.checkpoint_folder):
-                _try_to_write(folder)
+            for left in reversed(range(CREATE_TRIES)):
+                try:
+                    self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+                    for folder in (self.path, self.checkpoint_folder):
+                        _try_to_write(folder)
+                    return
+                except FileNotFoundError:  # a job that failed at its start is taking away what it made
+                    if not left:
+                        raise
         except (FileExistsError, NotADirectoryError):
             paths = (self.checkpoint_folder, *self.checkpoint_folder.parents)
             file = next((path for path in paths if os.path.lexists(path) and not path.is_dir()), self.path)

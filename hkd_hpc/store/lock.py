@@ -153,7 +153,7 @@ class RunLock:
         start_s = time.monotonic()
         watch = _Watch(self._stale_s)
         is_reported = False
-        while not self._create_unless_held(was_held=watch.has_seen):
+        while not self._create_unless_held():
             seen = _look(self.path)
             if seen is None and self.path.is_symlink():  # to nowhere: it can be neither made nor read, for ever
                 raise UsageError(f"{self.path}: is a link to a file that is not there; remove it")
@@ -169,13 +169,11 @@ class RunLock:
                 is_reported = True
             time.sleep(POLL_S)
 
-    def _create_unless_held(self, was_held: bool) -> bool:
+    def _create_unless_held(self) -> bool:
         """Whether the lock is ours now. A holder may have taken the folder, which it had made, away with its lock."""
         try:
             return _create(self.path, self._content)
         except FileNotFoundError:
-            if not was_held:
-                raise
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return False
 
@@ -226,11 +224,6 @@ class _Watch:
         self._stale_s = stale_s
         self._last: LockContent | None = None
         self._changed_s = 0.0
-
-    @property
-    def has_seen(self) -> bool:
-        """Whether there was a holder at all."""
-        return self._last is not None
 
     def is_dead(self, seen: LockContent) -> bool:
         if seen != self._last:

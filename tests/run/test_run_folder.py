@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import pytest
 import toy
 
 from hkd_hpc import train
 from hkd_hpc.config import command_line
+from hkd_hpc.store import folder as folder_module
+from hkd_hpc.store.lock import RunLock
 
 COMMAND = [sys.executable, "-m", "hkd_hpc.train"]
 HELD = '''
@@ -193,3 +197,24 @@ def test_a_start_waits_for_a_failed_one_that_goes_away_and_takes_its_folder_alon
         assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]
         before.communicate(timeout=300)
         assert sorted(os.listdir(folder.path)) == ["checkpoints", "run.lock"]
+
+
+@pytest.mark.parametrize(
+    "owner, name, call",
+    [(folder_module, "_try_to_write", 0), (folder_module, "_try_to_write", 1), (RunLock, "acquire", 0)],
+)
+def test_a_folder_that_a_failed_start_takes_away_meanwhile_is_made_again(owner, name, call, tmp_path, monkeypatch):
+    """Of what it makes and tries, the other job takes it away before each step: the probes, and the lock."""
+    original, run = getattr(owner, name), tmp_path / "run"
+    calls = iter(range(10))
+
+    def taken_away_before(*arguments):
+        if next(calls) == call:
+            for folder in (run / "checkpoints", run):
+                folder.rmdir()
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, taken_away_before)
+    with train.run_folder(command_line.parse(["--out", str(run)]), rank=0) as folder:
+        assert folder.path == Path(run)
+        assert sorted(os.listdir(run)) == ["checkpoints", "run.lock"]

@@ -193,7 +193,8 @@ class Scheme:
         needs_public: whether it cannot do without public images.
         shares_weights: False: a client starts from its own last model; the average serves the global test only.
         pools_data: True: one client has the images of all.
-        protects: which of features, predictions and counts it reports by the rules of section `privacy`.
+        protects: which of features, predictions and counts it reports by the rules of section `privacy`: as
+            "feature_CD", "soft_CC" and "count_C".
         cuda_graph_safe: True: `loss` and `adjust_gradient` draw nothing on the host, never wait for the device, keep
             nothing, and read of a client only net, flat, message, cache, the received weights and public images, so
             that run.graphs may replay them. Each class declares it for itself: it is not inherited.
@@ -225,7 +226,9 @@ class Scheme:
         """What a client reports after training.
 
         Returns:
-            {name: shape} of float32 tensors, for example {"count_C": (classes,)}; an absent class is a row of zeros.
+            {name: shape} of float32 tensors, for example {"count_C": (classes,)}; an absent class is a row of zeros. A
+            report with "count_C", the images behind what it says of each class, is recorded: who shared which class is
+            where it is above 0.
         """
         return {}
 
@@ -383,17 +386,6 @@ class Scheme:
 
     # --- for the record: no result depends on it
 
-    def shared_classes(self, reports: Tensors) -> torch.Tensor | None:
-        """Of which classes each client shared knowledge.
-
-        Args:
-            reports: as `combine` has them.
-
-        Returns:
-            (M, C) bool; None, the default, where nothing is shared by class.
-        """
-        return None
-
     def released(self, count_MC: np.ndarray, is_private: bool) -> dict[str, releases.Release]:
         """What clients release in a round with their report, for the ledger of privacy (privacy/releases.py).
 
@@ -411,15 +403,3 @@ class Scheme:
         if len(self.report_shapes()) > len(self.protects):
             found[releases.REPORT] = releases.of_report(len(count_MC))
         return found
-
-    def noise_std(self, reports: Tensors) -> Tensors:
-        """Of the noise that clients put on what they share by class.
-
-        Args:
-            reports: as `combine` has them.
-
-        Returns:
-            By the name of one reported tensor (M, C, size), since two may be in other units, the standard deviation
-            (M, C), which counts where `shared_classes` says so; empty, the default, without noise.
-        """
-        return {}

@@ -23,6 +23,8 @@ REPLACED = {  # names of older versions that nothing reads any more
     "parameters_held": "about = About(models_held=...)",
     "report_floats": "traffic(tensors, direction)",
     "message_floats": "traffic(tensors, direction)",
+    "shared_classes": "count_C of report_shapes(), 0 where a class is not shared",
+    "noise_std": "protects = ('features', 'counts')",
 }
 
 
@@ -217,33 +219,6 @@ def check_tensors(scheme: Scheme, method: str, tensors: Any, shapes: Mapping[str
             raise RunError(f"{contract}, but {name} is {_kind(tensor)} and declared as {tuple(shapes[name])}")
         if tensor.is_complex() or tensor.layout != torch.strided:
             raise RunError(f"{contract}, dense and of real numbers, but {name} is {_kind(tensor)}")
-
-
-def check_shared_classes(scheme: Scheme, shared: Any, reports: int) -> None:
-    """RunError unless a scheme that has shared_classes() says it of each report and class, in every round."""
-    shape = (reports, scheme.info.classes)
-    is_good = _is_of(shared, shape) and shared.dtype == torch.bool
-    if type(scheme).shared_classes is not Scheme.shared_classes and not is_good:
-        raise RunError(
-            f"scheme {scheme.settings.name}: shared_classes() must return a torch.bool tensor of shape {shape}, not "
-            f"{_kind(shared)}"
-        )
-
-
-def check_noise_std(scheme: Scheme, std_by_name: Any, reports: int) -> None:
-    """RunError unless noise_std() says it of each report and class, of one tensor by class or of none."""
-    classes, shapes = scheme.info.classes, scheme.report_shapes()
-    by_class = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == classes]
-    is_good = isinstance(std_by_name, dict) and len(std_by_name) <= 1 and std_by_name.keys() <= set(by_class)
-    if not is_good or not all(_is_of(std, (reports, classes)) for std in std_by_name.values()):
-        raise RunError(
-            f"scheme {scheme.settings.name}: noise_std() must return a dict from the name of what is reported as "
-            f"({classes}, size), one of {by_class}, to a tensor of shape {(reports, classes)}, or an empty one"
-        )
-
-
-def _is_of(value: Any, shape: tuple[int, ...]) -> bool:
-    return isinstance(value, torch.Tensor) and tuple(value.shape) == shape
 
 
 def check_client_state(scheme: Scheme, state: dict[str, Any], kept: tuple[str, ...]) -> None:

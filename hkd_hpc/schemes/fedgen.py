@@ -110,10 +110,6 @@ class FedGen(Scheme):
             return self.info.classes  # the head is part of the weights, which the paper counts already
         return sum(tensors[name].numel() for name in self.generator_shapes())
 
-    def shared_classes(self, reports):
-        """Those whose generated vectors its head judges."""
-        return reports["count_C"] > 0
-
     def check_net(self, net):
         head = net.classifier
         if not isinstance(head, torch.nn.Linear) or head.bias is None:

@@ -188,16 +188,8 @@ class FedHKD(Scheme):
 
     def traffic(self, tensors, direction):
         """Of n shared classes: up n (D + C + 1), with their counts; down n (D + C)."""
-        shared = int(self.shared_classes(tensors).sum())
+        shared = int((tensors["count_C"] > 0).sum())
         return shared * (self.info.latent + self.info.classes + (direction == "up"))
-
-    def shared_classes(self, reports):
-        return reports["count_C"] > 0
-
-    def noise_std(self, reports):
-        """Of mean features alone: predictions are in another unit."""
-        has_noise = self.mechanism.std(1.0, self.info.latent) > 0
-        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)} if has_noise else {}
 
 
 class FedHKDStar(FedHKD):

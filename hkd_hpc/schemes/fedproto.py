@@ -98,11 +98,4 @@ class FedProto(Scheme):
         return combine_by_class(self.settings.aggregation, reports, server.state)
 
     def traffic(self, tensors, direction):
-        return int(self.shared_classes(tensors).sum()) * self.info.latent
-
-    def shared_classes(self, reports):
-        return reports["count_C"] > 0
-
-    def noise_std(self, reports):
-        has_noise = self.mechanism.std(1.0, self.info.latent) > 0
-        return {"feature_CD": self.mechanism.std(reports["count_C"], self.info.latent)} if has_noise else {}
+        return int((tensors["count_C"] > 0).sum()) * self.info.latent

@@ -14,44 +14,39 @@ import torch
 
 from hkd_hpc import payload
 from hkd_hpc.analysis.metrics import NAN, SharedKnowledge
-from hkd_hpc.schemes import contract
+from hkd_hpc.privacy.mechanism import of_features
 from hkd_hpc.schemes.base import Scheme
 
 
 def shared_knowledge(scheme: Scheme, accepted: np.ndarray) -> SharedKnowledge:
-    """Of the accepted reports of a round; without anything where the scheme shares nothing by class.
+    """Of the accepted reports of a round; without anything where they do not say which classes they share.
 
     Args:
-        scheme: says which classes were shared, and with how much noise.
+        scheme: whose reports they are.
         accepted: the records that entered the average (worker.report_type).
-
-    Raises:
-        RunError: The scheme does not keep its contract.
     """
-    reports = payload.tensors_of(accepted)
-    shared_MC = scheme.shared_classes(reports)
-    contract.check_shared_classes(scheme, shared_MC, len(accepted))
-    if shared_MC is None:
+    if scheme.report_shapes().get("count_C") != (scheme.info.classes,):
         return SharedKnowledge()
-    std_by_name = scheme.noise_std(reports)
-    contract.check_noise_std(scheme, std_by_name, len(accepted))
-    return SharedKnowledge(shared_MC.numpy(), *noise_and_signal(reports, shared_MC, std_by_name))
+    reports = payload.tensors_of(accepted)
+    shared_MC = reports["count_C"] > 0
+    return SharedKnowledge(shared_MC.numpy(), *noise_and_signal(scheme, reports, shared_MC))
 
 
 def noise_and_signal(
-    reports: Mapping[str, torch.Tensor], shared_MC: torch.Tensor, std_by_name: Mapping[str, torch.Tensor]
+    scheme: Scheme, reports: Mapping[str, torch.Tensor], shared_MC: torch.Tensor
 ) -> tuple[float, float] | tuple[()]:
-    """(mean standard deviation of the noise, root mean square of the signal): NaN where no class was shared, nothing
-    without noise.
+    """Of mean features (predictions are in another unit): (mean standard deviation of the noise, root mean square of
+    the signal): NaN where no class was shared, nothing without noise.
 
     All shared classes of all clients count alike. What was sent is signal + noise, so that the mean of sent^2 - std^2
     estimates signal^2; where that is negative, it is 0.
     """
-    if not std_by_name:
+    mechanism = of_features(scheme.info.privacy, scheme.settings.own_mechanism)
+    has_noise = "features" in scheme.protects and mechanism.std(1.0, scheme.info.latent) > 0
+    if not has_noise or "feature_CD" not in reports:
         return ()
     if not shared_MC.any():
         return NAN, NAN
-    [(name, std_MC)] = std_by_name.items()
-    std_K = std_MC[shared_MC].double()
-    sent_K = reports[name][shared_MC].double().square().mean(1)
+    std_K = mechanism.std(reports["count_C"], scheme.info.latent)[shared_MC].double()
+    sent_K = reports["feature_CD"][shared_MC].double().square().mean(1)
     return float(std_K.mean()), math.sqrt(max(0.0, float((sent_K - std_K.square()).mean())))

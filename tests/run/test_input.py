@@ -474,6 +474,10 @@ class OldNames(Scheme):
     def report_floats(self, report):
         return 0
 
+class OldShared(Scheme):
+    def shared_classes(self, reports):
+        return reports["count_C"] > 0
+
 class NoWarning(Scheme):
     def warning(self, message):
         pass
@@ -527,6 +531,11 @@ MISTAKES = {
         2,
         "hkd_hpc: scheme own_schemes:OldNames: remark is not read any more; write about = About(remark=...); "
         "report_floats is not read any more; write traffic(tensors, direction) (hkd_hpc.schemes.base)",
+    ),
+    "OldShared": (
+        2,
+        "shared_classes is not read any more; write count_C of report_shapes(), 0 where a class is not shared "
+        "(hkd_hpc.schemes.base)",
     ),
     "NoRemark": (1, "remark must be text that a file can hold, not None"),
     "NoWarning": (1, "what warning() returns must be text that a file can hold, not None"),

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from hkd_hpc import payload
-from hkd_hpc.common.errors import RunError
 from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.schemes.base import RunInfo, Scheme, SchemeSettings
 from hkd_hpc.schemes.fedhkd import FedHKD, FedHKDSettings
@@ -96,26 +94,19 @@ class ByClass(Scheme):
     def report_shapes(self):
         return {"count_C": (3,), "feature_CD": (3, 2)}
 
-    def shared_classes(self, reports):
-        return reports["count_C"] > 0
 
+class CountsOfElse(ByClass):
+    """What it calls count_C is not by class."""
 
-class NotOfTheReports(ByClass):
-    def shared_classes(self, reports):
-        return torch.ones(3, dtype=torch.bool)
-
-
-class NoiseOnCounts(ByClass):
-    def noise_std(self, reports):
-        return {"count_C": reports["count_C"]}
-
-
-class NoiseOnTwo(ByClass):
     def report_shapes(self):
-        return {**super().report_shapes(), "soft_CC": (3, 3)}
+        return {"count_C": (2,), "feature_CD": (3, 2)}
 
-    def noise_std(self, reports):
-        return dict.fromkeys(("feature_CD", "soft_CC"), reports["count_C"])
+
+class FeaturesByAnotherName(ByClass):
+    protects = ("features", "counts")
+
+    def report_shapes(self):
+        return {"count_C": (3,), "prototype_CD": (3, 2)}
 
 
 def of_own(scheme_class):
@@ -129,21 +120,22 @@ def test_a_scheme_without_noise():
     assert (found.noise_std, found.signal_rms) == (None, None)
 
 
+def test_a_scheme_that_calls_its_features_otherwise_has_no_noise_recorded():
+    scheme = FeaturesByAnotherName(SchemeSettings(), replace(INFO, privacy=PrivacySettings(mechanism="vector")))
+    records = np.zeros(2, payload.record_type({}, {}, scheme.report_shapes()))
+    records["tensors"]["count_C"] = [[2, 0, 4], [0, 0, 1]]
+    found = shared_knowledge(scheme, records)
+    assert found.classes.tolist() == [[True, False, True], [False, False, True]]
+    assert (found.noise_std, found.signal_rms) == (None, None)
+
+
 def test_a_scheme_that_shares_nothing_by_class():
     scheme = Scheme(SchemeSettings(), INFO)
     found = shared_knowledge(scheme, np.zeros(2, payload.record_type({}, {"client": ()}, {})))
     assert (found.classes, found.noise_std, found.signal_rms) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    "scheme_class, line",
-    [
-        (NotOfTheReports, "shared_classes() must return a torch.bool tensor of shape (2, 3), not a torch.bool tensor"),
-        (NoiseOnCounts, "noise_std() must return a dict from the name of what is reported as (3, size), one of ['feat"),
-        (NoiseOnTwo, "one of ['feature_CD', 'soft_CC'], to a tensor of shape (2, 3), or an empty one"),
-    ],
-)
-def test_a_hook_that_is_wrong_is_told(scheme_class, line):
-    with pytest.raises(RunError) as told:
-        of_own(scheme_class)
-    assert line in str(told.value)
+def test_counts_of_something_else_are_no_shared_classes():
+    scheme = CountsOfElse(SchemeSettings(), INFO)
+    found = shared_knowledge(scheme, reports(scheme, [[2, 0], [0, 1]], FEATURES))
+    assert (found.classes, found.noise_std, found.signal_rms) == (None, None, None)

@@ -30,13 +30,21 @@ PAGES = Path(__file__).resolve().parent
 ROOT = PAGES / "root"  # links to files of the tree, which a wheel holds as copies
 INCLUDE = re.compile(r"^\[Included here: ([^,\]]+)(?:, ([^\]]+))?\]\([^)]+\)$", re.MULTILINE)
 TABLES = re.compile(r"<!-- (sections|schemes|presets|layout|figures|findings) -->")
+UNBUILT = re.compile(r"^Unbuilt, .+\n(?:.+\n)*\n?", re.MULTILINE)  # a paragraph for who reads the file itself
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The text of a page with these lines replaced, and its links led to pages: for mkdocs, and `hkd docs copy`."""
-    markdown = INCLUDE.sub(lambda match: included(match[1], match[2]), markdown)
-    return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", with_tables(markdown))
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """The text of a page with these lines replaced, and its links led to pages: for mkdocs, and `hkd docs copy`.
+
+    Args:
+        markdown: the file's text.
+        page: of mkdocs, which fills in docstrings too.
+    """
+    filled = with_tables(INCLUDE.sub(lambda match: included(match[1], match[2]), markdown))
+    if page is not None or filled != markdown:
+        filled = UNBUILT.sub("", filled)
+    return LINK.sub(lambda match: f"[{match[1]}]({page_of(match[2]) or match[2]})", filled)
 
 
 def with_tables(markdown: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config, identity
 from hkd_hpc.config.command_line import Request, ResumeOptions
 from hkd_hpc.console import messages
@@ -67,7 +68,7 @@ def settings(request: Request, folder: RunFolder) -> Config | None:
     if summary and (config.fed.rounds == done or summary.get("stopped_early")):
         stored, early = config_module.from_json(text), bool(summary.get("stopped_early"))
         check_is_its_own(folder, stored)
-        complete = f"already complete ({done} rounds{', stopped early' * early})"
+        complete = f"already complete ({counted(done, 'round')}{', stopped early' * early})"
         extending = [key for key in config_module.changes(stored, config) if key in EXTENDING]
         if extending:
             advice = "it does not go on, start another run" if early else "a larger fed.rounds beside it resumes it"

@@ -15,8 +15,9 @@
 #SBATCH --requeue
 ##SBATCH --partition=gpu --account=my_project --gpus-per-node=1
 
+[[ -n ${SLURM_JOB_ID-} ]] || { echo "$0: submit me with sbatch" >&2; exit 2; }
 # sbatch runs a copy of this file; the original lies beside common.sh
-script=$(scontrol show job "${SLURM_JOB_ID:?submit me with sbatch}" | sed -n 's/^ *Command=//p')
+script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 script=${script%" $*"}
 # shellcheck disable=SC1091
 source "$(dirname "$script")/common.sh"

@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .bench.gpu import main
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.bench_gpu is called python -m tools.bench.gpu now; it runs that")
+    renamed.tell(__package__, "bench_gpu", "bench.gpu")
     sys.exit(main())

@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .bench.masks import main
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.bench_masks is called python -m tools.bench.masks now; it runs that")
+    renamed.tell(__package__, "bench_masks", "bench.masks")
     sys.exit(main())

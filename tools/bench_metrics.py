@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .bench.metrics import main
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.bench_metrics is called python -m tools.bench.metrics now; it runs that")
+    renamed.tell(__package__, "bench_metrics", "bench.metrics")
     sys.exit(main())

@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .bench.peers import main
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.bench_peers is called python -m tools.bench.peers now; it runs that")
+    renamed.tell(__package__, "bench_peers", "bench.peers")
     sys.exit(main())

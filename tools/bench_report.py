@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .bench.report import main
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.bench_report is called python -m tools.bench.report now; it runs that")
+    renamed.tell(__package__, "bench_report", "bench.report")
     sys.exit(main())

@@ -2,10 +2,9 @@
 
 import sys
 
-from hkd_hpc.console import messages
-
+from . import renamed
 from .fault_injection.runner import command
 
 if __name__ == "__main__":
-    messages.warn("python -m tools.torture is called python -m tools.fault_injection now; it runs that")
+    renamed.tell(__package__, "torture", "fault_injection")
     sys.exit(command())

@@ -11,6 +11,7 @@ import numpy as np
 
 from hkd_hpc import config as config_module
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.store.digest import weights_sha256
@@ -41,7 +42,7 @@ def check_rows(file: TreeFile) -> int:
 
 
 def rows_text(count: int) -> str:
-    return f"{count} row{'s' * (count != 1)}"
+    return counted(count, "row")
 
 
 def complete_rows(history: History) -> int:

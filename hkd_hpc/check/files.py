@@ -22,6 +22,7 @@ from hkd_hpc.check.contents import (
     value_in,
 )
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config, identity
 from hkd_hpc.jobs.files import read_trials
 from hkd_hpc.runtime import versions
@@ -87,7 +88,9 @@ def check_config(folder: RunFolder) -> tuple[Config | None, FileCheck]:
     except (UsageError, RunError) as error:
         return None, FileCheck(name, str(error), True)
     fed = config.fed
-    told = f"{config.scheme.name} on {config.data.name}, {fed.clients} clients, {fed.rounds} rounds"
+    told = (
+        f"{config.scheme.name} on {config.data.name}, {counted(fed.clients, 'client')}, {counted(fed.rounds, 'round')}"
+    )
     return config, FileCheck(name, f"ok: {told}")
 
 

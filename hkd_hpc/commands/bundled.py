@@ -72,9 +72,11 @@ def parse(arguments: list[str]) -> Namespace:
     parser = Parser(prog=program_of("hkd_hpc.commands.bundled"), description=first_paragraph(__doc__))
     parser.add_argument("kind", choices=FOLDERS, help="each has its --help")
     kind = parser.parse_args(arguments[:1]).kind
-    parser = Parser(prog=f"{parser.prog} {kind}", description=first_paragraph(__doc__))
+    of_kind = f"{parser.prog} {kind}"
+    parser = Parser(prog=of_kind, description=f"Files to read or to change: {of_kind} copy DIR, {of_kind} list.")
     parser.set_defaults(kind=kind)
-    parser.add_argument("what", choices=("list", "copy"), help="list: the files' paths, as they lie in the package")
+    listed = "list: the files' paths, as they lie in the package"
+    parser.add_argument("what", choices=("list", "copy"), help=listed).metavar = "list|copy"
     parser.add_argument(
         "folder", nargs="?", type=path_argument, metavar="DIR", help="where copies go; they may be changed"
     )

@@ -99,9 +99,10 @@ def progress_line(history: History, clock: Clock, terms: Iterable[str]) -> str:
     return round_line(row, clock.rounds, clock.left_s(row["round"]), terms)
 
 
-def round_line(row: Mapping[str, Any], rounds: int, left_s: float, terms: Iterable[str]) -> str:
-    """The line of a round, of its row in /rounds; `rounds`: all that there will be. Its seconds are rank 0's,
-    with those of saving and of the test, in which other ranks begin the next round.
+def round_line(row: Mapping[str, Any], rounds: int, left_s: float | None, terms: Iterable[str]) -> str:
+    """The line of a round, of its row in /rounds; `rounds`: all that there will be; `left_s`: until their end, None
+    where nothing trains. Its seconds are rank 0's, with those of saving and of the test, in which other ranks begin the
+    next round.
     """
     width = len(str(rounds))
     seconds = row["wall_s"] + row["seconds/evaluate_and_save"]
@@ -109,7 +110,7 @@ def round_line(row: Mapping[str, Any], rounds: int, left_s: float, terms: Iterab
     local, whole = number_text(row["local_test_accuracy"]), number_text(row["global_test_accuracy"])
     return (
         f"round {row['round']:{width}d}/{rounds}  loss {losses}  |  local {local}  global {whole}  |  "
-        f"{seconds_text(seconds)}, {seconds_text(left_s)} left"
+        f"{seconds_text(seconds)}{'' if left_s is None else f', {seconds_text(left_s)} left'}"
     )
 
 

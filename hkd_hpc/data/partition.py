@@ -17,6 +17,7 @@ import numpy as np
 
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.rng import stream
+from hkd_hpc.common.words import counted
 
 KINDS = ("dirichlet", "iid", "natural", "shards", "quantity", "heuristic")
 HEURISTIC_MIN_IMAGES = 10  # training images of the smallest client before its own draw
@@ -365,7 +366,7 @@ def _with_names(partition: Partition, labels: Labels, rule: Rule) -> Partition:
     eligible = eligible_ids(client_train, rule.min_images)
     chosen = f"{len(ids)} of {len(eligible)} clients chosen (seed {rule.seed})" * (len(ids) < len(eligible))
     left_out = len(everybody) - len(eligible)
-    small = f"{left_out} clients with fewer than {rule.min_images} images left out" * bool(left_out)
+    small = f"{counted(left_out, 'client')} with fewer than {rule.min_images} images left out" * bool(left_out)
     names = [labels.client_names[number] if labels.client_names else str(number) for number in ids]
     if not labels.client_names and np.array_equal(ids, np.arange(len(ids))):
         names = []

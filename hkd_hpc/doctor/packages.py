@@ -19,6 +19,7 @@ from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.environment import DEVICE_FILES
 from hkd_hpc.runtime.versions import numbers
+from hkd_hpc.version import __version__
 
 NAME = "packages"
 DRIVERS = {"nvidia": "/proc/driver/nvidia/version", "amd": "/sys/module/amdgpu/version"}
@@ -107,7 +108,7 @@ def found(context: Context) -> dict[str, str]:
 
     libraries = context.world.mpi_libraries()
     all_found = {
-        "hkd_hpc": code_of(context.config)["code.hkd_hpc"][:12],
+        "hkd_hpc": f"{__version__}, sources {code_of(context.config)['code.hkd_hpc'][:12]}",
         "python": platform.python_version(),
         **{package: versions.installed(package) for package in versions.PACKAGES},
         "HDF5": h5py.version.hdf5_version,

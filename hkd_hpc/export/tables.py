@@ -9,6 +9,7 @@ import numpy as np
 from hkd_hpc import loggers
 from hkd_hpc.analysis.metrics import in_order
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.loggers.base import Round, numbers_of
 from hkd_hpc.loggers.files import csv_line
 from hkd_hpc.privacy import ledger, releases
@@ -33,7 +34,7 @@ def export_rounds(path: Path, name: str, folder: Path, older: list[Path]) -> str
             old.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from None
-    return f"{folder}: {len(run)} rounds"
+    return f"{folder}: {counted(len(run), 'round')}"
 
 
 def rounds_of(run: Run) -> list[Round]:

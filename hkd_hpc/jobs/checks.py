@@ -19,6 +19,7 @@ from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import data_sizes
 from hkd_hpc.models import initial
 from hkd_hpc.runtime import versions
+from hkd_hpc.store.folder import RunFolder
 
 
 class Problems(UsageError):
@@ -88,3 +89,5 @@ def check_root(root: Path) -> None:
     place = check_no_file(root)
     if not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"--root {root}: {place} cannot be written to; name another folder")
+    if RunFolder(root).holds_run():
+        raise UsageError(f"--root {root}: holds a run, which a study would hide; name another folder")

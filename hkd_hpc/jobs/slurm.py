@@ -321,6 +321,9 @@ def rejections(trials: list[Trial], root: Path, options: Options) -> list[str]:
     except (NameError, ValueError, TypeError, AssertionError) as error:  # a parameter that submitit does not know
         return [str(error).splitlines()[0]]
     lines = {ranks: rejection_of(script, options) for ranks, script in scripts.items()}
+    absent = next((line for line in lines.values() if any(part in line for part in UNREACHABLE)), "")
+    if absent:
+        return [f"SLURM cannot be reached from here: {absent}; launch on a login node, or use --executor local"]
     return [
         f"SLURM rejects a job of {ranks} rank(s) on {options.nodes} node(s): {line}{remedy_for(line)}"
         for ranks, line in lines.items()
@@ -351,6 +354,12 @@ def rejection_of(script: str, options: Options) -> str:
     return " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ") or "no reason"
 
 
+UNREACHABLE = (  # what sbatch says without a SLURM that it could ask
+    "resolve_ctls_from_dns_srv",
+    "configuration source",
+    "Unable to contact slurm controller",
+    "Unable to establish",
+)
 SMALLER = (
     "fewer --ranks, --cpus-per-task or --gpus-per-node, more --nodes, or another --partition; "
     "sinfo -o '%P %D %c %m %G %l' says what there is"

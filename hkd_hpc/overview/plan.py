@@ -10,6 +10,7 @@ import numpy as np
 
 from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.comm.transports.base import Comm
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config, absolute_paths, as_values, resolve
 from hkd_hpc.config.protection import told
 from hkd_hpc.config.words import as_text
@@ -54,10 +55,11 @@ class Plan:
 def headline(plan: Plan) -> str:
     """Three lines: what runs, on which ranks and devices, and on which cores; one more where privacy is asked for."""
     config, fed, train = plan.config, plan.config.fed, plan.config.train
+    clients, rounds, epochs = map(counted, (fed.clients, fed.rounds, train.epochs), ("client", "round", "epoch"))
     cohort = "" if fed.participation == 1 else f" ({fed.participation:g} sampled)"
     return (
-        f"{config.scheme.name} on {config.data.name}: {fed.clients} clients{cohort}, {partition_text(config.data)}, "
-        f"{fed.rounds} rounds x {train.epochs} epochs, {model_text(plan)}, "
+        f"{config.scheme.name} on {config.data.name}: {clients}{cohort}, {partition_text(config.data)}, "
+        f"{rounds} x {epochs}, {model_text(plan)}, "
         f"seed {config.run.seed}\n{plan.comm.plan_line}\n{plan.comm.cores_line}"
     ) + f"\n{told(config)}".rstrip("\n")
 
@@ -102,6 +104,8 @@ def settings_lines(config: Config) -> list[str]:
     defaults = as_values(absolute_paths(resolve(overrides=[f"scheme.name={config.scheme.name}"])))
     different = {key: value for key, value in values.items() if value != defaults[key]}
     rows = [(key, as_text(value) or "-", as_text(defaults[key]) or "-") for key, value in different.items()]
+    if not rows:
+        return [f"all {len(values)} settings are the defaults, which --help lists"]
     last = f"the other {len(values) - len(rows)} settings are the defaults, which --help lists"
     return [*aligned([("setting", "value", "default"), *rows]), last]
 

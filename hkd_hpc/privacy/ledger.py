@@ -12,6 +12,7 @@ import numpy as np
 
 from hkd_hpc.analysis.tables import Table, aligned
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES, KINDS, NO_NOISE, WEIGHTS, Releases
 from hkd_hpc.privacy.settings import SIMULATION
@@ -196,9 +197,10 @@ class Ledger:
 
     def title(self) -> str:
         """privacy (simulation, no privacy): epsilon at delta 1e-05 after 10 rounds, neighbours differ in one image"""
+        rounds = counted(self.rounds, "round")
         return (
-            f"privacy{self.label()}: epsilon at delta {self.terms.delta:g} after {self.rounds} rounds, of the client "
-            f"that paid most; neighbours differ in one {self.terms.adjacency}"
+            f"privacy{self.label()}: epsilon at delta {self.terms.delta:g} after {rounds}, of the client that paid "
+            f"most; neighbours differ in one {self.terms.adjacency}"
         )
 
     def label(self) -> str:

@@ -192,7 +192,8 @@ class Lines:
                 messages.say(warning)
         self._warned |= set(look.warnings)
         for index in range(self._done, look.done):
-            messages.say(messages.round_line(row_of(look, index), look.rounds, look.left_s(index + 1), look.terms))
+            left_s = look.left_s(index + 1) if look.state == "running" else None
+            messages.say(messages.round_line(row_of(look, index), look.rounds, left_s, look.terms))
         self._done = look.done
         if look.state != self._state and look.state != "running":
             messages.say(state_text(look))

@@ -9,6 +9,7 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import NOTHING, Cell, Difference
+from hkd_hpc.common.words import counted
 
 GOALS = ("local", "global")  # what a user wants to be best: her clients' own models, or the one model of all
 AGAINST = {goal: f"{goal} – {schemes.REFERENCE}" for goal in GOALS}  # how the column of the differences is called
@@ -48,8 +49,7 @@ def method_text(found: Accuracies, schemes_asked: int = 0) -> str:
     family = max(there, schemes_asked) if there else 0
     return (
         "better, worse: exact sign-flip test of the paired differences, two-sided, corrected by Holm over the "
-        f"{family} "
-        f"schemes of a column (controls by themselves), level {statistics.LEVEL}; that needs "
+        f"{counted(family, 'scheme')} of a column (controls by themselves), level {statistics.LEVEL}; that needs "
         f"{statistics.seeds_needed(family)} seeds."
         if family
         else ""

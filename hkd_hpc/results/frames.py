@@ -74,7 +74,9 @@ def flat_columns(columns: Columns, axes: int) -> Iterator[tuple[str, np.ndarray]
 
 
 def table_of(columns: Mapping[str, np.ndarray]) -> Frame:
-    """The columns, of one length, side by side."""
+    """The columns, of one length, side by side; float16 as float32, since pandas warns as it prints the first."""
+    widened = lambda column: column.astype(np.float32) if column.dtype == np.float16 else column
+    columns = {name: widened(column) for name, column in columns.items()}
     try:
         import pandas
     except ImportError:

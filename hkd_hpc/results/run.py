@@ -14,6 +14,7 @@ import numpy as np
 from hkd_hpc.analysis.milestones import TARGETS, Reached, reached
 from hkd_hpc.analysis.tables import Table
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config, from_file
 from hkd_hpc.config.values import stored_values
 from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
@@ -49,7 +50,7 @@ class Run:
         self.path = Path(path)
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {self.state}, {len(self)} rounds>"
+        return f"<Run {self.path}: {self.state}, {counted(len(self), 'round')}>"
 
     def _repr_html_(self) -> str:
         """As notebooks show it: what it is, how it stands, and the accuracies of its last round."""

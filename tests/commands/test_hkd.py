@@ -58,7 +58,7 @@ def test_a_word_that_is_nearly_an_option_is_told_which(word, meant, capsys):
         (
             bundled.main,
             ["slurm"],
-            "the following arguments are required: what; python -m hkd_hpc.commands.bundled slurm",
+            "the following arguments are required: list|copy; python -m hkd_hpc.commands.bundled slurm",
         ),
         (check.main, [], "the following arguments are required: run; python -m hkd_hpc.check"),
         (compare.main, ["spec.toml"], "the following arguments are required: --root; python -m hkd_hpc.compare"),
@@ -241,6 +241,7 @@ def test_scripts_and_specs_are_copied_and_never_overwritten(tmp_path, capsys):
     assert "| `fed.rounds` |" in pages["settings"]
     assert not [name for name, text in pages.items() if re.search(r"^<!-- \w+ -->$", text, re.MULTILINE)]
     assert {path.parent for path in (tmp_path / "docs").rglob("*")} == {tmp_path / "docs"}
+    assert [page.name for page in (tmp_path / "docs").glob("*.md") if "\nUnbuilt, " in page.read_text()] == ["api.md"]
     assert bundled.main(["specs", "list"]) == 0
     assert all(Path(line).is_file() for line in capsys.readouterr().out.splitlines())
 

@@ -47,7 +47,7 @@ def test_show_names_the_chosen_clients_and_what_is_done_to_them(capsys, natural)
         *("data.name=file", f"data.path={natural}", "data.partition=natural", "fed.clients=2", "data.min_images=4"),
         *("data.client_rotation=10", "data.client_noise=.1"),
     )
-    assert "data: 1 clients with fewer than 4 images left out" in found
+    assert "data: 1 client with fewer than 4 images left out" in found
     assert found[0].startswith("file: 2 clients, natural, turned by up to 10 degrees, noise up to 0.1, partition")
     assert next(line for line in found if "client  train" in line).split()[-3:] == ["distance", "turned", "noise"]
 

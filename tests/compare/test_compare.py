@@ -239,7 +239,7 @@ def test_table_says_how_it_was_told():
         "title", {name: {column: [0.5] * 3 for column in COLUMNS} for name in ("fedavg", "moon", "local")}
     )
     assert document(parts).endswith(
-        "corrected by Holm over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds."
+        "corrected by Holm over the 1 scheme of a column (controls by themselves), level 0.05; that needs 6 seeds."
     )
 
 

@@ -470,7 +470,7 @@ def test_of_more_natural_clients_some_are_chosen_by_the_seed():
 def test_small_natural_clients_are_left_out():
     partition = natural(clients=2, min_images=8)
     assert partition.names == ("7", "30")
-    assert partition.remark == "1 clients with fewer than 8 images left out"
+    assert partition.remark == "1 client with fewer than 8 images left out"
     assert [len(own) for own in shares(partition)] == [12, 8]
     told = rejection(LABELS, kind="natural", clients=3, client_train=IDS, min_images=8)
     assert told == "fed.clients=3: client_train names 2 clients with 8 or more images; set fed.clients=2"

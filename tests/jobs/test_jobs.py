@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -380,6 +381,22 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(folder))
     return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "resolve_ctls_from_dns_srv: res_nsearch error: Unknown host",
+        "sbatch: error: fetch_config: DNS SRV lookup failed\nsbatch: error: Could not establish a configuration source",
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_where_there_is_no_slurm_to_ask_it_is_not_said_to_reject(fake, tmp_path, data, words):
+    (fake / "sbatch").write_text(f"#!/bin/sh\necho {shlex.quote(words)} >&2\nexit 1\n")
+    trials, _ = sweep_of(data, scheme=["fedavg"]).trials()
+    [line] = check(trials, "slurm", tmp_path, Options())
+    assert line.startswith("SLURM cannot be reached from here: "), line
+    assert line.endswith("; launch on a login node, or use --executor local"), line
 
 
 def test_arrays_keep_to_the_limit_and_a_rejected_one_leaves_the_rest_to_the_next_launch(fake, tmp_path, monkeypatch):

@@ -28,6 +28,14 @@ HELPERS = ("common.sh", "rank.sh", "stage_env.sh")
 SHORT = ("doctor.sh",)  # trains nothing: needs no notice of a time limit
 ROUNDS, HALT = 4, 3
 
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in HELPERS])
+def test_a_script_that_is_not_submitted_says_so_in_one_line(script):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(["bash", f"slurm/{script}"], cwd=toy.PROJECT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"slurm/{script}: submit me with sbatch\n")
+
+
 SCHEME = f'''
 import os, signal, subprocess, time
 from hkd_hpc.schemes.fedhkd import FedHKD

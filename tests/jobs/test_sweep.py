@@ -20,6 +20,7 @@ from hkd_hpc.jobs import results
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.checks import check
 from hkd_hpc.jobs.options import Options
+from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import save_tree
 from jobs import Sweep
 
@@ -195,6 +196,18 @@ def test_a_file_in_the_way_of_the_root(tmp_path):
     assert problem == f"--root {tmp_path}/file/root: {tmp_path}/file is a file; name a folder"
 
 
+def test_a_study_does_not_begin_in_the_folder_of_a_run(tmp_path, capsys):
+    RunFolder(tmp_path / "run").create()
+    RunFolder(tmp_path / "run").write_config("{}")
+    (tmp_path / "spec.toml").write_text('[axes]\nscheme = ["fedavg"]\n')
+    there = sorted(path.name for path in (tmp_path / "run").iterdir())
+    words = ["launch", str(tmp_path / "spec.toml"), "--executor", "debug", "--root", str(tmp_path / "run")]
+    assert main(words) == 2
+    told = f"--root {tmp_path}/run: holds a run, which a study would hide; name another folder"
+    assert told in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == there
+
+
 @pytest.mark.parametrize("root, part", [("file", "file is a file; name a folder"), ("", "--root: is empty")])
 def test_a_root_that_is_no_folder_is_one_line(tmp_path, monkeypatch, capsys, root, part):
     monkeypatch.chdir(tmp_path)
@@ -258,7 +271,7 @@ def test_table_has_the_paired_differences_of_each_setting(tmp_path):
     # t(.975, 5) = 2.5706: 2.5706 * .018708 / sqrt(6) = .0196
     assert fedprox[5:9] == ["+0.035 ± 0.020, better", "–", "+0.000 ± 0.000, not separated", "–"]
     assert lines[6].startswith("better, worse: exact sign-flip test")
-    assert lines[6].endswith("over the 1 schemes of a column (controls by themselves), level 0.05; that needs 6 seeds.")
+    assert lines[6].endswith("over the 1 scheme of a column (controls by themselves), level 0.05; that needs 6 seeds.")
 
 
 def test_differences_are_within_one_setting_and_name_a_scheme_with_several_by_its_own(tmp_path):

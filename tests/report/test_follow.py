@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -88,6 +89,15 @@ def test_without_a_terminal_each_round_is_the_line_that_training_prints(watched)
     assert [line for line in text.splitlines() if "warning: data.beta=0.3 has no effect" in line][1:] == []
     assert text.splitlines()[-1] == f"complete: 4 of 4 rounds, {folder}"
     assert "\x1b" not in text
+
+
+def test_rounds_of_a_run_that_has_ended_have_nothing_left(watched):
+    """Nobody had waited for it: all of its rounds are shown at once."""
+    folder = watched[0]
+    watcher = Watcher(folder, terminal=False)
+    rounds = [line for line in watcher.text().splitlines() if line.startswith("round ")]
+    assert len(rounds) == 4
+    assert [line for line in rounds if not re.search(r"  \|  \d+\.\d s$", line)] == []
 
 
 def test_a_terminal_shows_curves_terms_seconds_and_warnings(watched):

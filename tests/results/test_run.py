@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import hkd_hpc
 from hkd_hpc import config, results
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.results.frames import clients_table
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import LAYOUT
@@ -149,6 +151,17 @@ def test_rounds_and_clients_are_pandas_frames(run):
         [3, 1, "bob", 6.0],
     ]
     assert run.clients["knowledge_classes/0"].tolist() == [1, 0, 1, 0, 1]
+
+
+def test_a_frame_of_float16_prints_without_a_warning():
+    """As the record has the classes that clients share."""
+    pytest.importorskip("pandas")
+    shared_RMC = np.array([[[1, 0, np.nan], [0, 1, 0]]], np.float16)
+    frame = clients_table(np.array([1]), {"knowledge_classes": shared_RMC}, [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "knowledge_classes/2" in str(frame)
+    assert frame["knowledge_classes/0"].dtype == np.float32
 
 
 def test_without_pandas_they_are_structured_arrays_with_the_same_columns(tmp_path, monkeypatch):

@@ -180,6 +180,12 @@ def test_progress_lines(tmp_path, data):
     assert "private" not in outputs[0]
 
 
+def test_a_dry_run_of_the_defaults_says_that_they_are():
+    lines = toy.train_ok(1, "--dry-run")[0].splitlines()
+    assert any(re.fullmatch(r"all \d+ settings are the defaults, which --help lists", line) for line in lines)
+    assert not any(line.split() == ["setting", "value", "default"] for line in lines)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_dry_run(tmp_path, data, size):
     results = toy.train_ok(size, *toy.settings(data), "--dry-run", "--out", tmp_path / "run")

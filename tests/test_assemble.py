@@ -54,17 +54,11 @@ DIFFERENT = {
         "data than rank 0 (classes is 11 on rank 2, 10 on rank 0)",
     ),
     "images": (
-        on_rank_2(
-            "assembly.federation", "node_copy", lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])
-        ),
+        on_rank_2(*DATA, lambda data: dataclasses.replace(data, x_train=data.x_train[:, :1])),
         "data than rank 0 (x_train is (60, 1, 32, 32) uint8 on rank 2, (60, 3, 32, 32) uint8 on rank 0)",
     ),
     "labels": (
-        on_rank_2(
-            "assembly.federation",
-            "node_copy",
-            lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32)),
-        ),
+        on_rank_2(*DATA, lambda data: dataclasses.replace(data, y_test=data.y_test.astype(np.int32))),
         "data than rank 0 (y_test is (20,) int32 on rank 2, (20,) int64 on rank 0)",
     ),
     "clients": (

@@ -214,7 +214,7 @@ def run_folder(request: Request, rank: int, on_lost: Callable[[str], None] | Non
     folder.create()
     unused = False
     try:
-        with RunLock(folder.path, HOLDER_WAIT_S, messages.say, on_lost=on_lost or lock_lost):
+        with RunLock(folder.path, HOLDER_WAIT_S, messages.say, on_lost or lock_lost, makes_folder=True):
             folder.create()  # a job that failed in its start has perhaps taken it away with its lock
             if not request.resume:
                 require_no_run(folder)  # one that began between the first look and the lock

@@ -69,13 +69,14 @@ class RunLock:
     """The exclusive right to write in a run folder, as a context manager or with acquire() and release().
 
     Args:
-        folder: the run folder, which must be there.
+        folder: the run folder, which must be there unless `makes_folder`.
         wait_s: how long to wait for a living holder; at least `stale_s` to outwait a dead one on another host.
         progress: gets one line if that takes longer than 2 s.
         on_lost: gets one line, in a thread, if the lock turns out to be someone else's.
         heartbeat_s: how often the holder touches the file; the same for all.
         stale_s: a holder on another host that does not touch it for so long is dead; the same for all.
         name: of the file.
+        makes_folder: whether a folder that is not there is made, since another job may take it away before this lock.
     """
 
     def __init__(
@@ -87,10 +88,11 @@ class RunLock:
         heartbeat_s: float = 2.0,
         stale_s: float = 10.0,
         name: str = LOCK_NAME,
+        makes_folder: bool = False,
     ):
         self.path = Path(folder) / name
         self._wait_s, self._heartbeat_s, self._stale_s = wait_s, heartbeat_s, stale_s
-        self._progress, self._on_lost = progress, on_lost
+        self._progress, self._on_lost, self._makes_folder = progress, on_lost, makes_folder
         self._content = b""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -153,7 +155,7 @@ class RunLock:
         start_s = time.monotonic()
         watch = _Watch(self._stale_s)
         is_reported = False
-        while not self._create_unless_held():
+        while not self._create_unless_held(was_held=watch.has_seen):
             seen = _look(self.path)
             if seen is None and self.path.is_symlink():  # to nowhere: it can be neither made nor read, for ever
                 raise UsageError(f"{self.path}: is a link to a file that is not there; remove it")
@@ -169,11 +171,13 @@ class RunLock:
                 is_reported = True
             time.sleep(POLL_S)
 
-    def _create_unless_held(self) -> bool:
+    def _create_unless_held(self, was_held: bool) -> bool:
         """Whether the lock is ours now. A holder may have taken the folder, which it had made, away with its lock."""
         try:
             return _create(self.path, self._content)
         except FileNotFoundError:
+            if not (was_held or self._makes_folder):
+                raise
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return False
 
@@ -224,6 +228,11 @@ class _Watch:
         self._stale_s = stale_s
         self._last: LockContent | None = None
         self._changed_s = 0.0
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether there was a holder at all."""
+        return self._last is not None
 
     def is_dead(self, seen: LockContent) -> bool:
         if seen != self._last:

@@ -246,7 +246,7 @@ def test_a_row_that_is_under_way_takes_no_seed_from_the_others():
     told = sections.state_text(next(asked for asked in tables.ASKED if asked.name == "small"), found)
     assert told.startswith("11 of 110 runs are finished; compared are the seeds that all rows here have: 0, 1.")
     assert told.endswith(
-        "Not compared yet: FedProx, MOON (1 seed of them), FedAlign, FedGen, FedProto, FedHKD\\*, local."
+        "Not compared yet: FedProx, MOON (1 seed so far), FedAlign, FedGen, FedProto, FedHKD\\*, local."
     )
 
 

@@ -85,7 +85,7 @@ def state_text(asked: Asked, own: Results) -> str:
     """How much is finished, and what is compared."""
     seeds, there = own.compared.seeds, own.compared.rows
     lacking = [
-        named(row) + (f" ({count_text(own.rows[row])} of them)" if row in own.rows else "")
+        named(row) + (f" ({count_text(own.rows[row])} so far)" if row in own.rows else "")
         for row in dict.fromkeys(row for row, _ in asked.configs)
         if row not in there and not is_tuning(row)
     ]

@@ -37,9 +37,7 @@ COMMANDS = {
     "doctor": Command("hkd_hpc.doctor", "is this machine fit for a run? `mpirun -n 11 hkd doctor`, under a minute"),
     "slurm": Command(BUNDLED, "sbatch scripts and site files: copy DIR, list", ("slurm",)),
     "specs": Command(BUNDLED, "specs for sweep and compare: copy DIR, list", ("specs",)),
-    "examples": Command(
-        "hkd_hpc.commands.bundled", "a scheme, a logger and data of one's own: copy DIR, list", ("examples",)
-    ),
+    "examples": Command(BUNDLED, "a scheme, a logger and data of one's own: copy DIR, list", ("examples",)),
     "docs": Command(BUNDLED, "the pages that messages name: copy DIR, list", ("docs",)),
     "bench": Command("hkd_hpc.tools.bench", "speed and memory against a plain PyTorch loop, 11 minutes"),
     "faults": Command("hkd_hpc.tools.fault_injection", "small jobs, broken on purpose, must survive: --minutes M"),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hkd_hpc.common.words import counted
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Section, exit_code, worst
 
 FORMAT = 1  # of the JSON document; a reader may meet further fields, and none that goes
@@ -47,7 +48,7 @@ def wrapped(text: str, first: str, others: str) -> str:
 def summary_text(sections: Sequence[Section], strict: bool) -> str:
     """The last line: how many findings of each level, and the exit code."""
     counts = Counter(finding.kind.level for section in sections for finding in section.findings)
-    parts = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in (ERROR, WARNING, NOTE)]
+    parts = [counted(counts[level], level) for level in (ERROR, WARNING, NOTE)]
     return f"doctor: {', '.join(parts)}; exit code {code_of(sections, strict)}"
 
 

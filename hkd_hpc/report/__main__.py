@@ -18,6 +18,7 @@ from pathlib import Path
 from hkd_hpc.common.command import Parser, exit_code, program_of
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.settings import first_paragraph
+from hkd_hpc.common.words import counted
 from hkd_hpc.console import messages
 from hkd_hpc.figures import write_figures
 from hkd_hpc.report import page
@@ -161,7 +162,7 @@ def looked_at(run: Run) -> Run:
 
 def told(runs: list[Run]) -> str:
     broken = sum(run.state == "broken" for run in runs)
-    return f"{len(runs)} run{'s' * (len(runs) != 1)}" + (f", {broken} broken" if broken else "")
+    return counted(len(runs), "run") + (f", {broken} broken" if broken else "")
 
 
 if __name__ == "__main__":

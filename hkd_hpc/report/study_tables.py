@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, estimate
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.jobs.results import grid
 from hkd_hpc.report import paper
 from hkd_hpc.report.trials import DATA, SCHEME, Trial, axes_of, label_of
@@ -163,7 +164,7 @@ def difference_table(name: str, setting: str, trials: dict[str, Trial]) -> Table
     ]
     head = ["scheme", *AGAINST.values()]
     title = f"ifferences from {schemes.REFERENCE} on {setting}"
-    over = f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    over = counted(len(seeds), "seed")
     table = Table(head, rows, f"Paired d{title}: mean over {over} ± half of the 95 % interval")
     notes = [method_text(found)] if len(seeds) > 1 else ["One seed: there is no interval."]
     return Tabled(name, f"D{title}", table, tuple(notes))

@@ -16,7 +16,7 @@ class MySettings(SchemeSettings):
 
 class MyScheme(Scheme):
     Settings = MySettings
-    about = About(tunes={"tau": (0.1, 0.3, 1.0, 2.0, 4.0)})  # what python -m tools.compare tries
+    about = About(tunes={"tau": (0.1, 0.3, 1.0, 2.0, 4.0)})  # what hkd compare tries
 
     def report_shapes(self):  # what a client sends; all floats, all of fixed shape
         return {"count_C": (self.info.classes,)}

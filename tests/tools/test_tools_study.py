@@ -19,7 +19,7 @@ from hkd_hpc.compare.runs import config_of, paper_run
 from hkd_hpc.config import is_location
 from hkd_hpc.jobs import Sweep
 from hkd_hpc.results.differences import differences
-from tools.study import answers, coverage, page, records, rerun, seconds, sections, tables
+from tools.study import answers, coverage, in_short, page, records, rerun, seconds, sections, tables
 from tools.study.__main__ import main
 from tools.study.records import Record
 from tools.synthetic_runs import write_run
@@ -108,11 +108,12 @@ def test_a_figure_of_other_runs_is_named(copied, capsys):
 
 def test_a_part_that_is_missing_or_there_twice_is_wrong_input(copied, capsys):
     text = copied.read_text()
-    block = page.BLOCK.search(text)[0]
+    found = page.BLOCK.search(text)
+    block, name = found[0], found[2]
     for changed, count in ((text.replace(block, "FedHKD is best: +0.100."), 0), (f"{text}\n{block}\n", 2)):
         copied.write_text(changed)
         assert main(["verify", "--page", str(copied)]) == 2
-        assert f"<!-- study: claims -->: is {count} times on the page, must be there once" in capsys.readouterr().err
+        assert f"<!-- study: {name} -->: is {count} times on the page, must be there once" in capsys.readouterr().err
 
 
 def test_a_part_that_is_not_marked_as_the_others_is_wrong_input(copied, capsys):
@@ -412,6 +413,32 @@ def test_before_the_last_seed_all_is_provisional():
     assert (
         answers.above("fedavg", "fedhkd", "local", "t", found).verdict
         == "provisionally does not hold: worse than FedHKD"
+    )
+
+
+def test_the_page_begins_with_what_has_come_to_its_end():
+    worse, few = study({**ALL, "fedhkd": 0.0 - NOISE - 0.01}), study({s: own[:9] for s, own in ALL.items()})
+    told = [
+        answers.above("fedhkd", "fedavg", "local", "ended", worse),
+        answers.above("fedhkd", "fedavg", "local", "under way", few),
+        answers.best("local", "lacks schemes", study(STEADY)),
+        answers.above("fedhkd_star", "fedproto", "global", "not begun", tables.Results([])),
+        answers.little_time("ResNet18", [1.0, 1.02]),
+        answers.little_time("ResNet18", []),
+    ]
+    assert in_short.in_short(told) == (
+        "**Does not hold:**\n"
+        "\n"
+        "- FedHKD has a better local accuracy than FedAvg.\n"
+        f"    - ended (10 seeds): {told[0].measured}; worse than FedAvg; a difference of the paper's size is excluded\n"
+        "\n"
+        "**Cannot be told:**\n"
+        "\n"
+        "- FedHKD takes little more time than FedAvg.\n"
+        "    - ResNet18, a client alone (2 pairs): 1.01 (0.89 to 1.15) of FedAvg's\n"
+        "\n"
+        "**Not run to the end yet:** under way (9 seeds); lacks schemes (10 seeds); not begun; "
+        "ResNet18, a client alone (0 pairs)."
     )
 
 

@@ -26,8 +26,8 @@ BETAS = ("beta02", "beta5")
 CONSTANT = "constant"  # another reading of the paper's learning rate
 LAST_SEEDS = 10  # with which the study ends
 MOST_TIME, MOST_PAYLOAD = 1.10, 1.01  # of FedAvg's: what is still "low cost" here
-NOT_RUN, NOT_MEASURED = "not run yet", "cannot be told: not measured in every run"
-HOLDS, FAILS = "holds", "does not hold"
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+NOT_RUN, NOT_MEASURED = "not run yet", f"{OPEN}: not measured in every run"
 EXCLUDED, NOT_EXCLUDED, LARGER = "excluded", "not excluded", "it is larger"
 PAPERS_NET = "ResNet18"
 
@@ -44,6 +44,7 @@ class Answer:
         verdict: HOLDS, FAILS or that it cannot be told, and why.
         as_large: whether a difference as large as the paper's is excluded.
         needed: about how many seeds would tell an effect of the paper's size, and one point.
+        is_final: whether no run of it is still to come.
     """
 
     claim: str
@@ -53,6 +54,7 @@ class Answer:
     verdict: str
     as_large: str
     needed: str
+    is_final: bool = False
 
 
 def answers(results: Mapping[str, Results], ratios: Mapping[str, Sequence[float]]) -> list[Answer]:
@@ -89,6 +91,7 @@ def above(one: str, other: str, goal: str, title: str, results: Results, beta: f
         provisional(all_better({other: gap_S}), own.seeds),
         provisional(as_large(gap_S, papers), own.seeds),
         needed_text([(gap_S, papers)], 1),
+        has_ended(own.seeds),
     )
 
 
@@ -102,8 +105,9 @@ def best(goal: str, title: str, results: Results) -> Answer:
     beside = {row: difference(own, OURS, row, goal) for row in rivals if row in own.rows}
     lacking = [named(row) for row in rivals if row not in own.rows]
     verdict = all_better(beside, len(rivals))
-    if lacking and not verdict.startswith(FAILS):
-        verdict = f"cannot be told before all runs of {', '.join(lacking)} are there"
+    is_waiting = bool(lacking) and not verdict.startswith(FAILS)
+    if is_waiting:
+        verdict = f"{OPEN} before all runs of {', '.join(lacking)} are there"
     return Answer(
         claim,
         of_seeds(title, own),
@@ -112,6 +116,7 @@ def best(goal: str, title: str, results: Results) -> Answer:
         provisional(verdict, own.seeds),
         NOTHING,
         needed_text([(values, gain(OURS, row, goal)) for row, values in beside.items()], len(rivals)),
+        has_ended(own.seeds) and not is_waiting,
     )
 
 
@@ -131,6 +136,7 @@ def between(goal: str, title: str, results: Results) -> Answer:
         provisional(all_better(steps, len(steps), "above 0:", "below 0:"), own.seeds),
         NOTHING,
         needed_text(list(zip(steps.values(), papers)), len(steps)),
+        has_ended(own.seeds),
     )
 
 
@@ -143,9 +149,9 @@ def little_time(network: str, ratios: Sequence[float]) -> Answer:
         return not_run(claim, table, papers)
     mean, half = statistics.interval(np.log(ratios))
     low, middle, high = np.exp([mean - half, mean, mean + half])
-    verdict = HOLDS if high <= MOST_TIME else FAILS if low > MOST_TIME else "cannot be told"
+    verdict = HOLDS if high <= MOST_TIME else FAILS if low > MOST_TIME else OPEN
     measured = f"{shown(middle, '.2f')} ({shown(low, '.2f')} to {shown(high, '.2f')}) of FedAvg's"
-    return Answer(claim, table, measured, papers, verdict, NOTHING, NOTHING)
+    return Answer(claim, table, measured, papers, verdict, NOTHING, NOTHING, is_final=True)
 
 
 def few_bytes(title: str, results: Results) -> Answer:
@@ -157,7 +163,7 @@ def few_bytes(title: str, results: Results) -> Answer:
     payload = max(payload_ratio(own, seed) for seed in own.seeds)
     verdict = HOLDS if payload <= MOST_PAYLOAD else FAILS
     measured, told = f"at most {shown(payload, '.4f')} of FedAvg's", provisional(verdict, own.seeds)
-    return Answer(claim, of_seeds(title, own), measured, NOTHING, told, NOTHING, NOTHING)
+    return Answer(claim, of_seeds(title, own), measured, NOTHING, told, NOTHING, NOTHING, has_ended(own.seeds))
 
 
 def less_affected(goal: str, severe: Results, even: Results) -> Answer:
@@ -180,6 +186,7 @@ def less_affected(goal: str, severe: Results, even: Results) -> Answer:
         provisional(verdict, seeds),
         provisional(as_large(change_S, papers), seeds),
         needed_text([(change_S, papers)], 1),
+        has_ended(seeds),
     )
 
 
@@ -209,10 +216,14 @@ def count_text(seeds: Sized) -> str:
     return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
 
 
+def has_ended(seeds: Sized) -> bool:
+    return len(seeds) >= LAST_SEEDS
+
+
 def provisional(verdict: str, seeds: Sized) -> str:
     """The study is not at its end before its last seed, whatever a test says."""
     is_told = verdict.startswith((HOLDS, FAILS, EXCLUDED, LARGER))
-    return f"provisionally {verdict}" if is_told and len(seeds) < LAST_SEEDS else verdict
+    return verdict if has_ended(seeds) or not is_told else f"provisionally {verdict}"
 
 
 def all_better(
@@ -238,7 +249,7 @@ def all_better(
     if set(found.values()) == {"better"}:
         return HOLDS
     seeds = next(iter(difference_S_by_name.values()))
-    return f"cannot be told with {count_text(seeds)}" + (f"; {above} {better}" if (better := listed("better")) else "")
+    return f"{OPEN} with {count_text(seeds)}" + (f"; {above} {better}" if (better := listed("better")) else "")
 
 
 def as_large(difference_S: np.ndarray, effect: float) -> str:

@@ -4,8 +4,8 @@ computed; it is verified."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.store.atomic import replace_text
 
 from . import drawings, seconds, sections
-from .answers import answers
+from .answers import Answer, answers
+from .in_short import in_short
 from .tables import ASKED, Results
 
 if TYPE_CHECKING:
@@ -103,7 +104,14 @@ def makers_of(page: Path, results: Mapping[str, Results]) -> dict[str, Callable[
     if page.name == README.name:
         return {"summary": partial(sections.summary, results)}
     own = {asked.name: partial(sections.section, asked, results) for asked in ASKED}
-    return {"claims": partial(claims, results), "seconds": partial(str, seconds.table()), "cost": cost, **own}
+    told = cache(partial(answers, results, seconds.read()))
+    return {
+        "short": lambda: in_short(told()),
+        "claims": lambda: claims(told()),
+        "seconds": partial(str, seconds.table()),
+        "cost": cost,
+        **own,
+    }
 
 
 def figures_of(page: Path, results: Mapping[str, Results]) -> list[Lines]:
@@ -112,13 +120,10 @@ def figures_of(page: Path, results: Mapping[str, Results]) -> list[Lines]:
     return [figure for asked in ASKED if (figure := sections.figure_of(asked, results[asked.name]))]
 
 
-def claims(results: Mapping[str, Results]) -> str:
+def claims(told: Sequence[Answer]) -> str:
     """Every claim with its answer."""
     head = ["claim", "table", "measured", "the paper", "answer", "a difference of the paper's size is", "seeds needed"]
-    rows = [
-        [one.claim, one.table, one.measured, one.papers, one.verdict, one.as_large, one.needed]
-        for one in answers(results, seconds.read())
-    ]
+    rows = [[one.claim, one.table, one.measured, one.papers, one.verdict, one.as_large, one.needed] for one in told]
     return str(Table(head, rows))
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hkd_hpc.common.lazy import F, torch
 from hkd_hpc.models.precision import real
 from hkd_hpc.privacy import mechanism
@@ -64,12 +62,14 @@ def noisy(
     """mean_CX with the client's noise for a quantity, which no other client, round or quantity has; std_C zero: none.
 
     Drawn for all classes, so that a class's draw does not depend on which others are shared. one_draw: the same for
-    all of them (code).
+    all of them (code). Scaled and added in float64, rounded once: from each mean only some float32 numbers are reached
+    by float32 noise, so that one report would tell two means apart, whatever std_C.
     """
     if not std_C.any():
         return mean_CX
     unit_CX = client.normal(quantity, (1 if one_draw else len(mean_CX), mean_CX.shape[1]))
-    return mean_CX + torch.from_numpy(unit_CX.astype(np.float32)).to(mean_CX) * std_C[:, None]
+    noise_CX = torch.from_numpy(unit_CX).to(mean_CX.device) * std_C.double()[:, None]
+    return real(mean_CX.double() + noise_CX)
 
 
 def distance(form: str, value_KX: torch.Tensor, target_KX: torch.Tensor) -> torch.Tensor:

@@ -79,6 +79,15 @@ def test_at_standard_deviation_zero_everything_stays_as_it_is():
     assert noisy(client("release"), "features", mean_CX, torch.zeros(2)) is mean_CX
 
 
+@pytest.mark.parametrize("std", [0.75, 3.14025])
+def test_noise_is_added_in_float64_and_rounded_once(std):
+    mean_CX = torch.from_numpy(np.random.default_rng(1).standard_normal((2, 500)).astype(np.float32))
+    unit_CX = rng.stream(0, "noise", 1, 0).standard_normal((2, 500))
+    expected = (mean_CX.numpy().astype(np.float64) + unit_CX * np.float64(np.float32(std))).astype(np.float32)
+    sent_CX = noisy(client("simulation"), "features", mean_CX, torch.full((2,), std))
+    assert np.array_equal(sent_CX.numpy(), expected)
+
+
 def test_one_draw_for_all_classes():
     mean_CX = torch.zeros(3, 1000)
     noise_CX = noisy(client("simulation"), "features", mean_CX, torch.full((3,), 2.0), one_draw=True)

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import toy
 
 from hkd_hpc.privacy import accounting, random
 from hkd_hpc.privacy.mechanism import Mechanism
+from hkd_hpc.schemes import knowledge
 from tools.audit import suite
 from tools.audit.auc import auc, mean_of
 from tools.audit.bound import at_least, at_most, attainable, epsilon_of, lower_bound
+from tools.audit.floats import is_reached
 from tools.audit.table import FALSE, HOLDS, NONE, Row
 
 pytestmark = pytest.mark.slow
@@ -117,7 +120,7 @@ def test_every_row_of_the_audit_is_on_the_right_side(known_entropy, capsys):
     assert lines[0].startswith("machine: ")
     assert "commit: " in lines[1]
     verdicts = [line.rsplit("  ", 1)[1].strip() for line in lines[3:]]
-    assert verdicts.count("holds") == 6
+    assert verdicts.count("holds") == 7
     assert verdicts.count("exceeded, as it must be") == 2
     assert verdicts.count("caught") == 2
 
@@ -127,6 +130,30 @@ def test_noise_that_is_halved_or_forgotten_is_caught(share, known_entropy, monke
     drawn = random.of_entropy
     monkeypatch.setattr(random, "of_entropy", lambda shape: share * drawn(shape))
     assert [row.verdict for row in suite.entropy(FEW)] == ["BROKEN: the ledger promises too much"]
+
+
+def test_noise_in_float32_is_caught_by_what_it_cannot_reach(known_entropy, monkeypatch):
+    """At mu 1 / 7, epsilon .51: however large the noise is, a report tells two means apart."""
+
+    def noisy(client, quantity, mean_CX, std_C, one_draw=False):
+        unit_CX = torch.from_numpy(client.normal(quantity, mean_CX.shape).astype(np.float32))
+        return mean_CX + unit_CX * std_C[:, None]
+
+    (row,) = suite.floats(FEW)
+    assert row.bound.epsilon == 0
+    monkeypatch.setattr(knowledge, "noisy", noisy)
+    (row,) = suite.floats(FEW)
+    assert row.verdict == "BROKEN: the ledger promises too much"
+    assert row.bound.epsilon > 4
+
+
+def test_what_float32_noise_reaches():
+    """3 (1 + k 2^-23) is 3 + 1.5 k steps, rounded to even: 0, 2, 3, 4, 6 of them; 1 and 5 are missed. From a mean
+    of 3, where steps are twice as long, none is."""
+    step = 2.0**-22  # from 2 to 4
+    reached = lambda sent, mean: is_reached(np.array(sent), np.full(len(sent), mean), 3.0).tolist()
+    assert reached([3 + place * step for place in range(6)], 0.0) == [True, False, True, True, True, False]
+    assert reached([6 + place * 2 * step for place in range(4)], 3.0) == [True, True, True, True]
 
 
 def test_features_that_are_not_clipped_before_the_mean_are_caught(known_entropy, monkeypatch):

@@ -6,7 +6,7 @@ without any, and their difference, the shift. Of a release it sees how far it li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import ClientRound
 
 from . import inputs
+
+# of (sent_CX, from_CX, to_CX): the class means that were sent, and those of D and of E without noise
+Scores = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[float, ...]]
 
 AUDITED = 0  # the client that has the canary
 KINDS = ("feature_CD", "soft_CC", "count_C", "weights_V")  # of what a round releases
@@ -73,8 +76,26 @@ class Pair(NamedTuple):
 # --- one report, its model fixed
 
 
-def report_scores(pair: Pair, trials: int, rounds: int = 1, trainings: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(trials, 2) scores of D and of E: of the class means that the audited client reports in so many rounds.
+def distances(sent_CX: np.ndarray, from_CX: np.ndarray, to_CX: np.ndarray) -> tuple[float, float]:
+    """How far a release lies from D towards E, as two adversaries measure it.
+
+    The first by the likelihood ratio of independent noise. The second looks only at the differences between classes, in
+    which noise that they share is not seen.
+    """
+    moved_CX, shift_CX = sent_CX - from_CX, to_CX - from_CX
+    contrast = lambda value_CX: value_CX - value_CX.mean(0)
+    return along(moved_CX, shift_CX), along(contrast(moved_CX), contrast(shift_CX))
+
+
+def along(moved: np.ndarray, shift: np.ndarray) -> float:
+    """The length of the part of `moved` along the shift."""
+    return float(np.vdot(moved, shift) / np.linalg.norm(shift)) if shift.any() else 0.0
+
+
+def report_scores(
+    pair: Pair, trials: int, rounds: int = 1, trainings: int = 0, scores: Scores = distances
+) -> tuple[np.ndarray, np.ndarray]:
+    """(trials, scores) of D and of E: of the class means that the audited client reports in so many rounds.
 
     Args:
         pair: the federations.
@@ -82,18 +103,19 @@ def report_scores(pair: Pair, trials: int, rounds: int = 1, trainings: int = 0) 
         rounds: of a trial; a score is their sum, as the log-likelihood ratio is.
         trainings: 0: the model is the received one, the same in D and E. Else it is trained by each, and so often; the
             adversary knows the seed.
+        scores: of one report.
     """
     number = count(1)  # of a round, each of which has noise of its own
     parts = []
     for training in range(1, max(trainings, 1) + 1):
         clients = [client_of(run, training, bool(trainings)) for run in (pair.d, pair.e)]
-        parts.append(_scores_of(pair, clients, number, trials // max(trainings, 1), rounds))
+        parts.append(_scores_of(pair, clients, number, trials // max(trainings, 1), rounds, scores))
     score_d, score_e = (np.concatenate(part) for part in zip(*parts))
     return score_d, score_e
 
 
 def _scores_of(
-    pair: Pair, clients: Sequence[Client], number: Iterator[int], trials: int, rounds: int
+    pair: Pair, clients: Sequence[Client], number: Iterator[int], trials: int, rounds: int, scores: Scores
 ) -> list[np.ndarray]:
     """The same of D's client and of E's, as they are now."""
     from_CD, to_CD = (next(class_means(pair.quiet_d.trainer.scheme, client, [1])) for client in clients)
@@ -121,22 +143,6 @@ def class_means(scheme: Scheme, client: Client, rounds: Iterable[int]) -> Iterat
     """(classes, latent) float64 of the reports of these rounds."""
     for client.round in rounds:
         yield scheme.report(client)["feature_CD"].numpy().astype(np.float64)
-
-
-def scores(sent_CX: np.ndarray, from_CX: np.ndarray, to_CX: np.ndarray) -> tuple[float, float]:
-    """How far a release lies from D towards E, as two adversaries measure it.
-
-    The first by the likelihood ratio of independent noise. The second looks only at the differences between classes, in
-    which noise that they share is not seen.
-    """
-    moved_CX, shift_CX = sent_CX - from_CX, to_CX - from_CX
-    contrast = lambda value_CX: value_CX - value_CX.mean(0)
-    return along(moved_CX, shift_CX), along(contrast(moved_CX), contrast(shift_CX))
-
-
-def along(moved: np.ndarray, shift: np.ndarray) -> float:
-    """The length of the part of `moved` along the shift."""
-    return float(np.vdot(moved, shift) / np.linalg.norm(shift)) if shift.any() else 0.0
 
 
 # --- whole runs

@@ -21,14 +21,16 @@ import torch
 
 from hkd_hpc.common.command import Parser, exit_code, program_of, tell
 from hkd_hpc.common.settings import first_paragraph
+from hkd_hpc.config.protection import mechanism_of
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES
 from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 
-from . import membership
+from . import inputs, membership
 from .bound import Bound, lower_bound
 from .claims import ledger_of, paper_epsilon
+from .floats import scores_of
 from .reports import Pair, report_scores, run_scores
 from .table import FALSE, HEADINGS, HOLDS, NONE, Row, table
 
@@ -111,6 +113,15 @@ def entropy(sizes: Sizes) -> list[Row]:
     return [features("vector, multiplier 1, release mode: one report", pair, 1, bound)]
 
 
+def floats(sizes: Sizes) -> list[Row]:
+    """The same of an adversary who asks which numbers can have come of each mean."""
+    multiplier = 7
+    pair = Pair.of("several", [*VECTOR, f"privacy.multiplier={multiplier}", "privacy.mode=release"], SILENT)
+    std = mechanism_of(pair.d.config).std(float(inputs.ROWS), inputs.LATENT)
+    bound = bound_of(report_scores(pair, sizes.composed, scores=scores_of(std, inputs.LABEL)))
+    return [features(f"vector, multiplier {multiplier}, release mode: float32 numbers", pair, 1, bound)]
+
+
 def uncovered(sizes: Sizes) -> list[Row]:
     """What has no guarantee at all: no noise, and one draw for all classes of a client."""
     rows = []
@@ -145,6 +156,7 @@ ROWS: dict[str, Callable[[Sizes], list[Row]]] = {
     "paper": paper,
     "vector": vector,
     "entropy": entropy,
+    "floats": floats,
     "uncovered": uncovered,
     "retrained": retrained,
     "whole": whole,

@@ -699,6 +699,8 @@ def test_another_run_is_told_apart():
         rerun.compared(then, planted("fedhkd", 0, 0.4, 0.5, then.made))
     with pytest.raises(RunError, match="of the same versions and kind of CPU"):
         rerun.compared(then, planted("fedhkd", 0, 0.5, 0.5, {**same, "cpu": {"model": "a"}}))
+    with pytest.raises(RunError, match="accuracies local \\+0.0000, global \\+0.0000; the code is another, 34, not "):
+        rerun.compared(then, planted("fedhkd", 0, 0.5, 0.5, {**then.made, "weights_sha256": "12", "code_sha256": "34"}))
     with pytest.raises(RunError, match=r"not within 0\.03"):
         rerun.compared(then, planted("fedhkd", 0, 0.6, 0.5, {**same, "cpu": {"model": "b"}}))
     with pytest.raises(UsageError, match="has other images"):

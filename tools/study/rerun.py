@@ -104,12 +104,14 @@ def compared(record: Record, found: Record) -> str:
         if not others and (other := unequal(record, found)):
             raise RunError(f"the same weights, {now}, but not the recorded numbers: {other}")
         return f"the same weights: {now}"
-    if not others:
-        raise RunError(f"other weights, {now}, not {then}, of the same versions and kind of CPU; accuracies {told}")
-    if max(map(abs, gaps.values())) > TOLERANCE:
-        raise RunError(f"other weights, and accuracies are not within {TOLERANCE}: {told}; {others}")
     codes = [made.get("code_sha256", "")[:12] for made in (record.made, found.made)]
     code = f"; the code is another, {codes[1]}, not {codes[0]}" if codes[0] != codes[1] else ""
+    if not others:
+        raise RunError(
+            f"other weights, {now}, not {then}, of the same versions and kind of CPU; accuracies {told}{code}"
+        )
+    if max(map(abs, gaps.values())) > TOLERANCE:
+        raise RunError(f"other weights, and accuracies are not within {TOLERANCE}: {told}; {others}{code}")
     return f"accuracies within {TOLERANCE} ({told}), other weights, {now}, not {then}; {others}{code}"
 
 

@@ -195,6 +195,7 @@ def take_initial(run: RankRun) -> None:
     flat = run.trainer.flat
     initial.load_into(flat.net, run.config.model)
     run.weights_V.copy_(flat.values_V)
+    run.worker.initial = run.trainer.own_parts(flat.values_V)
     run.message[0]["counters"] = pack_counters(flat.counters)
 
 
@@ -245,6 +246,7 @@ def plan_of(config: Config, run: RankRun, server: Server) -> Plan:
     kept = state_vectors(config.train.optimizer, config.train.momentum)
     kept_floats = kept * sum(stop - start for start, stop in flat.active_spans)
     kept_floats += config.fed.server_vectors * len(flat.parameters_P)
+    kept_floats += sum(map(len, run.worker.initial.values()))
     return Plan(
         replace(config, privacy=run.config.privacy),  # with the noise that meets privacy.epsilon
         run.comm,

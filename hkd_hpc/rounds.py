@@ -145,5 +145,6 @@ def result_of(run: RankRun, gathered: np.ndarray, states: client_state.States, w
     counters = [counter.clone() for counter in run.counters]
     stepped = run.server_optimizer.state if run.server_optimizer and is_saved(run, run.done) else {}
     kept = {name: vector.clone() for name, vector in stepped.items()}
-    state = RoundState(run.done, run.weights_V.detach().clone(), counters, run.message.copy(), states, kept)
+    weights_V, message = run.weights_V.detach().clone(), run.message.copy()
+    state = RoundState(run.done, weights_V, counters, message, states, kept, run.worker.initial)
     return RoundResult(state, gathered, dict(run.comm.wire_bytes), dict(run.seconds), wall_s)

@@ -21,6 +21,7 @@ from hkd_hpc.overview.progress import Progress
 from hkd_hpc.rank_run import RankRun
 from hkd_hpc.server import Server
 from hkd_hpc.state import client_state
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.worker import unpack_counters
 
@@ -93,6 +94,7 @@ def start(run: RankRun, options: ResumeOptions) -> None:
     if run.server and state:
         run.weights_V.copy_(state.weights_V)
         run.message, run.done, states = state.message, state.round, state.client_states
+        run.worker.initial |= initial_of(run, state)
         if run.server_optimizer:
             run.server_optimizer.load(state.server_optimizer)
     if run.server:
@@ -101,11 +103,30 @@ def start(run: RankRun, options: ResumeOptions) -> None:
     spread(run, states)
 
 
+def initial_of(run: RankRun, state: RoundState) -> dict[str, torch.Tensor]:
+    """Rank 0: what the run that is resumed began with of all that never travels, where that is not what the seed gives.
+
+    No client has any of what has stayed with them only since other settings hold: that begins as it is in the present
+    global weights.
+    """
+    present = run.trainer.own_parts(state.weights_V)
+    held = {name for own in state.client_states.values() for name in own}
+    lost = [name for name in present if run.config.model.init and name in held and name not in state.initial]
+    if lost:
+        messages.warn(
+            "the rounds before were saved by a version that kept no initial weights: what stays with a client that "
+            "joins from here on begins as it is in the present global weights"
+        )
+    begun = {name: part for name, part in present.items() if name in lost or name not in held}
+    return begun | {name: part.to(run.comm.device) for name, part in state.initial.items() if name in present}
+
+
 def spread(run: RankRun, states: client_state.States) -> None:
     """Weights, the server optimizer's state, message, rounds and client states from rank 0 to where they are needed."""
     comm = run.comm
     comm.at(None, "start")
-    for vector in (run.weights_V, *(run.server_optimizer.state.values() if run.server_optimizer else ())):
+    kept = run.server_optimizer.state.values() if run.server_optimizer else ()
+    for vector in (run.weights_V, *run.worker.initial.values(), *kept):
         values = vector.cpu().numpy()
         comm.broadcast(values, "start")
         vector.copy_(torch.from_numpy(values))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ class ClientRound(NamedTuple):
         message: what the server sent, by name.
         round: from 1 on.
         epochs: local epochs; None: train.epochs.
+        initial: what the run began with of all that never travels (`LocalTrainer.own_parts`): that of a client that has
+            none of its own yet.
     """
 
     client: Client
@@ -58,6 +61,7 @@ class ClientRound(NamedTuple):
     message: dict[str, torch.Tensor]
     round: int
     epochs: int | None = None
+    initial: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass
@@ -182,7 +186,7 @@ class LocalTrainer:
     def begin(self, given: ClientRound) -> None:
         """Load the model, hand it to the client, and let the scheme prepare the round."""
         client = given.client
-        weights_V = self.start_of(client, given.weights_V)
+        weights_V = self.start_of(given)
         self.flat.load(weights_V, given.counters)
         self._loaded, self._unloaded = "", {}
         self._member = client.member
@@ -273,7 +277,7 @@ class LocalTrainer:
         report = self.scheme.report(client)
         contract.check_tensors(self.scheme, "report", report, self.scheme.report_shapes())
         contract.check_client_state(self.scheme, client.state, OWN)
-        self._keep_own(client)
+        client.state |= self.own_parts(self.flat.values_V)
         client.cache = {}
         return Trained(loss_by_term, test, val, train_s, time.perf_counter() - start_s, report, tested)
 
@@ -289,14 +293,16 @@ class LocalTrainer:
         lr = self.config.lr(round)
         return float(np.float32(lr)) if self.flat.values_V.is_cuda else lr
 
-    def start_of(self, client: Client, weights_V: torch.Tensor) -> torch.Tensor:
-        """What a client begins with: the global weights, but for what it keeps to itself."""
-        held = {name: spans for name, spans in self.own_spans.items() if name in client.state}
-        start_V = weights_V.clone() if held else weights_V
+    def start_of(self, given: ClientRound) -> torch.Tensor:
+        """What a client begins with: the global weights, but for what never travels: that is its own, and before it has
+        trained the initial one, however late it joins."""
+        own = {**given.initial, **given.client.state}
+        held = {name: spans for name, spans in self.own_spans.items() if name in own}
+        start_V = given.weights_V.clone() if held else given.weights_V
         for name, spans in held.items():
             sizes = [stop - start for start, stop in spans]
-            for (start, stop), own in zip(spans, client.state[name].split(sizes)):
-                start_V[start:stop].copy_(own)
+            for (start, stop), part in zip(spans, own[name].split(sizes)):
+                start_V[start:stop].copy_(part)
         return start_V
 
     @cached_property
@@ -324,9 +330,11 @@ class LocalTrainer:
         what stays."""
         return self.flat.floats_of(member, but=[span for spans in self.own_spans.values() for span in spans])
 
-    def _keep_own(self, client: Client) -> None:
-        for name, spans in self.own_spans.items():
-            client.state[name] = torch.cat([self.flat.values_V[start:stop] for start, stop in spans])
+    def own_parts(self, values_V: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Copies of what never travels of a model's V floats, by the name in a client's state."""
+        return {
+            name: torch.cat([values_V[start:stop] for start, stop in spans]) for name, spans in self.own_spans.items()
+        }
 
     def _keep_own_models(self, client: Client) -> None:
         """Those that are finite; then the one that is averaged is in `flat`."""

@@ -70,12 +70,17 @@ class Worker:
         clients: those that live here, by ascending id.
         slots: the largest number of clients on any rank, so that all ranks send alike.
         images_M: training images of each client of the federation.
+
+    Attributes:
+        initial: what the run began with of all that never travels (`LocalTrainer.own_parts`); at first of the trainer's
+            model.
     """
 
     def __init__(self, comm: Comm, trainer: LocalTrainer, clients: list[Client], slots: int, images_M: list[int]):
         self.comm, self.trainer, self.clients, self.slots = comm, trainer, clients, slots
         self.images_M = images_M
         self.eligible = [client for client, images in enumerate(images_M) if images >= trainer.min_images]
+        self.initial = trainer.own_parts(trainer.flat.values_V)
         self.delivered: list[int] = []  # those here whose weights are in the sum
         total_images = max(sum(images_M), 1)
         self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
@@ -117,7 +122,7 @@ class Worker:
         here = [client for client in self.clients if client.id in of_cohort]
         epochs_by_id = self._epochs_of(round, cohort, reports, here)
         waiting = [
-            (report, ClientRound(client, weights_V, counters, message, round, epochs_by_id[client.id]))
+            (report, ClientRound(client, weights_V, counters, message, round, epochs_by_id[client.id], self.initial))
             for report, client in zip(reports, here)
             if client.id in epochs_by_id
         ]
@@ -265,7 +270,8 @@ class Worker:
             if trainer.can_train(client):
                 own = {name: client.state[name] for name in OWN if name in client.state}
                 plain = replace(client, state=own)  # without what the scheme remembers of it
-                row[:] = result_row(client, trainer.run(ClientRound(plain, weights_V, counters, {}, round)).test)
+                given = ClientRound(plain, weights_V, counters, {}, round, initial=self.initial)
+                row[:] = result_row(client, trainer.run(given).test)
         return rows
 
     def _in_turn(self, clients: Iterable[Client]) -> Iterator[Client]:

@@ -191,7 +191,8 @@ class Scheme:
         Settings: a frozen dataclass of its settings, derived from SchemeSettings.
         terms: what `loss` returns, in the order of the log.
         needs_public: whether it cannot do without public images.
-        shares_weights: False: a client starts from its own last model; the average serves the global test only.
+        shares_weights: False: a client starts from its own last model, at first from the run's initial one; the average
+            serves the global test only.
         pools_data: True: one client has the images of all.
         protects: which of features, predictions and counts it reports by the rules of section `privacy`: as
             "feature_CD", "soft_CC" and "count_C".
@@ -250,7 +251,7 @@ class Scheme:
 
     def personal(self, net: torch.nn.Module) -> Collection[str]:
         """Which weights stay with a client, which starts a round from the received ones but for its own last ones of
-        these. Their mean over the clients serves the global test only.
+        these, the run's initial ones at first. Their mean over the clients serves the global test only.
 
         Args:
             net: the model.

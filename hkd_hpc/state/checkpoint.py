@@ -24,6 +24,7 @@ class RoundState:
         message: the server's message to all clients, one record.
         client_states: what each client keeps, by its number; only where a checkpoint is due.
         server_optimizer: what fed.server_optimizer keeps, by name; only where a checkpoint is due.
+        initial: what the run began with of all that never travels, by name.
     """
 
     round: int
@@ -32,6 +33,7 @@ class RoundState:
     message: np.ndarray
     client_states: States
     server_optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def pack(state: RoundState, arrays: dict[str, np.ndarray], server_state: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -43,11 +45,13 @@ def pack(state: RoundState, arrays: dict[str, np.ndarray], server_state: dict[st
         server_state: what the scheme's server keeps.
 
     Returns:
-        The tree: "round", "global", "message", "server", "client_states", and "server_optimizer" where there is one.
+        The tree: "round", "global", "message", "server", "client_states"; "server_optimizer" and "initial" where
+        there is any.
     """
     message = state.message[0]
     tensors = {name: tensor.numpy() for name, tensor in payload.tensors_of(message).items()}
     as_arrays = lambda kept: {name: tensor.cpu().numpy() for name, tensor in kept.items()}
+    optional = {"server_optimizer": state.server_optimizer, "initial": state.initial}
     return {
         "round": state.round,
         "global": arrays,
@@ -55,7 +59,7 @@ def pack(state: RoundState, arrays: dict[str, np.ndarray], server_state: dict[st
         "message": {"counters": message["counters"], **tensors},
         "server": as_arrays(server_state),
         "client_states": {str(client): kept for client, kept in sorted(state.client_states.items())},
-    } | ({"server_optimizer": as_arrays(state.server_optimizer)} if state.server_optimizer else {})
+    } | {part: as_arrays(kept) for part, kept in optional.items() if kept}
 
 
 def unpack(tree: dict[str, Any], flat: FlatModel, message_type: np.dtype) -> tuple[RoundState, dict[str, torch.Tensor]]:
@@ -76,8 +80,8 @@ def unpack(tree: dict[str, Any], flat: FlatModel, message_type: np.dtype) -> tup
     weights_V = torch.zeros_like(flat.values_V)
     counters = flat.load_arrays(tree["global"], weights_V)
     states = {int(client): kept for client, kept in tree.get("client_states", {}).items()}
-    server_state, optimizer = (
+    server_state, optimizer, initial = (
         {name: torch.as_tensor(np.array(array)) for name, array in tree.get(part, {}).items()}
-        for part in ("server", "server_optimizer")
+        for part in ("server", "server_optimizer", "initial")
     )
-    return RoundState(int(tree["round"]), weights_V, counters, message, states, optimizer), server_state
+    return RoundState(int(tree["round"]), weights_V, counters, message, states, optimizer, initial), server_state

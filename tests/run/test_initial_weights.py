@@ -75,6 +75,25 @@ def test_the_number_of_ranks_changes_nothing_and_a_killed_run_needs_no_file(tmp_
     assert load(folder).identity["model.init"] == load(whole).identity["model.init"]
 
 
+def test_a_client_that_joins_after_a_resume_without_the_file_begins_with_its_weights(tmp_path, data, first):
+    """Of `local` 2 of 4 clients take part in round 1, the others in round 2."""
+    shutil.copy(first / "start.pt", tmp_path / "start.pt")
+    asked = base(
+        data, f"model.init={tmp_path / 'start.pt'}", "scheme.name=local", "fed.clients=4", "fed.participation=.5"
+    )
+    toy.train_ok(1, *asked, "--out", tmp_path / "straight")
+    stop = lambda rank: toy.on_place(1, "training", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    toy.train(1, *asked, "--out", tmp_path / "run", patch=stop)
+    (tmp_path / "start.pt").unlink()
+    outputs = toy.train_ok(2, "--resume", "--out", tmp_path / "run")
+    assert "resuming after round 1" in outputs[0]
+    assert toy.rows(tmp_path / "run") == toy.rows(tmp_path / "straight")
+    kept, expected = (toy.checkpoint(tmp_path / name, 2) for name in ("run", "straight"))
+    for client in range(4):
+        name = f"client_states/{client}/model"
+        assert kept[name].tobytes() == expected[name].tobytes()
+
+
 def test_the_hash_of_the_file_is_recorded_and_a_changed_one_is_another_run(tmp_path, data, first, whole):
     start = first / "start.pt"
     assert load(whole).identity["model.init"] == hashlib.sha256(start.read_bytes()).hexdigest()

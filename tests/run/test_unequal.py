@@ -118,7 +118,7 @@ def test_prototypes_cross_the_architectures_and_weights_do_not(data):
     own = [client.state["model"].clone() for client in run.clients]
     started = []
     original = run.part.trainer.start_of
-    run.part.trainer.start_of = lambda client, weights_V: started.append(original(client, weights_V)) or started[-1]
+    run.part.trainer.start_of = lambda given: started.append(original(given)) or started[-1]
     run.play(1)
     assert all(map(torch.equal, started, own))
 

@@ -352,7 +352,7 @@ def test_same_bits_on_any_number_of_ranks(data, tmp_path, whole, scheme, ranks):
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
     for name, value in straight.items():
-        if name.split("/")[0] in ("global", "message", "server", "server_optimizer", "client_states"):
+        if name.split("/")[0] in ("global", "message", "server", "server_optimizer", "client_states", "initial"):
             np.testing.assert_array_equal(again[name], value, err_msg=name)
 
 
@@ -371,10 +371,12 @@ def test_killed_and_resumed_equals_straight(data, tmp_path, whole, scheme):
     assert "resuming after round" in outputs[0]
     assert toy.rows(tmp_path / "run") == toy.rows(whole(scheme))
     straight, again = (toy.checkpoint(folder, 4) for folder in (whole(scheme), tmp_path / "run"))
-    kept = [name for name in straight if name.split("/")[0] in ("server", "server_optimizer", "client_states")]
-    assert {name for name in again if name.split("/")[0] in ("server", "server_optimizer", "client_states")} == set(
-        kept
-    )
+    kept = [
+        name for name in straight if name.split("/")[0] in ("server", "server_optimizer", "client_states", "initial")
+    ]
+    assert {
+        name for name in again if name.split("/")[0] in ("server", "server_optimizer", "client_states", "initial")
+    } == set(kept)
     for name in kept:
         np.testing.assert_array_equal(again[name], straight[name], err_msg=name)
 

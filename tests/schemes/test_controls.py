@@ -60,6 +60,24 @@ def test_local_client_that_is_not_sampled_keeps_its_model(data):
         before = {client.id: client.state["model"] for client in run.clients if "model" in client.state}
 
 
+def test_a_local_client_that_is_rejected_at_first_begins_with_the_initial_weights_again(data):
+    run, starts = Federation(data, "local", "fed.max_bad_fraction=1"), []
+    initial_V, loss, begin = run.part.weights_V.clone(), run.scheme.loss, run.part.trainer.begin
+
+    def watch(given):
+        begin(given)
+        starts.append((given.client.id, given.client.received_V.clone()))
+
+    run.scheme.loss = lambda client, batch: {
+        name: value * (float("nan") if client.id == 0 else 1) for name, value in loss(client, batch).items()
+    }
+    assert run.play(1)[0].reports["status"][0]
+    run.scheme.loss, run.part.trainer.begin = loss, watch
+    run.play(1)
+    assert starts[0][0] == 0
+    assert torch.equal(starts[0][1], initial_V)
+
+
 @pytest.mark.usefixtures("in_float64")
 def test_central_trains_on_exactly_the_images_of_the_federation(data):
     federation, central = Federation(data, "fedavg"), Federation(data, "central")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from federation import Federation, same_model, save_images
+import toy
+from federation import Federation, same_model, save_images, settings
 
 from hkd_hpc import assemble
 from hkd_hpc.client import OWN_MODEL, OWN_WEIGHTS
 from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.models import evaluate
+from hkd_hpc.run import initial_of
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Phase, Scheme
 from hkd_hpc.schemes.ditto import DittoSettings
 from hkd_hpc.schemes.fedrep import FedRepSettings
+from hkd_hpc.state.checkpoint import RoundState
 from hkd_hpc.training import ClientRound
 
 pytestmark = pytest.mark.kernels
@@ -51,17 +56,17 @@ def batch_norm(names):
 
 @pytest.mark.parametrize("scheme", ["fedbn", "fedrep"])
 def test_a_client_begins_with_its_own_part_and_the_average_of_the_rest(data, scheme):
-    """Also one that rested: 2 of 4 clients a round."""
+    """Also one that rested: 2 of 4 clients a round; one that has no part of its own yet has the initial one."""
     run, ended, rested = Federation(data, scheme, *SAMPLED), {}, []
-    original = run.part.trainer.run
+    original, initial = run.part.trainer.run, floats(run, run.part.weights_V.clone())
 
     def watch(given):
         average, own = floats(run, given.weights_V), ended.get(given.client.id)
-        start = floats(run, run.part.trainer.start_of(given.client, given.weights_V))
+        start = floats(run, run.part.trainer.start_of(given))
         personal = HEAD if scheme == "fedrep" else batch_norm(start)
         assert len(personal) == (2 if scheme == "fedrep" else 12)
         for name, value in start.items():
-            expected = own[1][name] if own and name in personal else average[name]
+            expected = (own[1] if own else initial)[name] if name in personal else average[name]
             assert (value == expected).all(), name
         trained = original(given)
         if own:
@@ -73,6 +78,88 @@ def test_a_client_begins_with_its_own_part_and_the_average_of_the_rest(data, sch
     run.play(6)
     assert max(rested) > 1
     assert all(OWN_WEIGHTS in client.state for client in run.clients)
+
+
+AT_HOME = [
+    ("local",),
+    ("fedproto", "scheme.weights=none"),
+    ("fedhkd", "scheme.weights=none"),
+    ("fedhkd_star", "scheme.weights=none"),
+    ("fedmd", "scheme.weights=none", "data.public_fraction=0.3"),
+    ("fedbn",),
+    ("fedrep",),
+    ("fedavg", "train.batchnorm=local"),
+]
+
+
+def own_mask(run) -> torch.Tensor:
+    """(V,) bool: what never travels."""
+    own_V = torch.zeros(len(run.flat.values_V), dtype=torch.bool)
+    for spans in run.part.trainer.own_spans.values():
+        for start, stop in spans:
+            own_V[start:stop] = True
+    return own_V
+
+
+@pytest.mark.parametrize("scheme, more", [(scheme, more) for scheme, *more in AT_HOME])
+def test_what_never_travels_begins_as_the_run_did_however_late_a_client_joins(data, scheme, more):
+    run, joined = Federation(data, scheme, *SAMPLED, *more), {}
+    original, initial_V, own_V = run.part.trainer.begin, run.part.weights_V.clone(), own_mask(run)
+
+    def watch(given):
+        original(given)
+        joined.setdefault(given.client.id, (given.round, given.client.received_V.clone(), given.weights_V.clone()))
+
+    run.part.trainer.begin = watch
+    run.play(6)
+    late = [(start_V, global_V) for round, start_V, global_V in joined.values() if round > 1]
+    assert late
+    for start_V, global_V in late:
+        assert torch.equal(start_V[own_V], initial_V[own_V])
+        assert torch.equal(start_V[~own_V], global_V[~own_V])
+        assert not torch.equal(global_V[own_V], initial_V[own_V])
+
+
+@pytest.mark.parametrize("scheme, more", [(scheme, more) for scheme, *more in AT_HOME])
+def test_clients_that_join_after_a_resume_on_other_ranks_begin_with_it_too(data, tmp_path, scheme, more):
+    """2 of 4 clients take part in round 1, the others in round 2."""
+    asked = settings(data, scheme, *SAMPLED, "fed.rounds=3", *more)
+    toy.train_ok(1, *asked, "--out", tmp_path / "straight")
+
+    def stop(rank):
+        toy.on_place(2, "training", lambda: (_ for _ in ()).throw(ArithmeticError("on purpose")))
+
+    assert all(result.exit_code for result in toy.train(3, *asked, "--out", tmp_path / "run", patch=stop))
+    [output, _] = toy.train_ok(2, "--resume", "--out", tmp_path / "run")
+    assert "resuming after round 1" in output
+    assert toy.rows(tmp_path / "run") == toy.rows(tmp_path / "straight")
+    kept, expected = (toy.checkpoint(tmp_path / name, 3) for name in ("run", "straight"))
+    names = [name for name in expected if name.split("/")[0] in ("client_states", "initial")]
+    assert any(name.startswith("initial/") for name in names)
+    for name in names:
+        assert np.array_equal(kept[name], expected[name]), name
+
+
+def test_what_an_older_checkpoint_lacks_comes_of_the_seed_or_of_the_global_weights(data, capsys):
+    """initial_of gives what the seed does not."""
+    run = Federation(data, "fedrep", "train.batchnorm=local")
+    run.play(1)
+    part, global_V = run.part, run.part.weights_V
+    present, begun = part.trainer.own_parts(global_V), dict(part.worker.initial)
+    held = {0: {name: tensor.numpy() for name, tensor in run.clients[0].state.items()}}
+    state = RoundState(1, global_V, part.counters, part.message, held)
+    equal = lambda found, expected: (
+        found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    )
+    assert equal(initial_of(part, state), {})
+    assert equal(initial_of(part, replace(state, initial=begun)), begun)
+    assert equal(initial_of(part, replace(state, client_states={})), present)  # it stayed with nobody until now
+    assert capsys.readouterr().err == ""
+    part.config = replace(part.config, model=replace(part.config.model, init="start.pt"))
+    assert equal(initial_of(part, replace(state, initial=begun)), begun)
+    assert capsys.readouterr().err == ""
+    assert equal(initial_of(part, state), present)
+    assert "kept no initial weights" in capsys.readouterr().err
 
 
 def test_the_global_model_has_the_mean_of_what_is_personal(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -79,7 +80,7 @@ def end_telling(run: RankRun, server: Server, complete: bool) -> None:
     if not complete:
         messages.answer(
             f"stopped by {name_of(run.stopping)} after round {run.done} of {run.config.fed.rounds}, which is saved; "
-            f"resume it with --resume --out {server.folder.path}"
+            f"resume it with --resume --out {shlex.quote(str(server.folder.path))}"
         )
 
 

@@ -133,3 +133,12 @@ def literals() -> list[str]:
     files = [path for path in (ROOT / "hkd_hpc").rglob("*.py") if "slurm" not in path.parts]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_paths_in_commands_that_messages_advise_are_quoted():
+    """Whoever pastes one may have a blank in it."""
+    command = re.compile(r"python -m [\w.]+( \w+)? \{|--resume --out \{")
+    lines = [line for path in (ROOT / "hkd_hpc").rglob("*.py") for line in path.read_text().splitlines()]
+    found = [line for line in lines if command.search(line)]
+    assert len(found) >= 5
+    assert [line for line in found if "{shlex.quote(str(" not in line] == []

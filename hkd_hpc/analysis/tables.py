@@ -124,7 +124,7 @@ class Table:
 
     def markdown(self) -> str:
         rows = [self.titles(), ["---"] * len(self.head), *self.rows]
-        return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+        return "\n".join("| " + " | ".join(as_markdown(str(cell)) for cell in row) + " |" for row in rows)
 
     def latex(self) -> str:
         """For the package booktabs."""
@@ -242,6 +242,11 @@ def as_number(text: str) -> str | float | None:
 
 def parts_of(cell: Cell | str) -> dict[str, str]:
     return {"": cell} if isinstance(cell, str) else cell.parts()
+
+
+def as_markdown(text: str) -> str:
+    """What stands in one cell, whatever is in the text."""
+    return " ".join(text.replace("|", r"\|").splitlines())
 
 
 def as_latex(text: str) -> str:

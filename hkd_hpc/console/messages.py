@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -283,5 +284,5 @@ def files_lines(folder: RunFolder, architecture: str) -> list[str]:
     return [
         f"metrics     {folder.metrics_path}",
         f"checkpoint  {newest}",
-        f"models      python -m hkd_hpc.export {folder.path} --out global.pt{which}",
+        f"models      python -m hkd_hpc.export {shlex.quote(str(folder.path))} --out global.pt{which}",
     ]

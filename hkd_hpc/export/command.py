@@ -62,8 +62,10 @@ def exported(options: Namespace) -> Iterator[str]:
     there = {name: files_there(name, target) for name, target in targets.items()}
     for name, paths in there.items():
         if paths and not options.force:
+            more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
             raise UsageError(
-                f"--{name} {paths[0]}: is there already; name another {KINDS[name]}, or add --force to write over it"
+                f"--{name} {paths[0]}: is there already{more}; name another {KINDS[name]}, or add --force to write "
+                f"over {'them' if more else 'it'}"
             )
     for name, target in targets.items():
         if name == "out":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from hkd_hpc.figures.run import Run
 
 SEED = "run.seed"
 SCHEME = "scheme."
-FIRST = ("data.name", "fed.clients", "data.beta")  # settings that others which vary with them are not told beside
-SAID_BY_VALUE = ("scheme.name", "data.name", "model.name")  # "cifar10", not "name cifar10"
+DATA = "data set"
+FIRST = (DATA, "fed.clients", "data.beta")  # settings that others which vary with them are not told beside
+SAID_BY_VALUE = ("scheme.name", DATA, "data.name", "model.name")  # "cifar10", not "name cifar10"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Group:
 
 
 def groups_of(runs: Iterable[Run]) -> list[Group]:
-    """The groups among runs, in the order of their first; locations (`is_location`) do not count as settings."""
+    """The groups among runs, in the order of their first; of locations (`is_location`) that of the data counts alone,
+    by its last part."""
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
         by_settings.setdefault(_settings_but_seed(run), []).append(run)
@@ -56,7 +59,14 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
 
 
 def _settings_but_seed(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple((key, str(value)) for key, value in run.settings.items() if key != SEED and not is_location(key))
+    own = {key: str(value) for key, value in run.settings.items() if key != SEED and not is_location(key)}
+    return tuple({**own, DATA: data_set(run.settings)}.items())
+
+
+def data_set(settings: Mapping[str, Any]) -> str:
+    """Its name; of a file of one's own that of the file, without its suffix: cifar10 of data/cifar10.npz."""
+    path = str(settings.get("data.path") or "")
+    return os.path.splitext(os.path.basename(path))[0] or str(settings.get("data.name", ""))
 
 
 def _by_scheme(settings: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:

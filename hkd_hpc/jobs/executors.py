@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def _say_what_waits(left: int, root: Path, options: Options, say: Say) -> None:
     if left:
         say(
             f"{left} trials wait outside the queue (max_queued={options.max_queued}): submitted as jobs end while "
-            f"somebody waits (--wait, study.wait()), or by python -m hkd_hpc.jobs resubmit {root}"
+            f"somebody waits (--wait, study.wait()), or by python -m hkd_hpc.jobs resubmit {shlex.quote(str(root))}"
         )
 
 
@@ -110,7 +111,8 @@ def submit_local(root: Path, trials: list[Trial], options: Options, record: Laun
             job = executor.submit(Pool(root, trials, record.name, place, devices))
             record.processes[job.job_id] = process_mark(int(job.job_id))
             record.write(root)  # each at once: whatever ends this loop, `cancel` knows of those that run
-    say(f"{len(trials)} trials, {workers} at a time, in the background; python -m hkd_hpc.jobs status {root}")
+    status = f"python -m hkd_hpc.jobs status {shlex.quote(str(root))}"
+    say(f"{len(trials)} trials, {workers} at a time, in the background; {status}")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from typing import Any
 from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.store.atomic import replace_text
+from hkd_hpc.store.lock import RunLock, to_standard_error
 
 JOB_LOCK, LAUNCH_LOCK = "job.lock", "launch.lock"  # held while a trial is worked on, and while a study is launched
+LAUNCH_WAIT_S = 60.0  # another job of the same study may be noting its successor
 STATUS_BYTES = 4096
 LEAST_FREE_BYTES = 1 << 18  # with less than that no checkpoint can be written
 
@@ -133,6 +135,18 @@ def launch_of(root: Path, launch: str) -> Launch:
         return _read_launch(root / "launches" / f"{launch}.json")
     except UsageError:
         return Launch(launch, "", {})
+
+
+def launch_lock(root: Path, say: Callable[[str], None] = to_standard_error) -> RunLock:
+    """Of a study, for whoever adds to its launches or ends them; `say` gets a line where it has to wait."""
+    return RunLock(
+        root,
+        LAUNCH_WAIT_S,
+        say,
+        name=LAUNCH_LOCK,
+        holder="another command that launches or cancels",
+        advice="wait for its end, then do it again",
+    )
 
 
 def write_trials(root: Path, trials: Iterable[Trial]) -> None:

@@ -15,17 +15,25 @@ from hkd_hpc.jobs import verdict, watch
 from hkd_hpc.jobs.checks import Problems, check, check_no_file
 from hkd_hpc.jobs.estimate import Forecast
 from hkd_hpc.jobs.executors import SUBMIT, Say, arrays_of, at_a_time_of, fitting_trials
-from hkd_hpc.jobs.files import LAUNCH_LOCK, Launch, Status, next_launch, read_launches, read_trials, write_trials
+from hkd_hpc.jobs.files import (
+    Launch,
+    Status,
+    launch_lock,
+    launch_of,
+    next_launch,
+    read_launches,
+    read_trials,
+    write_trials,
+)
 from hkd_hpc.jobs.forecast import forecast
 from hkd_hpc.jobs.options import Options, as_options, check_options, cores_of
 from hkd_hpc.jobs.site import Site
 from hkd_hpc.jobs.slurm import Array, Queue, jobs_that_fit_queue, longest_array
 from hkd_hpc.jobs.sweep import Sweep, Trial
-from hkd_hpc.jobs.task import LOCK_WAIT_S, end, keep_final_weights
+from hkd_hpc.jobs.task import end, keep_final_weights
 from hkd_hpc.runtime import provenance, versions
 from hkd_hpc.runtime.paths import named_path
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.lock import RunLock
 
 
 def root_at(root: str | os.PathLike) -> Path:
@@ -46,17 +54,18 @@ def top_up(root: Path, trials: list[Trial], states: list[watch.TrialState], queu
     options = Options(**last[0].options) if last else Options()
     if options.max_queued and not last[0].cancelled and jobs_that_fit_queue(options, queue):
         missing = [trial for trial, state in zip(trials, states) if state.state == "missing"]
-        launch_trials(missing, last[0].executor, root, options, [], say)
+        launch_trials(missing, last[0].executor, root, options, [], say, after=last[0].name)
 
 
 def launch_trials(
-    trials: list[Trial], executor: str, root: Path, options: Options, problems: list[str], say: Say
+    trials: list[Trial], executor: str, root: Path, options: Options, problems: list[str], say: Say, after: str = ""
 ) -> None:
-    """Check, record, submit. Raises Problems with those given and those found, before anything is submitted."""
+    """Check, record, submit. Raises Problems with those given and those found, before anything is submitted; `after`
+    as in submit_trials."""
     found = preflight(trials, executor, root, options, problems)
     if found.problems:
         raise Problems(found.problems)
-    submit_trials(trials, executor, root, options, say, found.outlook, found.remarks)
+    submit_trials(trials, executor, root, options, say, found.outlook, found.remarks, after)
 
 
 def submit_trials(
@@ -67,11 +76,15 @@ def submit_trials(
     say: Say,
     outlook: Forecast | None,
     remarks: Sequence[str] = (),
+    after: str = "",
 ) -> None:
-    """Record trials that were checked, and submit those of them that are not complete, running or queued."""
+    """Record trials that were checked, and submit those of them that are not complete, running or queued. `after`: the
+    launch that left them; UsageError where that was cancelled meanwhile."""
     for folder in (root / "launches", root / "submitit"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write pickles there can run code
-    with RunLock(root, LOCK_WAIT_S, say, name=LAUNCH_LOCK):
+    with launch_lock(root, say):
+        if after and launch_of(root, after).cancelled:
+            raise UsageError("the launch was cancelled")
         if outlook:
             outlook.remember()
         write_trials(root, {trial.name: trial for trial in [*read_trials(root), *trials]}.values())

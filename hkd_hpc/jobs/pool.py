@@ -17,12 +17,12 @@ from hkd_hpc.common.rank import guess_rank
 from hkd_hpc.common.stop import STOPPED, StopRequest
 from hkd_hpc.console import messages
 from hkd_hpc.jobs.environment import world_of_its_own
-from hkd_hpc.jobs.files import JOB_LOCK, Status, disk_full
+from hkd_hpc.jobs.files import JOB_LOCK, Status
 from hkd_hpc.jobs.slurm import JobFunction, job_id, requeue
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.task import FAILED, has_failed, start
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.lock import is_held
+from hkd_hpc.store.lock import TAKEOVER_S, InUse, LockWatch, describe_lock, is_held
 
 POLL_S = 1.0
 
@@ -61,21 +61,25 @@ class Pool(JobFunction):
 
     def _work(self, stop: StopRequest, begin: int, place: int) -> int:
         """Passes over the trials until one finds nothing to do; STOPPED or above 128 when a signal ended it, else 0."""
-        trials, found = turned(self.trials, begin), True
-        given_up: set[str] = set()  # here: on a full disk not even their failure can be written down
-        while found:
-            found = False
-            for trial in trials:
+        trials = turned(self.trials, begin)
+        locks = {trial.name: LockWatch(self.root / trial.name, JOB_LOCK) for trial in trials}
+        given_up: set[str] = set()  # here: where nothing can be written, not even their failure can
+        while left := [trial for trial in trials if trial.name not in given_up and not self._is_done(trial)]:
+            held = {trial.name: locks[trial.name].is_held() for trial in left}
+            for trial in left:
                 if stop.asked:
                     return STOPPED
-                if trial.name in given_up or not self._is_free(trial):
+                if held[trial.name] is not False or locks[trial.name].is_held() or self._is_done(trial):
                     continue
                 code = self._start(trial, place, stop)
                 if code == STOPPED or code > 128:  # a signal ended it: the other trials are for the next start
                     return code
-                found = True
                 if code:
                     given_up.add(trial.name)
+            if all(held.values()):
+                break  # others have them all
+            if False not in held.values():
+                time.sleep(POLL_S)  # a job that was requeued elsewhere at once finds its own lock, and must outwait it
         return 0
 
     def _start(self, trial: Trial, place: int, stop: StopRequest) -> int:
@@ -83,30 +87,25 @@ class Pool(JobFunction):
         written.
         """
         job = job_id()  # said by variables that are hidden below
+        wait_s = TAKEOVER_S if describe_lock(self.root / trial.name, JOB_LOCK) else 0.0
         try:
             with world_of_its_own(place, self.devices, set_devices=self.place is not None):
-                return start(trial, self.root, self.launch, job, wait_s=0.0, stop=stop)
+                return start(trial, self.root, self.launch, job, wait_s, stop)
+        except InUse as holder:
+            messages.say(f"{trial.name}: {holder}")
+            return 0
         except (UsageError, RunError) as error:
             messages.say(f"{trial.name}: {error}")
-            return FAILED if isinstance(error, RunError) or disk_full(self.root) else 0
+            return FAILED
 
-    def _is_free(self, trial: Trial) -> bool:
-        """Whether nobody has it and it is neither complete nor failed."""
+    def _is_done(self, trial: Trial) -> bool:
+        """Whether it is complete or failed."""
         folder = RunFolder(self.root / trial.name)
-        return not (
-            is_held(folder.path, JOB_LOCK) or has_failed(Status.read(folder.path), self.launch) or folder.summary()
-        )
+        return has_failed(Status.read(folder.path), self.launch) or bool(folder.summary())
 
     def _unfinished(self) -> list[Trial]:
         """The trials that are for the next start."""
-        return [
-            trial
-            for trial in self.trials
-            if not (
-                has_failed(Status.read(self.root / trial.name), self.launch)
-                or RunFolder(self.root / trial.name).summary()
-            )
-        ]
+        return [trial for trial in self.trials if not self._is_done(trial)]
 
     def _wait_for_the_others(self) -> None:
         """Until no process of this job works on a trial any more."""

@@ -23,11 +23,10 @@ from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.stop import SIGNALS
 from hkd_hpc.console import messages
 from hkd_hpc.jobs.environment import outside_of_any_job
-from hkd_hpc.jobs.files import LAUNCH_LOCK, Status, read_launches
+from hkd_hpc.jobs.files import Status, launch_lock, read_launches
 from hkd_hpc.jobs.logs import output_to
 from hkd_hpc.jobs.options import Options, cores_of, setup_lines
 from hkd_hpc.jobs.sweep import Trial
-from hkd_hpc.store.lock import RunLock
 
 if TYPE_CHECKING:
     from submitit import AutoExecutor
@@ -40,7 +39,6 @@ ANSWER_S = 30.0  # within which a program of SLURM is to answer
 DEFAULT_ARRAY = 1001  # SLURM's own default of MaxArraySize
 MOST_TIMEOUTS = 1_000_000  # whether a requeue makes sense is for the job to say, not a count
 IGNORED_SIGNALS = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash")  # until Python listens, none must end the job
-LOCK_WAIT_S = 60.0  # another job of the same study may be noting its successor
 # srun warns of ranks that do not divide evenly. At the end of a job: one whose round outlasted the notice was killed at
 # its time limit, its ranks before they could ask for a requeue, so that its shell does; and the job's folder on each
 # node, where hkd_hpc keeps caches, goes, as in slurm/common.sh.
@@ -271,9 +269,8 @@ def _submit_successor(root: Path, function: JobFunction, trials: list[Trial], la
     try:
         outcome = f"job {follow(root, function, trials, launch, job)} follows"
     except Exception as error:
-        outcome = (
-            f"nor could a job that follows be submitted ({error}); python -m hkd_hpc.jobs resubmit {root} resumes it"
-        )
+        resubmit = f"python -m hkd_hpc.jobs resubmit {shlex.quote(str(root))}"
+        outcome = f"nor could a job that follows be submitted ({error}); {resubmit} resumes it"
         problem = f"saved, but the requeue was rejected ({why}), {outcome}"
     for folder in (root / trial.name for trial in trials):
         status = Status.read(folder)
@@ -287,7 +284,7 @@ def _submit_successor(root: Path, function: JobFunction, trials: list[Trial], la
 
 def follow(root: Path, function: JobFunction, trials: list[Trial], launch: str, job: str) -> str:
     """Submit a job that takes these trials after the end of `job`, in the same launch: its id. UsageError."""
-    with RunLock(root, LOCK_WAIT_S, name=LAUNCH_LOCK):
+    with launch_lock(root):
         record = next(record for record in read_launches(root) if record.name == launch)
         if record.cancelled:
             raise UsageError("the launch was cancelled")

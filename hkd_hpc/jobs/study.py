@@ -15,7 +15,7 @@ from hkd_hpc.common.errors import UsageError
 from hkd_hpc.console import messages
 from hkd_hpc.jobs import results, slurm, watch
 from hkd_hpc.jobs.executors import Say
-from hkd_hpc.jobs.files import LAUNCH_LOCK, read_launches, read_trials
+from hkd_hpc.jobs.files import launch_lock, read_launches, read_trials
 from hkd_hpc.jobs.launcher import launch_trials, options_at, root_at, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.slurm import Queue
@@ -23,7 +23,7 @@ from hkd_hpc.jobs.sweep import Sweep
 from hkd_hpc.results import existing, find_runs
 from hkd_hpc.results.study import StudyRuns
 from hkd_hpc.runtime.paths import named_path, path_text
-from hkd_hpc.store.lock import RunLock, is_alive, is_visible
+from hkd_hpc.store.lock import is_alive, is_visible
 
 Tell = Callable[[list[watch.TrialState]], None]  # takes the states again and again
 
@@ -134,7 +134,7 @@ class Study(StudyRuns):
         """
         ended: list[str] = []
         rejections: list[str] = []
-        with RunLock(self.root, slurm.LOCK_WAIT_S, name=LAUNCH_LOCK):
+        with launch_lock(self.root):
             alive = Queue().jobs()
             for launch in read_launches(self.root):
                 queued = [job for job in launch.jobs if launch.executor == "slurm" and (alive is None or job in alive)]

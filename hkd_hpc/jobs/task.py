@@ -66,7 +66,14 @@ def start(trial: Trial, root: Path, launch: str, job: str, wait_s: float, stop: 
     job has it after wait_s; RunError when not even a status can be written."""
     folder = RunFolder(root / trial.name, warn=messages.warn)
     folder.create()
-    with RunLock(folder.path, wait_s, on_lost=train.lock_lost, name=JOB_LOCK):
+    with RunLock(
+        folder.path,
+        wait_s,
+        on_lost=train.lock_lost,
+        name=JOB_LOCK,
+        holder="another job",
+        advice="that job works on it",
+    ):
         before = Status.read(folder.path)
         if is_complete(trial, folder) or has_failed(before, launch):
             return 0  # another job of this launch was here just now

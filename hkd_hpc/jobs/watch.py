@@ -74,6 +74,8 @@ def _state(
     """(state, what went wrong)."""
     if is_held(folder.path, JOB_LOCK):
         return "running", ""
+    if folder.path.exists() and not folder.path.is_dir():
+        return OTHER, f"{folder.path} is no folder"
     other = identity.other_run(folder, config)
     if other:
         return OTHER, f"{folder.path} holds another run: {other}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,15 +121,19 @@ def _measured(path: Path, trial: Trial) -> Measured | None:
         return None
     ranks, devices = int(tree["world"]["ranks"]), tree["world"]["plan"].partition("devices: ")[2].split("; ")
     gpus = sum("cpu" not in device for device in devices)
-    beside_s = tree["rounds"]["seconds"]["evaluate_and_save"] * (ranks == 1)
     trained = Work(config, sizes).trained(workers_of(ranks, gpus))
     return Measured(
         config.scheme.name,
         data_key(config),
         gpus > 0,
-        float(np.median(tree["rounds"]["wall_s"] + beside_s)) / trained,
+        float(np.median(seconds_of_rounds(tree["rounds"]))) / trained,
         len(tree["rounds"]["wall_s"]),
     )
+
+
+def seconds_of_rounds(rounds: Mapping[str, Any]) -> np.ndarray:
+    """(R,) from the start of a round to that of the next: rank 0 tests and saves before it begins another."""
+    return np.asarray(rounds["wall_s"]) + np.asarray(rounds["seconds"]["evaluate_and_save"])
 
 
 def data_sizes(config: Config) -> Sizes | None:
@@ -136,7 +141,10 @@ def data_sizes(config: Config) -> Sizes | None:
 
 
 def data_key(config: Config) -> tuple:
-    return config.data.name, os.path.basename(config.data.path), json.dumps(asdict(config.model), sort_keys=True)
+    """What rounds have in common that differ by the number of images alone: a round's test does not grow with them, so
+    that other fractions, epochs or batches are no measure."""
+    data, train, model = config.data, config.train, json.dumps(asdict(config.model), sort_keys=True)
+    return data.name, os.path.basename(data.path), data.fraction, train.epochs, train.batch_size, model
 
 
 def from_measured(found: list[Measured], scheme: str, key: tuple, on_gpu: bool) -> tuple[float, str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -78,10 +79,9 @@ class Look:
         return np.asarray(self.run.round_columns.get(name, ()), float)
 
     def left_s(self, done: int) -> float:
-        """After so many rounds, until the last is done: from how long the newest ones took; NaN before the first."""
-        seconds = self.column("wall_s")[-MEAN_OVER:]
-        if self.run.part("world").get("ranks") == 1:  # then nobody trains beside the test
-            seconds = seconds + self.column("seconds/evaluate_and_save")[-MEAN_OVER:]
+        """After so many rounds, until the last is done: from how long the newest ones took, with the tests and saves
+        after which rank 0 begins the next; NaN before the first."""
+        seconds = (self.column("wall_s") + self.column("seconds/evaluate_and_save"))[-MEAN_OVER:]
         return float(seconds.mean()) * (self.rounds - done) if len(seconds) else float("nan")
 
 
@@ -214,7 +214,7 @@ def state_text(look: Look) -> str:
     if look.state == "stopped":
         return (
             f"stopped after round {look.done} of {look.rounds}: no process has its folder; "
-            f"python -m hkd_hpc.train --resume --out {look.run.path} resumes it"
+            f"python -m hkd_hpc.train --resume --out {shlex.quote(str(look.run.path))} resumes it"
         )
     return f"{look.state}: {look.done} of {look.rounds} rounds, {look.run.path}"
 

@@ -10,8 +10,9 @@ import numpy as np
 from hkd_hpc.analysis.milestones import TARGETS
 from hkd_hpc.analysis.tables import NOTHING, Table
 from hkd_hpc.common.errors import printable
+from hkd_hpc.figures.groups import data_set
 from hkd_hpc.report.study_tables import Tabled
-from hkd_hpc.report.trials import SCHEME, data_set
+from hkd_hpc.report.trials import SCHEME
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import SEED
 from hkd_hpc.runtime import provenance

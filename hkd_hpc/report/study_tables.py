@@ -11,9 +11,10 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, estimate
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.words import counted
+from hkd_hpc.figures.groups import DATA
 from hkd_hpc.jobs.results import grid
 from hkd_hpc.report import paper
-from hkd_hpc.report.trials import DATA, SCHEME, Trial, axes_of, label_of
+from hkd_hpc.report.trials import SCHEME, Trial, axes_of, label_of
 from hkd_hpc.results.differences import AGAINST, GOALS, differences, method_text
 
 ACROSS = {"fed.clients": "{} clients", "data.beta": "β {}"}  # the axes that stand across, as in the paper's tables
@@ -157,7 +158,8 @@ def named(trials: Sequence[Trial], axes: Sequence[str]) -> dict[str, Trial]:
 def difference_table(name: str, setting: str, trials: dict[str, Trial]) -> Tabled:
     """As `hkd compare` tells it: pairs of one seed, interval, exact test, Holm's correction."""
     seeds = sorted({seed for trial in trials.values() for seed in trial.complete})
-    found = {key: {goal: trial.accuracies(goal, seeds) for goal in GOALS} for key, trial in trials.items()}
+    paired = {key: pairs_with(trials[schemes.REFERENCE], trial, seeds) for key, trial in trials.items()}
+    found = {key: {goal: trial.accuracies(goal, paired[key]) for goal in GOALS} for key, trial in trials.items()}
     against = {goal: differences(found, goal) for goal in GOALS}
     rows: list[list[Cell | str]] = [
         [key, *(against[goal][key] for goal in GOALS)] for key in found if key != schemes.REFERENCE
@@ -168,6 +170,12 @@ def difference_table(name: str, setting: str, trials: dict[str, Trial]) -> Table
     table = Table(head, rows, f"Paired d{title}: mean over {over} ± half of the 95 % interval")
     notes = [method_text(found)] if len(seeds) > 1 else ["One seed: there is no interval."]
     return Tabled(name, f"D{title}", table, tuple(notes))
+
+
+def pairs_with(reference: Trial, trial: Trial, seeds: Sequence[int]) -> list[int | None]:
+    """The seeds; None in place of one whose two runs are known to be of different images."""
+    known = {seed: {trial.data_of(seed), reference.data_of(seed)} - {""} for seed in seeds}
+    return [seed if len(known[seed]) < 2 else None for seed in seeds]
 
 
 # ---------------------------------------------------------------------------------------------- all readings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
 from hkd_hpc.config import is_location
-from hkd_hpc.figures.groups import fewest
+from hkd_hpc.figures.groups import DATA, data_set, fewest
 from hkd_hpc.results import Run
 from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
 from hkd_hpc.runtime import provenance
 
-SCHEME, DATA = "scheme.name", "data set"
+SCHEME = "scheme.name"
 FIRST = (SCHEME, DATA, "fed.clients", "data.beta")  # axes that others which vary with them are no axes beside
 
 
@@ -51,7 +50,11 @@ class Trial:
         """Whether all complete runs were trained on the same images."""
         return len({run.identity.get(provenance.CONTENT) for run in self.complete.values()} - {None}) < 2
 
-    def accuracies(self, column: str, seeds: Iterable[int] | None = None) -> list[float]:
+    def data_of(self, seed: int) -> str:
+        """What tells the images of a complete run from others; empty where it is not known."""
+        return str(self.complete[seed].identity.get(provenance.CONTENT, "")) if seed in self.complete else ""
+
+    def accuracies(self, column: str, seeds: Iterable[int | None] | None = None) -> list[float]:
         """Of the complete runs what stands in a column (tables.COLUMNS), one for each of the seeds; NaN where there is
         none.
         """
@@ -80,12 +83,6 @@ def settings_of(run: Run) -> dict[str, Any]:
     """What the numbers of a run depend on beside the seed."""
     settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_location(key)}
     return {**settings, DATA: data_set(run.settings)}
-
-
-def data_set(settings: Mapping[str, Any]) -> str:
-    """Its name; of a file of one's own that of the file, without its suffix: cifar10 of data/cifar10.npz."""
-    path = str(settings.get("data.path") or "")
-    return os.path.splitext(os.path.basename(path))[0] or str(settings.get("data.name", ""))
 
 
 def order_of(scheme: str) -> int:

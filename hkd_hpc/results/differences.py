@@ -27,15 +27,17 @@ def differences(found: Accuracies, goal: str, schemes_asked: int = 0) -> dict[st
 
     Returns:
         {row: mean of the differences, half of its 95 % interval, and a verdict; – where a pair is missing}. Schemes
-        are one family of the correction for many tests, controls another.
+        are one family of the correction for many tests, controls another; a row without all its pairs belongs to it
+        too, or what is called now would be taken back when its runs end.
     """
     reference = np.array(found[schemes.REFERENCE][goal])
     pairs = {name: np.array(row[goal]) - reference for name, row in found.items() if name != schemes.REFERENCE}
     told = {name: values for name, values in pairs.items() if len(values) > 1 and not np.isnan(values).any()}
     verdicts: dict[str, str] = {}
     for are_controls in (False, True):
-        family = {name: values for name, values in told.items() if (name in schemes.CONTROLS) == are_controls}
-        verdicts |= statistics.verdicts(family, 0 if are_controls else schemes_asked)
+        family = [name for name in pairs if (name in schemes.CONTROLS) == are_controls]
+        size = max(len(family), 0 if are_controls else schemes_asked)
+        verdicts |= statistics.verdicts({name: told[name] for name in family if name in told}, size)
     return {
         name: Difference(*statistics.interval(told[name]), verdicts[name]) if name in told else NOTHING
         for name in pairs

@@ -63,10 +63,12 @@ def existing(path: str | os.PathLike) -> Path:
 
 
 def folders_with_runs(root: Path) -> Iterator[Path]:
-    """In the order of their paths; what lies within a run is not looked at."""
-    for path, folders, _ in os.walk(root):
-        folder = Path(path)
-        if RunFolder(folder).holds_run():
-            folders.clear()
-            yield folder
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    """In the order of their paths; what lies within a run is not looked at, and what links lead to counts once."""
+    seen: set[str] = set()
+    for path, folders, _ in os.walk(root, followlinks=True):
+        real, is_run = os.path.realpath(path), RunFolder(Path(path)).holds_run()
+        if is_run and real not in seen:
+            yield Path(path)
+        ends = is_run or real in seen
+        folders[:] = [] if ends else sorted(name for name in folders if not name.startswith("."))
+        seen.add(real)

@@ -34,12 +34,18 @@ from hkd_hpc.common.errors import UsageError
 LOCK_NAME = "run.lock"
 POLL_S = 0.1
 PROGRESS_AFTER_S = 2.0
-SILENT_S = 60.0  # a holder on another host that gave no sign for so long counts as dead; clocks differ by less
+STALE_S = 10.0  # a holder on another host that does not touch its lock for so long, by the own clock, is dead
+TAKEOVER_S = 12.0  # a wait that outlasts it
+SILENT_S = 60.0  # by one look, at the clocks of two hosts, which differ by less
 
 
 def to_standard_error(text: str) -> None:
     """Print one line."""
     print(text, file=sys.stderr, flush=True)
+
+
+class InUse(UsageError):
+    """Somebody who lives holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +83,27 @@ class RunLock:
         stale_s: a holder on another host that does not touch it for so long is dead; the same for all.
         name: of the file.
         makes_folder: whether a folder that is not there is made, since another job may take it away before this lock.
+        holder: what holds such a lock, for people.
+        advice: what to do while somebody holds it.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        wait_s: float = 12.0,
+        wait_s: float = TAKEOVER_S,
         progress: Callable[[str], None] = to_standard_error,
         on_lost: Callable[[str], None] = to_standard_error,
         heartbeat_s: float = 2.0,
-        stale_s: float = 10.0,
+        stale_s: float = STALE_S,
         name: str = LOCK_NAME,
         makes_folder: bool = False,
+        holder: str = "another run",
+        advice: str = "wait for its end or choose another --out",
     ):
         self.path = Path(folder) / name
         self._wait_s, self._heartbeat_s, self._stale_s = wait_s, heartbeat_s, stale_s
         self._progress, self._on_lost, self._makes_folder = progress, on_lost, makes_folder
+        self._holder, self._advice = holder, advice
         self._content = b""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,7 +122,8 @@ class RunLock:
             wait_s: instead of the lock's own.
 
         Raises:
-            UsageError: naming a holder that lives after `wait_s`, or a folder that cannot be written to.
+            InUse: naming a holder that lives after `wait_s`.
+            UsageError: naming a folder that cannot be written to.
         """
         self._content = _own_content()
         try:
@@ -163,11 +175,10 @@ class RunLock:
                 continue
             waited_s = time.monotonic() - start_s
             if waited_s >= wait_s:
-                raise UsageError(
-                    f"{self.path.parent} is in use by {_describe(seen)}; wait for its end or choose another --out"
-                )
+                raise InUse(f"{self.path.parent} is in use by {_describe(seen, self._holder)}; {self._advice}")
             if waited_s > PROGRESS_AFTER_S and not is_reported:
-                self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {_describe(seen)}")
+                held = _describe(seen, self._holder)
+                self._progress(f"waiting up to {wait_s:.0f} s for {self.path.parent}, held by {held}")
                 is_reported = True
             time.sleep(POLL_S)
 
@@ -188,7 +199,7 @@ class RunLock:
             except OSError:
                 continue  # a file system that hesitates: the next heartbeat tries again
             if lost:
-                self._on_lost(f"the lock of {self.path.parent} was taken over by {_describe(lost)}")
+                self._on_lost(f"the lock of {self.path.parent} was taken over by {_describe(lost, self._holder)}")
                 return
 
     def _touch(self) -> LockContent | None:
@@ -212,22 +223,40 @@ def is_held(folder: str | Path, name: str = LOCK_NAME) -> bool:
         return False
     if seen.holder and is_visible(seen.holder):
         return is_alive(seen.holder)
-    return time.time() - seen.mtime_ns / 1e9 < SILENT_S
+    return abs(time.time() - seen.mtime_ns / 1e9) < SILENT_S  # a clock that was put back makes no holder live on
+
+
+class LockWatch:
+    """The same by looks over time: sure also of a holder elsewhere, whose clock nobody knows.
+
+    Args:
+        folder: as of RunLock.
+        name: of the file.
+        stale_s: as of RunLock.
+    """
+
+    def __init__(self, folder: str | Path, name: str = LOCK_NAME, stale_s: float = STALE_S) -> None:
+        self._path, self._watch = Path(folder) / name, _Watch(stale_s)
+
+    def is_held(self) -> bool | None:
+        """Whether a living process holds the lock; None as long as that cannot be told."""
+        seen = _look(self._path)
+        return False if seen is None else self._watch.lives(seen)
 
 
 def describe_lock(folder: str | Path, name: str = LOCK_NAME) -> str | None:
     """Who made the lock, for people, None if there is none; `is_held` says whether the holder lives."""
     seen = _look(Path(folder) / name)
-    return None if seen is None else _describe(seen)
+    return None if seen is None else _describe(seen, "another run")
 
 
 class _Watch:
-    """Tells whether the holder of a lock is dead, from looks at the file over time."""
+    """Tells whether the holder of a lock lives, from looks at the file over time."""
 
     def __init__(self, stale_s: float):
         self._stale_s = stale_s
         self._last: LockContent | None = None
-        self._changed_s = 0.0
+        self._changed_s, self._has_changed = 0.0, False
 
     @property
     def has_seen(self) -> bool:
@@ -235,11 +264,18 @@ class _Watch:
         return self._last is not None
 
     def is_dead(self, seen: LockContent) -> bool:
+        return self.lives(seen) is False
+
+    def lives(self, seen: LockContent) -> bool | None:
+        """None at first of a holder elsewhere, until it gives a sign or has been silent for stale_s."""
         if seen != self._last:
+            self._has_changed = self.has_seen
             self._last, self._changed_s = seen, time.monotonic()
         if seen.holder and is_visible(seen.holder):
-            return not is_alive(seen.holder)
-        return time.monotonic() - self._changed_s > self._stale_s
+            return is_alive(seen.holder)
+        if time.monotonic() - self._changed_s > self._stale_s:
+            return False
+        return True if self._has_changed else None
 
 
 def _own_content() -> bytes:
@@ -278,7 +314,7 @@ def _look(path: Path) -> LockContent | None:
     try:
         with open(path, "rb") as file:
             return LockContent(file.read(), os.fstat(file.fileno()).st_mtime_ns)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -315,13 +351,13 @@ def _remove_dead_claim(claim: Path, stale_s: float) -> None:
         _remove(claim, seen, stale_s)
 
 
-def _describe(seen: LockContent) -> str:
+def _describe(seen: LockContent, what: str) -> str:
     holder = seen.holder
     if not holder:
         return "someone whose lock cannot be read"
     job = f", job {holder['job']}" if holder.get("job") else ""
     return (
-        f"another run: host {holder.get('host')}, process {holder.get('pid')}{job}, "
+        f"{what}: host {holder.get('host')}, process {holder.get('pid')}{job}, "
         f"user {holder.get('user')}, since {holder.get('since')}"
     )
 

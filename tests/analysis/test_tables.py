@@ -103,6 +103,10 @@ def test_a_row_above_the_head_spans_columns():
     assert '<th scope="colgroup" colspan="2">local</th>' in table.html()
 
 
+def test_a_cell_of_markdown_stays_one_whatever_a_label_holds():
+    assert Table(["x", "y"], [["a|b\nc", "1"]]).markdown().splitlines()[2:] == [r"| a\|b c | 1 |"]
+
+
 def test_an_estimate_is_over_what_was_measured():
     found = estimate([0.5, NAN, 0.7])
     assert found.mean == pytest.approx(0.6)

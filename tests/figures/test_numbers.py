@@ -9,6 +9,7 @@ import pytest
 
 from hkd_hpc.analysis.statistics import intervals
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, csv_of, of_run, of_study
+from hkd_hpc.figures.groups import groups_of
 from hkd_hpc.figures.look import look, looks_of
 
 T_OF_1 = 12.706205  # Student's t of .975 with one degree of freedom
@@ -55,6 +56,13 @@ def test_two_seeds_are_one_line_with_a_band(recorded):
     np.testing.assert_allclose(local.y, [0.3, 0.5, 0.7])
     np.testing.assert_allclose(local.high - local.y, [0.1 * T_OF_1] * 3, rtol=1e-6)  # deviation .2 / sqrt 2
     np.testing.assert_allclose(local.y - local.low, [0.1 * T_OF_1] * 3, rtol=1e-6)
+
+
+def test_runs_of_two_files_are_no_seeds_of_one_line(recorded):
+    runs = [recorded(data__name="file", data__path=f"/{name}.npz") for name in "xyx"]
+    runs[2].settings["run.seed"] = 1
+    found = [(group.setting, group.seeds) for group in groups_of(runs)]
+    assert found == [("x", 2), ("y", 1)]
 
 
 def test_a_shorter_seed_counts_as_long_as_it_goes(recorded):

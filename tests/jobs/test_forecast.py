@@ -209,7 +209,15 @@ def test_rounds_on_a_cpu_say_nothing_of_a_gpu(data, root):
     )
     [of_gpu] = forecast_of(root, [other], study=[trial, other]).estimates
     assert of_gpu.is_measured
-    assert of_gpu.round_s == 2.0
+    assert of_gpu.round_s == 2.5  # rank 0 tests before it begins the next round, however many ranks there are
+
+
+def test_rounds_of_other_work_are_no_measure(data, root):
+    """The test on all images costs the same whatever the clients train on."""
+    full, part = toy_sweep(data, fraction={"all": {}, "part": {"data.fraction": 0.5}}).trials()[0]
+    write_rounds(root / full.name, [2.0])
+    [estimate] = forecast_of(root, [part], "debug", Options(), study=[full, part]).estimates
+    assert not estimate.is_measured
 
 
 def test_a_probe_times_steps_here_and_is_remembered_by_a_launch(data, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -18,11 +20,11 @@ import toy
 
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.stop import STOPPED
-from hkd_hpc.jobs import executors, task, watch
+from hkd_hpc.jobs import executors, launcher, pool, task, watch
 from hkd_hpc.jobs import slurm as slurm_jobs
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.checks import check
-from hkd_hpc.jobs.files import JOB_LOCK, LAUNCH_LOCK, Status, read_launches
+from hkd_hpc.jobs.files import JOB_LOCK, LAUNCH_LOCK, Status, launch_lock, read_launches
 from hkd_hpc.jobs.launcher import plan, top_up
 from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.pool import Pool
@@ -30,7 +32,7 @@ from hkd_hpc.jobs.slurm import Queue
 from hkd_hpc.jobs.study import resubmit, wait_or_cancel
 from hkd_hpc.jobs.task import Task, begin
 from hkd_hpc.store.folder import RunFolder
-from hkd_hpc.store.lock import RunLock
+from hkd_hpc.store.lock import LockWatch, RunLock
 from jobs import Study, Sweep, launch
 
 pytestmark = pytest.mark.slow
@@ -477,6 +479,33 @@ def test_never_more_jobs_in_the_queue_than_the_site_allows(fake, tmp_path, capsy
     )  # what was tried is for resubmit, not for this
 
 
+def test_nothing_is_submitted_after_a_cancellation_that_came_while_it_was_checked(fake, tmp_path, monkeypatch):
+    (fake / "queued").write_text("900\n")
+    study = launch(Sweep(scheme=["fedavg"], seed=range(3)), root=tmp_path / "root", max_queued=2)
+    (fake / "queued").write_text("")
+    check = launcher.preflight
+
+    def checked(*arguments):
+        found = check(*arguments)
+        study.cancel()
+        return found
+
+    monkeypatch.setattr(launcher, "preflight", checked)
+    with pytest.raises(UsageError, match="the launch was cancelled"):
+        top_up(study.root, study.trials, study.status(), Queue(), print)
+    assert (fake / "count").read_text() == "1\n"
+    assert [record.cancelled for record in read_launches(study.root)] == [True]
+
+
+def test_whoever_launches_waits_for_who_launches(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("hkd_hpc.jobs.files.LAUNCH_WAIT_S", 0.2)
+    with (
+        launch_lock(tmp_path),
+        pytest.raises(UsageError, match="is in use by another command that launches or cancels: host .* do it again"),
+    ):
+        launch(Sweep(scheme=["fedavg"]), root=tmp_path)
+
+
 @pytest.mark.parametrize("look_s, slept", [(0.01, 2.0), (3.0, 150.0)])
 def test_waiting_takes_a_fiftieth_of_a_core(monkeypatch, look_s, slept):
     """However long a look at all trials takes."""
@@ -717,6 +746,68 @@ def test_a_trial_that_another_job_has_is_left_alone(data, tmp_path):
         assert [path.name for path in (tmp_path / trial.name).iterdir() if path.is_file()] == [JOB_LOCK]
     Pool(tmp_path, [trial], "0001", place=0)()
     assert toy.rounds_done(tmp_path / trial.name) == ROUNDS
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Locks of other hosts are watched for moments."""
+    monkeypatch.setattr(pool, "LockWatch", functools.partial(LockWatch, stale_s=0.3))
+    monkeypatch.setattr(pool, "POLL_S", 0.05)
+    monkeypatch.setattr(task, "RunLock", functools.partial(RunLock, stale_s=0.3))
+
+
+@pytest.mark.parametrize("age_s", [0, 600, -86400])
+def test_a_trial_whose_job_died_with_its_node_goes_to_the_job_that_follows(data, tmp_path, impatient, age_s):
+    """At once or later, whatever the clocks of the two nodes say."""
+    [trial] = sweep_of(data, scheme=["fedavg"]).trials()[0]
+    lock = lock_of_another_node(tmp_path / trial.name)
+    os.utime(lock, (time.time() - age_s,) * 2)
+    Pool(tmp_path, [trial], "0001", place=0)()
+    assert toy.rounds_done(tmp_path / trial.name) == ROUNDS
+    assert not lock.exists()
+
+
+def test_a_trial_that_a_job_on_another_node_has_is_left_to_it(data, tmp_path, impatient):
+    [trial] = sweep_of(data, scheme=["fedavg"]).trials()[0]
+    lock, ended = lock_of_another_node(tmp_path / trial.name), threading.Event()
+
+    def live():
+        while not ended.wait(0.02):
+            os.utime(lock)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    Pool(tmp_path, [trial], "0001", place=0)()
+    ended.set()
+    thread.join()
+    assert [path.name for path in lock.parent.iterdir() if path.is_file()] == [JOB_LOCK]
+
+
+def test_a_trial_that_cannot_be_written_is_told_once_and_stops_no_other(data, tmp_path, capsys):
+    first, second = sweep_of(data, scheme=["fedavg"], seed=[0, 1]).trials()[0]
+    (tmp_path / first.name).mkdir()
+    (tmp_path / first.name / "checkpoints").write_text("")
+    Pool(tmp_path, [first, second], "0001", place=0)()
+    assert toy.rounds_done(tmp_path / second.name) == ROUNDS
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(first.name)]
+    assert len(told) == 1
+    assert f"{tmp_path / first.name / 'checkpoints'}" in told[0]
+
+
+def lock_of_another_node(folder):
+    folder.mkdir()
+    holder = {"host": "elsewhere", "pid_space": "x", "pid": 1, "pid_start": 1, "user": "me", "since": "then"}
+    (folder / JOB_LOCK).write_text(json.dumps(holder))
+    return folder / JOB_LOCK
+
+
+def test_a_file_in_the_place_of_a_trial_is_told_before_anything_is_submitted(data, tmp_path):
+    sweep = sweep_of(data, scheme=["fedavg"])
+    [trial] = sweep.trials()[0]
+    (tmp_path / trial.name).write_text("")
+    with pytest.raises(UsageError, match=f"{trial.name} is no folder; move it away"):
+        launch(sweep, "debug", root=tmp_path)
+    assert not (tmp_path / "launches").exists()
 
 
 def test_a_notice_in_the_last_round_of_a_trial_leaves_the_others_to_the_requeued_job(data, hold, tmp_path):

@@ -175,6 +175,14 @@ def test_an_export_is_written_over_by_force_alone(logged, tmp_path, capsys, opti
     assert b"of another run" not in [path.read_bytes() for path in tmp_path.iterdir()]
 
 
+def test_all_that_force_would_write_over_is_counted(logged, tmp_path, capsys):
+    for name in ("rounds.csv", "clients.csv"):
+        (tmp_path / name).write_text("of another run")
+    assert export.main([str(logged[0]), "--csv", str(tmp_path)]) == 2
+    told = "is there already, and 1 more; name another folder, or add --force to write over them"
+    assert capsys.readouterr().err == f"hkd_hpc: --csv {tmp_path}/rounds.csv: {told}\n"
+
+
 @pytest.mark.parametrize("option", ["--csv", "--tensorboard"])
 def test_an_export_that_finds_the_disk_full_is_one_line_and_leaves_no_file(logged, tmp_path, capsys, option):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -232,7 +232,7 @@ def test_a_run_of_another_host_is_followed_until_its_lock_is_silent(tmp_path, ca
     assert "stopped after round 2 of 5: no process has its folder" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ranks, left_s", [(1, 3 * 18.0), (3, 3 * 15.0)])
+@pytest.mark.parametrize("ranks, left_s", [(1, 3 * 18.0), (3, 3 * 18.0)])
 def test_what_remains_is_the_mean_of_the_last_rounds(tmp_path, ranks, left_s):
     assert look_at(stored(tmp_path, ranks), is_running=True).left_s(2) == left_s
 

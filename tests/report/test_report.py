@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from hkd_hpc.config.presets import PRESETS
 from hkd_hpc.jobs import load_study
 from hkd_hpc.report import origin, page, paper
 from hkd_hpc.report.__main__ import main
+from hkd_hpc.report.study_tables import difference_table, pairs_with
 from hkd_hpc.report.trials import trials_of
 from hkd_hpc.results import find_runs
 from hkd_hpc.store.lock import RunLock
@@ -90,6 +92,25 @@ def test_paired_differences(tables):
         ["scheme", "local – fedavg", "global – fedavg"],
         ["fedhkd", "+0.060 ± 0.025, cannot be told with 3 seeds", "+0.030 ± 0.025, cannot be told with 3 seeds"],
     ]
+
+
+def test_runs_of_other_images_under_the_same_name_are_no_pair(tmp_path):
+    """Of data.npz of two folders: seed 1's two runs."""
+    for scheme, gain in (("fedavg", 0.0), ("fedprox", 0.1)):
+        for seed in (0, 1, 2):
+            content = "ef" if (scheme, seed) == ("fedprox", 1) else "cd"
+            write_run(
+                tmp_path / f"{scheme}-{seed}",
+                [f"scheme.name={scheme}", f"run.seed={seed}", "fed.rounds=1"],
+                [0.5 + gain],
+                [0.5],
+                summary={},
+                identity_json=json.dumps({"data.content": content * 32}),
+            )
+    trials = {trial.scheme: trial for trial in trials_of(find_runs(tmp_path))}
+    assert pairs_with(trials["fedavg"], trials["fedprox"], [0, 1, 2]) == [0, None, 2]
+    found = difference_table("name", "", trials).table.csv()
+    assert found.splitlines()[1:] == ["fedprox,–,–"]
 
 
 def test_runs_that_are_no_result_are_named_with_the_reason(report, tables):

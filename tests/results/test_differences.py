@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkd_hpc.results.differences import GOALS, differences
+from hkd_hpc.results.differences import GOALS, differences, method_text
 
 NAN = float("nan")
 
@@ -42,3 +42,14 @@ def test_with_enough_seeds_a_clear_difference_is_called_and_a_missing_run_is_not
         "local": "worse",
     }
     assert found["better"].startswith("+0.013 ± 0.002, ")  # t(.975, 6) = 2.4469, times .00216 / sqrt(7)
+
+
+def test_schemes_whose_runs_have_not_all_ended_count_in_the_correction_from_the_start():
+    """Two of six seeds' sign flips in 64: p = .031, which is enough for one scheme and not for three."""
+    better, under_way = [0.51 + 0.001 * i for i in range(6)], [0.6] * 5 + [NAN]
+    assert told(rows_of(fedavg=[0.5] * 6, better=better), "local") == {"better": "+0.013 ± 0.002, better"}
+    found = rows_of(fedavg=[0.5] * 6, better=better, one=under_way, two=under_way)
+    assert told(found, "local")["better"] == "+0.013 ± 0.002, cannot be told with 6 seeds"
+    assert method_text(found).endswith(
+        "over the 3 schemes of a column (controls by themselves), level 0.05; that needs 7 seeds."
+    )

@@ -106,3 +106,12 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="holds no run, nor does any folder below it"):
         hkd_hpc.load_study(tmp_path)
     assert results.find_runs(tmp_path) == []
+
+
+def test_a_run_behind_a_link_counts_once(tmp_path):
+    write(tmp_path / "elsewhere/one", 0.5)
+    write(tmp_path / "study/two", 0.6)
+    (tmp_path / "study/linked").symlink_to(tmp_path / "elsewhere/one")
+    (tmp_path / "study/again").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "study/loop").symlink_to(tmp_path / "study")
+    assert [run.path.name for run in results.find_runs(tmp_path / "study")] == ["one", "two"]

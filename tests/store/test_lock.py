@@ -16,7 +16,7 @@ import toy
 
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.store import lock
-from hkd_hpc.store.lock import LockContent, RunLock, _own_content, _pid_space, is_held
+from hkd_hpc.store.lock import LockContent, LockWatch, RunLock, _own_content, _pid_space, is_held
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -333,9 +333,30 @@ def test_one_look_tells_whether_a_living_process_holds_it(tmp_path):
 
 def test_a_holder_elsewhere_counts_as_dead_after_a_minute_without_a_sign(tmp_path):
     (tmp_path / "job.lock").write_bytes(content_of(host="elsewhere"))
-    for age_s, held in ((0, True), (45, True), (75, False)):
+    for age_s, held in ((0, True), (45, True), (75, False), (-86400, False)):
         os.utime(tmp_path / "job.lock", (time.time() - age_s,) * 2)
         assert is_held(tmp_path, "job.lock") == held
+
+
+def test_looks_over_time_tell_of_a_holder_elsewhere_whatever_its_clock_says(tmp_path):
+    path = tmp_path / "run.lock"
+    watch = LockWatch(tmp_path, stale_s=0.2)
+    assert watch.is_held() is False
+    path.write_bytes(content_of(host="elsewhere"))
+    assert watch.is_held() is None  # it may be of a dead one
+    os.utime(path, (1.0, 1.0))
+    assert watch.is_held() is True
+    time.sleep(0.3)
+    assert watch.is_held() is False
+    path.write_bytes(content_of())
+    assert watch.is_held() is True
+
+
+def test_a_file_in_the_place_of_a_folder_holds_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert not is_held(tmp_path / "file")
+    with pytest.raises(UsageError, match="cannot lock .*file: Not a directory"):
+        RunLock(tmp_path / "file").acquire()
 
 
 def test_locks_of_two_names_do_not_meet(tmp_path):

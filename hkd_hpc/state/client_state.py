@@ -70,9 +70,10 @@ def collect(worker: Worker, rank_of: list[int], round: int, is_last: bool) -> St
 
 
 def distribute(worker: Worker, states: States) -> None:
-    """All ranks: rank 0's states go to where each client lives now, which may be another rank than before."""
+    """All ranks: rank 0's states go to where each client lives now, which may be another rank than before. The models
+    of a round that was the last (run.client_models) stay behind: it is the last no more."""
     comm, trainer = worker.comm, worker.trainer
-    shapes = shapes_of(trainer, is_last=True)
+    shapes = shapes_of(trainer, is_last=False)
     here: dict[int, Client] = {client.id: client for client in worker.clients}
     for client in json.loads(comm.share_text(json.dumps(sorted(states)))):
         block = pack(shapes, states.get(client, {}))

@@ -9,6 +9,9 @@ import signal
 import pytest
 import toy
 
+from hkd_hpc.common.errors import UsageError
+from hkd_hpc.results import load
+
 pytestmark = pytest.mark.slow
 
 ROUNDS = 4
@@ -355,3 +358,24 @@ def test_the_same_scheme_without_its_state_would_differ(tmp_path, data, monkeypa
     toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "keeps")
     toy.train_ok(1, *arguments(data, *more), "--out", tmp_path / "forgets", patch=forget)
     assert toy.last_sha(tmp_path / "keeps") != toy.last_sha(tmp_path / "forgets")
+
+
+def test_models_of_clients_are_those_of_the_new_last_round_alone(tmp_path, data):
+    """Of 4 clients 2 take part in a round, and those of round 1 are not those of round 2."""
+    asked = arguments(data, "fed.clients=4", "fed.participation=0.5", "run.client_models=true")
+    toy.train_ok(1, *asked, "fed.rounds=2", "--out", tmp_path / "straight")
+    toy.train_ok(1, *asked, "fed.rounds=1", "--out", tmp_path / "longer")
+    held = [client for client in range(4) if has_model(tmp_path / "longer", client)]
+    toy.train_ok(2, "--resume", "--allow-change", "fed.rounds=2", "--out", tmp_path / "longer")
+    for client in range(4):
+        assert has_model(tmp_path / "longer", client) == has_model(tmp_path / "straight", client)
+    assert any(not has_model(tmp_path / "longer", client) for client in held)
+
+
+def has_model(folder, client):
+    try:
+        load(folder).model(client)
+    except UsageError as error:
+        assert f"{folder}: no model of client {client}: round " in str(error)
+        return False
+    return True

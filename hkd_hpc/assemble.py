@@ -106,9 +106,11 @@ def with_multiplier(comm: Comm, federation: Federation, scheme: Scheme, flat: Fl
 
 def spending_of(federation: Federation, scheme: Scheme, flat: FlatModel) -> Spending:
     """What the rounds cost of the clients' privacy."""
-    count_MC = federation.partition.train_count_MC(federation.dataset.y_train)
+    partition = federation.partition
+    count_MC = partition.train_count_MC(federation.dataset.y_train)
     eligible = np.flatnonzero(count_MC.sum(1) >= min_images(flat.net)).tolist()
-    return Spending(federation.config, scheme, count_MC, eligible, has_buffers(flat))
+    repeats = partition.repeats_training_images
+    return Spending(federation.config, scheme, count_MC, eligible, has_buffers(flat), repeats)
 
 
 def has_buffers(flat: FlatModel) -> bool:

@@ -9,6 +9,7 @@ from hkd_hpc.assembly.federation import Federation
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config
+from hkd_hpc.config.updates import repeats_hole
 from hkd_hpc.console import messages
 from hkd_hpc.data.partition import Partition
 from hkd_hpc.models.family import members
@@ -25,7 +26,7 @@ def require(federation: Federation, trainer: LocalTrainer) -> None:
     """UsageError where these settings, data and network do not go together."""
     config, partition = federation.config, federation.partition
     require_trainable(partition, trainer)
-    require_private_updates(trainer)
+    require_private_updates(partition, trainer)
     require_releasable(config, trainer)
     require_received(config, trainer)
     require_validation(config, partition)
@@ -51,12 +52,14 @@ def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
         )
 
 
-def require_private_updates(trainer: LocalTrainer) -> None:
-    """UsageError for noise on the updates of a network or a scheme for which it would not hold."""
+def require_private_updates(partition: Partition, trainer: LocalTrainer) -> None:
+    """UsageError for noise on the updates of a partition, a network or a scheme for which it would not hold."""
     updates, flat = update_privacy(trainer), trainer.flat
     if updates is None or not updates.multiplier:
         return
     asked, model = f"privacy.update_multiplier={updates.multiplier:g}", trainer.config.model.title
+    if partition.repeats_training_images:
+        raise UsageError(f"{asked}: {repeats_hole(trainer.config)}")
     buffers = [span.name for span in flat.layout if not span.trainable]
     if buffers:
         raise UsageError(

@@ -17,7 +17,7 @@ def check_updates(config: Config) -> None:
 
 
 def update_holes(config: Config) -> list[str]:
-    """Each with what would mend it. What only the network itself tells: assembly.checks.require_private_updates."""
+    """Each with what would mend it. What only partition and network tell: assembly.checks.require_private_updates."""
     fed, data, model = config.fed, config.data, config.model
     found = {
         "needs privacy.update_clip above 0, since no noise covers changes of any size": not config.privacy.update_clip,
@@ -31,9 +31,6 @@ def update_holes(config: Config) -> list[str]:
         "data.normalise=measured is by mean and deviation of everybody's images: give data.mean and data.std": (
             data.normalise == "measured"
         ),
-        "data.partition=heuristic gives an image to its client several times: take another": (
-            data.partition == "heuristic"
-        ),
         f"run.stop_patience={config.run.stop_patience} ends the run by accuracies without noise: leave it at 0": (
             config.run.stop_patience > 0
         ),
@@ -41,8 +38,16 @@ def update_holes(config: Config) -> list[str]:
     return [hole for hole, is_open in found.items() if is_open]
 
 
-def one_image_mend(config: Config) -> str:
-    """The setting with which one image of a client is one input, and moves no other; empty where it is so."""
-    if config.data.partition == "heuristic":
+def repeats_hole(config: Config) -> str:
+    """Of a partition in which one image is several inputs of its client."""
+    return f"data.partition={config.data.partition} gives an image to its client several times: take another"
+
+
+def one_image_mend(config: Config, repeats_images: bool) -> str:
+    """The setting with which one image of a client is one input, and moves no other; empty where it is so.
+
+    repeats_images: whether the partition gives an image to its client several times.
+    """
+    if repeats_images:
         return "data.partition=dirichlet"
     return "data.normalise=fixed" if config.data.normalise == "measured" else ""

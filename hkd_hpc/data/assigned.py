@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.data import partition_file, public
-from hkd_hpc.data.partition import Labels, Partition, Rule, make_partition
+from hkd_hpc.data.partition import Labels, Partition, Rule, make_partition, repeats
 from hkd_hpc.data.settings import DataSettings
 from hkd_hpc.data.sources import DataSet
 
@@ -59,7 +59,7 @@ def exported(config_json: str, partition: Partition, dataset: DataSet) -> dict[s
     """What a file of the partition holds: `as_tree`, the hash of the labels, and the settings that made it."""
     return as_tree(partition, dataset) | {
         "labels_sha256": partition_file.labels_sha256(labels_of(dataset)),
-        "repeats_images": any(len(np.unique(own)) < len(own) for own in (*partition.train, *partition.test)),
+        "repeats_images": repeats((*partition.train, *partition.test)),
         "client_name": np.array(partition.names, str),
         "settings_json": config_json,
     }

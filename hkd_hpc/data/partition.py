@@ -44,6 +44,11 @@ class Partition:
     names: tuple[str, ...] = ()
     remark: str = ""
 
+    @property
+    def repeats_training_images(self) -> bool:
+        """Whether an image is several inputs of a client's training."""
+        return repeats(self.train)
+
     def train_count_MC(self, labels: np.ndarray) -> np.ndarray:
         """Training images per client and class, (M,C) int64, from the training split's labels (N,)."""
         return count_MC(self.train, labels, self.classes)
@@ -51,6 +56,11 @@ class Partition:
     def test_count_MC(self, labels: np.ndarray) -> np.ndarray:
         """Local test images per client and class, (M,C) int64, from the labels of the split that `test_split` names."""
         return count_MC(self.test, labels, self.classes)
+
+
+def repeats(pieces: Iterable[np.ndarray]) -> bool:
+    """Whether an image is in one of these pieces twice."""
+    return any(len(np.unique(own)) < len(own) for own in pieces)
 
 
 def count_MC(indices: tuple[np.ndarray, ...] | list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:

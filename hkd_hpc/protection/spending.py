@@ -19,7 +19,7 @@ import numpy as np
 from hkd_hpc.cohort import draw_cohort, draw_failures
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config import Config
-from hkd_hpc.config.updates import one_image_mend, update_holes
+from hkd_hpc.config.updates import one_image_mend, repeats_hole, update_holes
 from hkd_hpc.privacy import accounting, releases
 from hkd_hpc.privacy.ledger import FIXED, WHOLE, Ledger, Terms, epsilon_text, listed, terms_of
 from hkd_hpc.privacy.releases import KINDS, Release, Releases
@@ -42,6 +42,7 @@ class Spending:
         count_MC: training images of each client by class.
         eligible: the clients with images enough to train.
         has_statistics: whether the model has buffers, which travel without noise.
+        repeats_images: whether one image of a client is several of its inputs.
     """
 
     config: Config
@@ -49,6 +50,7 @@ class Spending:
     count_MC: np.ndarray
     eligible: Sequence[int]
     has_statistics: bool
+    repeats_images: bool
 
     @property
     def settings(self) -> PrivacySettings:
@@ -84,7 +86,7 @@ class Spending:
         if self.has_statistics:
             found[releases.STATISTICS] = releases.statistics(count)
         known = self.scheme.released(self.count_MC[list(clients)], is_private=not unbounded(found))
-        mend = one_image_mend(self.config)
+        mend = one_image_mend(self.config, self.repeats_images)
         return {**(releases.without_bound(known, mend) if mend else known), **found}
 
     def row(self, sent: Sequence[int], drawn: Sequence[int], delivered: int) -> dict[str, np.ndarray]:
@@ -192,7 +194,7 @@ def holes_of_epsilon(unit: Spending) -> list[str]:
     open_ones = holes(found)
     if settings.extractor != RECEIVED and {releases.FEATURES, releases.PREDICTIONS} & set(found):
         open_ones.append("one image moves all that a trained extractor makes (privacy.extractor=received)")
-    return open_ones or update_holes(unit.config)
+    return open_ones or [*update_holes(unit.config), *([repeats_hole(unit.config)] if unit.repeats_images else [])]
 
 
 def delta_warning(spending: Spending) -> str:

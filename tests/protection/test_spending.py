@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from federation import Federation, save_images
+from federation import Federation, save_images, settings
 
 from hkd_hpc import rounds
+from hkd_hpc.commands.data import main as data_command
 from hkd_hpc.privacy.ledger import FIXED, WHOLE
 from hkd_hpc.privacy.releases import KINDS
 from hkd_hpc.quarantine import INVALID_LOSS
@@ -42,6 +43,16 @@ def test_an_image_that_is_one_input_has_the_figure_of_the_multiplier(data):
 def test_features_of_images_that_count_more_than_once_have_no_bound(data, setting, mend):
     release = spending_of(data, TINY, setting).releases["features"]
     assert (release.fixed_M.tolist(), release.mend) == ([math.inf] * 3, f"{mend} privacy.extractor=received")
+
+
+def test_it_is_the_partition_that_tells_whether_an_image_is_several_inputs(data, tmp_path):
+    """From a file: the heuristic's copies count, whatever the setting is called; another's images are one each."""
+    for kind, mu in (("heuristic", math.inf), ("iid", 1 / 4)):
+        path = tmp_path / f"{kind}.npz"
+        words = settings(data, "fedproto", f"data.partition={kind}")
+        assert data_command(["partition", *words, "--out", str(path)]) == 0
+        spending = spending_of(data, TINY, "data.partition=file", f"data.partition_file={path}")
+        assert spending.releases["features"].fixed_M.tolist() == [mu] * 3
 
 
 def test_what_does_not_differ_between_neighbours_stays_free(data):

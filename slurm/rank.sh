@@ -4,6 +4,10 @@
 trap : TERM USR1 USR2  # they reach the program too; this shell waits for its end
 
 (umask 077 && mkdir -p "$HKD_SCRATCH")
+if [[ -L $HKD_SCRATCH || ! -O $HKD_SCRATCH ]]; then # what is said in it ends the job
+    echo "hkd_hpc: $HKD_SCRATCH is not of $(id -un): somebody else made it; set TMPDIR to a folder of your own" >&2
+    exit 1
+fi
 
 code=0
 "$@" || code=$?

@@ -35,7 +35,7 @@ def check(trials: list[Trial], executor: str, root: Path, options: Options) -> l
     if executor not in SUBMIT:
         return [f"executor {executor}: not known; one of {', '.join(SUBMIT)}"]
     tests: list[Callable[[], None]] = [partial(check_root, root), partial(check_options, options, executor)]
-    tests += [slurm.check_programs] * (executor == "slurm")
+    tests += [slurm.check_programs, partial(slurm.check_root, root)] * (executor == "slurm")
     # with another Python its packages count, not this one's
     tests += tests_of([trial.config() for trial in trials], installed_here=not options.python)
     problems = told(tests)

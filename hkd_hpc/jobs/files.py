@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ def disk_full(folder: Path) -> str:
 
 @dataclass
 class Launch:
-    """One launch. jobs: job id to its trials; processes: marks (store.lock.process_mark) of workers on this machine."""
+    """One launch. jobs: job id to its trials; processes: marks (store.lock.process_mark) of workers on this machine.
+    root: the study that it was made in."""
 
     name: str
     executor: str
@@ -99,6 +100,7 @@ class Launch:
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
     cancelled: bool = False
     code: dict[str, str] = field(default_factory=dict)  # at submission, as identity.code_of; empty: not known
+    root: str = ""
 
     def given(self) -> set[str]:
         """The names of the trials that its jobs may take."""
@@ -113,8 +115,15 @@ class Launch:
 
 
 def read_launches(root: Path) -> list[Launch]:
-    """All launches of a study, oldest first. UsageError for a damaged file."""
-    return [_read_launch(path) for path in sorted((root / "launches").glob("*.json"))]
+    """All launches of a study, oldest first; in a copy of it without the jobs and processes, which are the original's.
+    UsageError for a damaged file."""
+    found = [_read_launch(path) for path in sorted((root / "launches").glob("*.json"))]
+    return [replace(one, jobs={}, processes={}) if is_of_another(one.root, root) else one for one in found]
+
+
+def is_of_another(recorded: str, root: Path) -> bool:
+    """Whether the study that was recorded is there, and another one; one that was moved is no more where it was."""
+    return os.path.isdir(recorded) and not os.path.samefile(recorded, root)
 
 
 def _read_launch(path: Path) -> Launch:

@@ -95,7 +95,8 @@ def submit_trials(
         if not options.keep_state:
             tidy_up(root, trials, states)
         if todo:
-            record = Launch(next_launch(read_launches(root)), executor, asdict(options), code=code_here(todo, options))
+            name, code = next_launch(read_launches(root)), code_here(todo, options)
+            record = Launch(name, executor, asdict(options), code=code, root=str(root))
             SUBMIT[executor](root, todo, options, record, say)
 
 

@@ -307,6 +307,12 @@ def check_programs() -> None:
             raise UsageError(f"executor slurm: no {program} here; launch on a login node, or use --executor local")
 
 
+def check_root(root: Path) -> None:
+    """UsageError where SLURM would look for the jobs' logs elsewhere, and end the jobs."""
+    if "%" in str(root):
+        raise UsageError(f"--root {root}: SLURM takes % in the names of its logs for a pattern; name another folder")
+
+
 def rejections(trials: list[Trial], root: Path, options: Options) -> list[str]:
     """What sbatch says against a job of each size; nothing is submitted."""
     least = min(map(options.ranks_of, trials), default=options.nodes)

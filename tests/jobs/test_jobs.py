@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -692,6 +693,19 @@ def test_workers_that_were_started_before_an_interrupt_can_be_cancelled(data, ho
     assert states(study) == ["running", "queued"]
     assert len(study.cancel()) == 1
     toy.wait_until(lambda: states(study) == ["cancelled"] * 2, PATIENCE_S)
+
+
+def test_a_copy_of_a_study_has_no_hold_on_the_jobs_of_the_original(data, hold, tmp_path):
+    study = launch(sweep_of(data, scheme=["held:Held"]), "local", root=tmp_path / "root")
+    folder = study.root / study.trials[0].name
+    toy.wait_until(lambda: toy.rounds_done(folder) == 1, PATIENCE_S)
+    copy = Study(shutil.copytree(study.root, tmp_path / "copy"))
+    assert copy.cancel() == []
+    assert states(study) == ["running"]
+    study.cancel()
+    toy.wait_until(lambda: states(study) == ["cancelled"], PATIENCE_S)
+    moved = Study(shutil.move(study.root, tmp_path / "moved"))
+    assert [list(record.jobs) for record in read_launches(moved.root)] == [["here"]]
 
 
 def test_ctrl_c_while_somebody_waits_ends_the_runs_on_this_machine_as_it_says(data, hold, tmp_path):

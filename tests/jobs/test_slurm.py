@@ -36,6 +36,20 @@ def test_a_script_that_is_not_submitted_says_so_in_one_line(script):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"slurm/{script}: submit me with sbatch\n")
 
 
+def test_a_rank_does_not_believe_a_folder_that_somebody_else_made(tmp_path):
+    """Its place in /tmp can be guessed; a link there stands for all that is not the user's own."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "scratch").symlink_to(tmp_path / "theirs")
+    env = {**os.environ, "HKD_SCRATCH": str(tmp_path / "scratch")}
+    done = subprocess.run(["bash", "slurm/rank.sh", "true"], cwd=toy.PROJECT, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"hkd_hpc: {tmp_path}/scratch is not of " in done.stderr
+    assert list((tmp_path / "theirs").iterdir()) == []
+    (tmp_path / "scratch").unlink()
+    assert subprocess.run(["bash", "slurm/rank.sh", "true"], cwd=toy.PROJECT, env=env).returncode == 0
+    assert (tmp_path / "scratch/outcome").read_text() == "0\n"
+
+
 SCHEME = f'''
 import os, signal, subprocess, time
 from hkd_hpc.schemes.fedhkd import FedHKD

@@ -196,6 +196,11 @@ def test_a_file_in_the_way_of_the_root(tmp_path):
     assert problem == f"--root {tmp_path}/file/root: {tmp_path}/file is a file; name a folder"
 
 
+def test_a_root_that_slurm_would_read_as_a_pattern_is_told(tmp_path):
+    found = check(trials(scheme=["fedavg"]), "slurm", tmp_path / "50%j", Options())
+    assert any("50%j: SLURM takes % in the names of its logs for a pattern" in line for line in found)
+
+
 def test_a_study_does_not_begin_in_the_folder_of_a_run(tmp_path, capsys):
     RunFolder(tmp_path / "run").create()
     RunFolder(tmp_path / "run").write_config("{}")

@@ -150,6 +150,7 @@ def make_scheme(federation: Federation, flat: FlatModel) -> Scheme:
         label_smoothing=config.train.label_smoothing,
         augments=config.train.augments,
         privacy=config.privacy,
+        batch_size=config.train.batch_size,
     )
     scheme = schemes.get(config.scheme.name)(config.scheme, info)
     contract.check_declarations(scheme, OWN)

@@ -136,7 +136,7 @@ def toy_trainer():
         flat = FlatModel(net)
         classes, latent = net.classifier.weight.shape
         told = {"label_smoothing": settings.train.label_smoothing, "augments": settings.train.augments}
-        told |= {"privacy": settings.privacy}
+        told |= {"privacy": settings.privacy, "batch_size": settings.train.batch_size}
         info = RunInfo(classes, latent, 1, len(flat.parameters_P), len(flat.values_V), 0, **told)
         return LocalTrainer(flat, schemes.get(scheme)(settings.scheme, info), settings)
 

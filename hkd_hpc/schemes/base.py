@@ -53,6 +53,7 @@ class RunInfo:
         augments: whether batches are augmented, anew each time (train.augment): what a scheme computes of training
             images in `begin` is then not of the images of the batch.
         privacy: what is clipped and gets noise before it leaves a client.
+        batch_size: images of a whole batch of local training (train.batch_size).
     """
 
     classes: int
@@ -64,6 +65,7 @@ class RunInfo:
     label_smoothing: float = 0.0
     augments: bool = False
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    batch_size: int = 64
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ A client adds, from round 2 on, with alpha and beta decaying by `decay` a round:
 
     alpha * (generated / batch) * CE(h(G(y')), y') + beta * KL( softmax(h(G(y))) || softmax(z) )
 
-y' drawn evenly from the labels that the federation holds, y the batch's own labels.
+y' drawn evenly from the labels that the federation holds, y the batch's own labels. generated / batch is
+generator_batch / train.batch_size, a constant, as in its code and in the FedHKD paper's appendix (.5): a short last
+batch, which that code does not make, has no other weight.
 
 This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does
 so: noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the
@@ -134,10 +136,12 @@ class FedGen(Scheme):
 
     def _generated_term(self, client, size):
         s, cache = self.settings, client.cache
-        count = size if s.form == "paper" else s.generator_batch
+        count, ratio = (
+            (size, 1.0) if s.form == "paper" else (s.generator_batch, s.generator_batch / self.info.batch_size)
+        )
         y_B = torch.from_numpy(cache["random"].choice(cache["labels"], count, p=cache["law"])).to(client.y_train.device)
         logits_BC = client.net.classifier(self._generate_for(client, y_B))
-        return s.alpha * cache["factor"] * (count / size) * F.cross_entropy(logits_BC, y_B)
+        return s.alpha * cache["factor"] * ratio * F.cross_entropy(logits_BC, y_B)
 
     def _divergence_term(self, client, logits_BC, y_B):
         target_BC = F.softmax(client.net.classifier(self._generate_for(client, y_B)), dim=1).detach()

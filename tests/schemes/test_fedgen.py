@@ -328,7 +328,7 @@ def test_terms_by_hand(toy_trainer, toy_client):
     """Generated vector (log 2, 0, 0): prediction t = (2,1,1) / 4. Own predictions (1,1,1) / 3 and (4,1,1) / 6.
 
     Divergence: sum t log(t / p), mean of the two, times beta .98. Only label 0 exists: cross-entropy log 2 on 6
-    vectors, so times alpha .98 (6 / 2).
+    vectors, so times alpha .98 (6 / 8), however few images the batch has.
     """
     more = ("scheme.alpha=0.5", "scheme.beta=0.7", "scheme.generator_batch=6")
     scheme, client = prepared(toy_trainer, toy_client, [math.log(2), 0, 0], *more)
@@ -339,7 +339,7 @@ def test_terms_by_hand(toy_trainer, toy_client):
     second = 0.5 * math.log(0.75) + 0.5 * math.log(1.5)
     assert tuple(terms) == scheme.terms == ("cross_entropy", "generated", "divergence")
     assert terms["cross_entropy"].item() == pytest.approx((math.log(3) + math.log(6)) / 2, rel=1e-6)
-    assert terms["generated"].item() == pytest.approx(0.5 * 0.98 * 3 * math.log(2), rel=1e-5)
+    assert terms["generated"].item() == pytest.approx(0.5 * 0.98 * 0.75 * math.log(2), rel=1e-5)
     assert terms["divergence"].item() == pytest.approx(0.7 * 0.98 * (first + second) / 2, rel=1e-5)
 
 
@@ -440,7 +440,7 @@ def test_local_training_equals_a_plain_loop(toy_trainer, toy_net, toy_client):
         generated = F.cross_entropy(net.classifier(vectors(drawn)), drawn)
         t = torch.softmax(net.classifier(vectors(labels)), 1).detach()
         divergence = (t * (t.log() - torch.log_softmax(logits, 1))).sum(1).mean()
-        return 0.9604 * (0.5 * 5 / len(labels) * generated + 10 * divergence)
+        return 0.9604 * (0.5 * 5 / 8 * generated + 10 * divergence)
 
     reference = plain.train(plain.double(trainer.flat.net), client, terms, epochs=3, batch=8, round=3)
     trainer.run(ClientRound(client, trainer.flat.values_V.clone(), [torch.tensor(0)], message, 3))

@@ -482,7 +482,7 @@ class FedMD(FedAvg):
 
 
 class FedGen(FedAvg):
-    """alpha (generated / batch) CE(h(G(y')), y') + beta KL(stopgrad softmax(h(G(y))) || softmax(z)), times .98 a round.
+    """alpha (generated / BATCH) CE(h(G(y')), y') + beta KL(stopgrad softmax(h(G(y))) || softmax(z)), times .98 a round.
 
     The server trains G: mean sum_i w_i(y) CE(h_i(G(y)), y) + exp(-mean pairs (noise distance * latent distance)), Adam
     with weight decay, whose state goes on from round to round.
@@ -570,7 +570,7 @@ class FedGen(FedAvg):
         target_BC = constant(softmax(self.net.classify(w, self.latent_for(client.y[index_B]))))
         divergence = (target_BC * (np.log(target_BC) - log_softmax(logits_BC))).sum(-1).mean(-1)
         return {
-            "generated": self.alpha * self.factor * self.generated / len(index_B) * generated,
+            "generated": self.alpha * self.factor * self.generated / BATCH * generated,
             "divergence": self.beta * self.factor * divergence,
         }
 

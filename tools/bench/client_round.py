@@ -67,6 +67,7 @@ class Round:
             images,
             label_smoothing=config.train.label_smoothing,
             augments=config.train.augments,
+            batch_size=config.train.batch_size,
         )
         self.scheme = schemes.get(config.scheme.name)(config.scheme, info)
         self.flat, self.trainer, self.images = flat, LocalTrainer(flat, self.scheme, config), images

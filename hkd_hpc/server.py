@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,9 +107,7 @@ class Server:
         """
         self.config, self.trainer, self.folder, self.static = config, trainer, folder, static
         self.spending = spending
-        self.restarts_by_round = (
-            folder.rounds_begun() if config.privacy.mode == RELEASE else Counter[int]()
-        )  # by other processes
+        self.restarts_by_round = self._rounds_begun()  # by other processes
         self.uninterrupted = uninterrupted
         self.test_images, self.val_images = test, val
         self.history = History(config.fed.clients)
@@ -141,6 +139,8 @@ class Server:
 
     def begin_round(self, round: int) -> None:
         """Of a release, before the training of a round: from here on something of it may be released."""
+        if self.restarts_by_round[round] and len(self.history):
+            self.write_metrics()  # without its row of then, in which this time would not be counted
         self.folder.record_begun(round)
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
@@ -288,7 +288,17 @@ class Server:
     @property
     def ledger(self) -> Ledger | None:
         """Of the rounds so far; None where there is none, or no round."""
+        ledger = self._ledger_of_rows
+        return replace(ledger, begun=self._rounds_begun()) if ledger else None
+
+    @property
+    def _ledger_of_rows(self) -> Ledger | None:
+        """The same without the rounds that were begun and not finished."""
         return ledger_of(self.spending.terms, self.history.clients) if self.spending else None
+
+    def _rounds_begun(self) -> Counter[int]:
+        """How often each round of a release was begun."""
+        return self.folder.rounds_begun() if self.config.privacy.mode == RELEASE else Counter()
 
     # --- the last round
 
@@ -309,7 +319,7 @@ class Server:
     def _budget_ends(self) -> int:
         if self.spending is None:
             return self.config.fed.rounds
-        return self.spending.last_round(self.ledger, len(self.history), self.restarts_by_round)
+        return self.spending.last_round(self._ledger_of_rows, len(self.history), self.restarts_by_round)
 
     def tell_last(self, last: int) -> None:
         """Say that patience or the budget has ended, once."""
@@ -321,7 +331,7 @@ class Server:
         """Why an earlier round is the last: no better global accuracy ..."""
         settings = self.config.run
         if self.spending and self._budget_ends() < self._patience_ends():
-            return self.spending.why_early(self.ledger, len(self.history), self.restarts_by_round)
+            return self.spending.why_early(self._ledger_of_rows, len(self.history), self.restarts_by_round)
         return messages.patience_text(self.validation_accuracy, settings.stop_on, settings.stop_patience)
 
     # --- beside the next round

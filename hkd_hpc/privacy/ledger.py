@@ -25,6 +25,7 @@ NOT_COUNTED = (
     "not counted: losses, accuracies, numbers of images, norms and rejections, which rank 0 gets without noise"
 )
 SIMULATED = "simulation, no privacy"
+DIFFER_IN = {"image": "one image", "label": "one image and its label", "client": "all data of one client"}  # adjacency
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def terms_of(settings: Any, releases: Releases) -> Terms:
     return Terms(settings.mode, settings.adjacency, settings.delta, told, mends)
 
 
-def ledger_of(terms: Terms, columns: Mapping[str, Any]) -> Ledger | None:
-    """Of the columns of /clients, each (rounds, clients, ...); None where they have no ledger.
+def ledger_of(terms: Terms, columns: Mapping[str, Any], begun: Mapping[int, int] | None = None) -> Ledger | None:
+    """Of the columns of /clients, each (rounds, clients, ...); None where they have no ledger. `begun`: as of Ledger.
 
     Rounds before there was one have no bound: something was released, and nobody wrote down what.
     """
@@ -76,7 +77,7 @@ def ledger_of(terms: Terms, columns: Mapping[str, Any]) -> Ledger | None:
     unknown_RM = np.isnan(whole_RMK).all(2) & ~np.isnan(np.array(columns["status"], float))
     for mu_RMK in (fixed_RMK, whole_RMK):
         mu_RMK[unknown_RM] = math.inf
-    return Ledger(terms, fixed_RMK, whole_RMK)
+    return Ledger(terms, fixed_RMK, whole_RMK, begun or {})
 
 
 @dataclass(frozen=True)
@@ -90,16 +91,24 @@ class Ledger:
         fixed_RMK: mu by round, client and kind (releases.KINDS) for a fixed extractor; NaN of a client that was not
             drawn.
         whole_RMK: the same without that assumption.
+        begun: of a release, how often each round was begun, by its number. All times of a recorded round are in its
+            row; a later one counts for each client as the costliest that is recorded.
     """
 
     terms: Terms
     fixed_RMK: np.ndarray
     whole_RMK: np.ndarray
+    begun: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
         """That are recorded."""
         return len(self.whole_RMK)
+
+    @property
+    def unfinished(self) -> dict[int, int]:
+        """How often each round was begun that is not recorded: each time something may have been released."""
+        return {round: times for round, times in sorted(self.begun.items()) if round > self.rounds}
 
     def mu(self, figure: str = "whole", kinds: Iterable[str] = KINDS) -> np.ndarray:
         """(clients,) of all rounds together.
@@ -110,7 +119,12 @@ class Ledger:
         """
         mu_RMK = self.whole_RMK if figure == "whole" else self.fixed_RMK
         places = [KINDS.index(kind) for kind in kinds]
-        return np.sqrt(np.nansum(mu_RMK[:, :, places] ** 2, axis=(0, 2)))
+        squared_RM = np.nansum(mu_RMK[:, :, places] ** 2, axis=2)
+        spent_M = squared_RM.sum(0)
+        if self.unfinished:
+            times_R = np.array([self.begun.get(round, 1) for round in range(1, self.rounds + 1)])
+            spent_M = spent_M + sum(self.unfinished.values()) * (squared_RM / times_R[:, None]).max(initial=0)
+        return np.sqrt(spent_M)
 
     def epsilon(self, figure: str = "whole", kinds: Iterable[str] = KINDS) -> np.ndarray:
         """(clients,) at `terms.delta`; inf where there is no bound. UsageError where dp-accounting is not installed."""
@@ -149,7 +163,8 @@ class Ledger:
 
     def said(self) -> str:
         """The same in one line that stands by itself."""
-        return f"privacy{self.label()}: at delta {self.terms.delta:g}, {self.verdict()}"
+        told = f"at delta {self.terms.delta:g}, neighbours differ in {self.differ_in}"
+        return "; ".join([f"privacy{self.label()}: {told}", self.verdict(), *self.begun_lines()])
 
     def _features(self) -> str:
         mu = float(self.mu("fixed", [FEATURES]).max(initial=0))
@@ -186,22 +201,34 @@ class Ledger:
         mended = self.mended()
         return [
             self.verdict(),
+            *self.begun_lines(),
             *([f"a bound needs {mended}"] if mended else []),
             *([] if self.unbounded() else [NOT_COUNTED]),
         ]
 
-    def figures(self) -> tuple[str, str, str, str]:
-        """Where the noise comes from, delta, and both figures, in short."""
+    def begun_lines(self) -> list[str]:
+        """The rounds that were begun and are not recorded, in one line, if there are some: counted as round 2 ..."""
+        told = [f"round {round} (begun {counted(times, 'time')})" for round, times in self.unfinished.items()]
+        return [f"not finished, and counted as the costliest of the others: {', '.join(told)}"] if told else []
+
+    def figures(self) -> tuple[str, str, str, str, str]:
+        """Where the noise comes from, what neighbours differ in, delta, and both figures, in short."""
         source = SIMULATED if self.terms.mode == SIMULATION else self.terms.mode
-        return source, f"{self.terms.delta:g}", self._worst("fixed", [FEATURES]), self._worst("whole")
+        delta = f"{self.terms.delta:g}"
+        return source, self.differ_in, delta, self._worst("fixed", [FEATURES]), self._worst("whole")
 
     def title(self) -> str:
         """privacy (simulation, no privacy): epsilon at delta 1e-05 after 10 rounds, neighbours differ in one image"""
         rounds = counted(self.rounds, "round")
         return (
             f"privacy{self.label()}: epsilon at delta {self.terms.delta:g} after {rounds}, of the client that paid "
-            f"most; neighbours differ in one {self.terms.adjacency}"
+            f"most; neighbours differ in {self.differ_in}"
         )
+
+    @property
+    def differ_in(self) -> str:
+        """What neighbouring data differ in."""
+        return DIFFER_IN[self.terms.adjacency]
 
     def label(self) -> str:
         """ " (simulation, no privacy)", or nothing in release mode."""

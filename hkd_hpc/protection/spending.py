@@ -143,15 +143,18 @@ class Spending:
         """(round, mu of the client that paid most, once it is done) of the next rounds.
 
         Args:
-            ledger: of the rounds that are done; None where nothing was kept of them.
+            ledger: of the rounds that are done, and no others; None where nothing was kept of them.
             done: how many they are.
-            restarts_by_round: how often each round was begun before by processes that were killed: it is paid again.
+            restarts_by_round: how often each round was begun before by processes that were killed: all of them are
+                paid, whether they come again or not.
         """
+        cost_M = lambda round: np.nansum(self.planned(round)[WHOLE] ** 2, axis=1)
         spent_M = ledger.mu() ** 2 if ledger else np.full(len(self.count_MC), math.inf if done else 0.0)
+        for round, times in restarts_by_round.items():
+            if round > done:
+                spent_M = spent_M + times * cost_M(round)
         for round in range(done + 1, min(done + ROUNDS_AHEAD, self.config.fed.rounds) + 1):
-            spent_M = spent_M + np.nansum(self.planned(round)[WHOLE] ** 2, axis=1) * (
-                restarts_by_round.get(round, 0) + 1
-            )
+            spent_M = spent_M + cost_M(round)
             yield round, math.sqrt(spent_M.max())
 
     def last_round(self, ledger: Ledger | None, done: int, restarts_by_round: Mapping[int, int]) -> int:

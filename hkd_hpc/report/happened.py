@@ -131,9 +131,11 @@ def privacy_table(names: dict[Run, str]) -> Tabled | None:
     if len(names) == 1:
         (ledger,) = ledgers.values()
         return Tabled("privacy", "Privacy", ledger.table, tuple(ledger.conclusions()))
-    head = ["run", "noise", "delta", "features alone, fixed extractor", "whole release"]
+    head = ["run", "noise", "neighbours differ in", "delta", "features alone, fixed extractor", "whole release"]
     rows = [[name, *ledger.figures()] for name, ledger in ledgers.items()]
-    return Tabled("privacy", "Privacy", Table(head, rows, "Epsilon of the client that paid most"))
+    notes = tuple(f"{name}: {line}" for name, ledger in ledgers.items() for line in ledger.begun_lines())
+    caption = "Epsilon of the client that paid most; not comparable where neighbours differ in other things"
+    return Tabled("privacy", "Privacy", Table(head, rows, caption), notes)
 
 
 def remarks_of(run: Run) -> list[str]:

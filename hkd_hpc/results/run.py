@@ -209,7 +209,8 @@ class Run:
         `run.privacy.table` by kind. None where there was no noise and no setting of section `privacy`.
         """
         terms = self.part("privacy")
-        return ledger_of(Terms.from_tree(terms), self.client_columns) if terms else None
+        begun = RunFolder(self.metrics_path.parent).rounds_begun()  # none but of a release
+        return ledger_of(Terms.from_tree(terms), self.client_columns, begun) if terms else None
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A small group of the file, such as baselines, parameters or world; empty where there is none."""

@@ -145,6 +145,71 @@ def test_a_round_of_a_release_that_was_killed_is_paid_twice_with_the_same_noise(
     assert Run(folder).privacy.label() == ""
 
 
+def paid(folder) -> float:
+    """How many rounds of PRIVATE the ledger counts, each with mu^2 = 3 / Z^2."""
+    ledger = Run(folder).privacy
+    assert ledger.epsilon().tolist() == [epsilon(float(mu), DELTA) for mu in ledger.mu()]
+    return float((ledger.mu() ** 2).max() * Z**2 / 3)
+
+
+def test_a_round_that_was_begun_and_never_finished_is_in_every_figure(tmp_path, data):
+    """Killed in round 3 of a budget for 3.5: the run that goes on ends after round 2, of which three were released."""
+    folder = tmp_path / "run"
+    budget = f"privacy.budget={epsilon(math.sqrt(3 * 3.5) / Z, DELTA):.6g}"
+    more = (ROUNDS, "privacy.mode=release", budget)
+    toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(3, "weights"))
+    assert paid(folder) == pytest.approx(3)
+    output = train(folder, data, *more, "--resume")
+    run, line = Run(folder), "not finished, and counted as the costliest of the others: round 3 (begun 1 time)"
+    assert (len(run), run.state, paid(folder)) == (2, "complete", pytest.approx(3))
+    assert run.summary["privacy"].endswith(f"; {line}")
+    assert line in output
+    assert line in next(table.notes for table in page_of([run]).happened if table.name == "privacy")
+
+
+def test_a_round_once_more_is_not_hidden_by_its_row_of_then(tmp_path, data):
+    """Killed in round 4 with a checkpoint of round 2, then in round 3: rounds 3, 4 and 3 come to two."""
+    folder = tmp_path / "run"
+    more = (ROUNDS, "privacy.mode=release", "run.checkpoint_every=2")
+    toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(4, "weights"))
+    toy.train(1, "--resume", "--out", folder, patch=stopped_in(3, "weights"))
+    assert paid(folder) == pytest.approx(5)
+    assert Run(folder).privacy.unfinished == {3: 2, 4: 1}
+    train(folder, data, *more, "--resume")
+    assert paid(folder) == pytest.approx(9)
+    assert Run(folder).privacy.unfinished == {}
+
+
+def test_what_was_begun_counts_as_the_costliest_round_once():
+    """Client 0 paid 1 and twice 2, client 1 nothing and twice 3: three more times 3 for both."""
+    squared_RM = np.array([[1.0, np.nan], [4.0, 6.0]])
+    mu_RMK = np.where(np.arange(len(KINDS)) == 4, np.sqrt(squared_RM)[:, :, None], 0.0)
+    ledger = Ledger(Terms("release", "image", DELTA, {"weights": ""}), mu_RMK, mu_RMK, {4: 1, 1: 1, 2: 2, 3: 2})
+    assert (ledger.mu() ** 2).tolist() == pytest.approx([5 + 9, 6 + 9])
+    assert ledger.mu("whole", ["features"]).tolist() == [0, 0]
+    assert ledger.begun_lines() == [
+        "not finished, and counted as the costliest of the others: round 3 (begun 2 times), round 4 (begun 1 time)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "adjacency, words",
+    [("image", "one image"), ("label", "one image and its label"), ("client", "all data of one client")],
+)
+def test_each_line_says_what_neighbours_differ_in(adjacency, words):
+    mu_RMK = np.zeros((2, 3, len(KINDS)))
+    ledger = Ledger(Terms("release", adjacency, DELTA, {"weights": ""}), mu_RMK, mu_RMK)
+    assert ledger.said() == f"privacy: at delta 1e-05, neighbours differ in {words}; the whole release: epsilon = 0"
+    assert ledger.title().endswith(f"; neighbours differ in {words}")
+    assert ledger.figures() == ("release", words, "1e-05", "0", "0")
+
+
+def test_a_report_of_several_runs_says_what_the_neighbours_of_each_differ_in(whole):
+    table = next(table.table for table in page_of([Run(whole[0]), Run(whole[0])]).happened if table.name == "privacy")
+    assert dict(zip(table.head, table.rows[0]))["neighbours differ in"] == "one image"
+    assert table.caption.endswith("; not comparable where neighbours differ in other things")
+
+
 def test_a_release_that_was_killed_in_its_first_round_keeps_its_noise(tmp_path, data):
     folder = tmp_path / "run"
     more = ("fed.rounds=2", "privacy.mode=release")

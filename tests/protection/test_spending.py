@@ -83,6 +83,14 @@ def test_a_client_that_was_rejected_has_no_bound(data, figure):
     assert mu_MK[:, KINDS.index("weights")].tolist() == pytest.approx(expected)
 
 
+def test_all_that_was_begun_is_paid_before_the_next_round(data):
+    """mu 1 / 4 a round: round 2 begun once and round 4 twice, and none is done. Then one more for each that comes."""
+    spending = Federation(data, "fedavg", *PRIVATE).part.server.spending
+    ahead = list(spending.mu_ahead(None, 0, {2: 1, 4: 2}))
+    assert [round for round, _ in ahead] == [1, 2, 3]
+    assert [16 * mu**2 for _, mu in ahead] == pytest.approx([4, 5, 6])
+
+
 def test_a_round_that_was_begun_is_not_later_than_the_last(data):
     """A client is rejected in round 1 while the budget allowed all four rounds: round 2 has begun, and is the last."""
     federation = Federation(data, "fedavg", *PRIVATE, "privacy.budget=100")

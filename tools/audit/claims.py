@@ -15,7 +15,8 @@ def ledger_of(run: RankRun, rounds: int) -> Ledger:
     assert run.server is not None and run.server.spending is not None  # noqa: PT018  (one process is rank 0)
     spending = run.server.spending
     planned = [spending.planned(round) for round in range(1, rounds + 1)]
-    return Ledger(spending.terms, *(np.stack([row[figure] for row in planned]) for figure in (FIXED, WHOLE)))
+    fixed_RMK, whole_RMK = (np.stack([row[figure] for row in planned]) for figure in (FIXED, WHOLE))
+    return Ledger(spending.terms, fixed_RMK, whole_RMK)
 
 
 def paper_epsilon(sigma: float, delta: float) -> float:

@@ -44,6 +44,13 @@ def warn(federation: Federation, trainer: LocalTrainer, ranks: int) -> None:
 
 
 def require_trainable(partition: Partition, trainer: LocalTrainer) -> None:
+    """UsageError for a model without trainable parameters, or with clients that all have too few images for it."""
+    model = trainer.config.model
+    fixed = [name for name, count in trainer.flat.parameter_counts(model.members).items() if not count]
+    if fixed:
+        raise UsageError(
+            f"model.name={fixed[0] or model.name}: no parameter requires a gradient, so none can be trained"
+        )
     largest = max(len(index) for index in partition.train)
     if largest < trainer.min_images:
         raise UsageError(
@@ -60,7 +67,7 @@ def require_private_updates(partition: Partition, trainer: LocalTrainer) -> None
     asked, model = f"privacy.update_multiplier={updates.multiplier:g}", trainer.config.model.title
     if partition.repeats_training_images:
         raise UsageError(f"{asked}: {repeats_hole(trainer.config)}")
-    buffers = [span.name for span in flat.layout if not span.trainable]
+    buffers = [span.name for span in flat.layout if not span.is_parameter]
     if buffers:
         raise UsageError(
             f"{asked}: model.name={model} has buffers ({buffers[0]}), which would travel without noise, or with noise "

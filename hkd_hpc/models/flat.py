@@ -6,10 +6,11 @@ of 16 floats (64 bytes, what vector instructions want), gaps zero. Parameters an
 Integer buffers (BatchNorm's batch counter) stay apart: they are never averaged. Each tensor keeps its own
 memory order.
 
-Active are all trainable floats but the weights of a convolution that never meet the image (convolution.py): no image
-changes them and they change no output, so the optimizer leaves them alone.
+Active are all parameters but those that require no gradient, and the weights of a convolution that never meet the image
+(convolution.py): no image changes these and they change no output. The optimizer leaves both alone, and they are not
+averaged: they are alike in all clients.
 
-Shape letters: P trainable floats with gaps, S those of float buffers, V = P + S all of them.
+Shape letters: P floats of parameters with gaps, S those of float buffers, V = P + S all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Spans = list[tuple[int, int]]  # (start, stop) in the flat buffer
 class TensorSpan:
     """Where one tensor of the state dict lies in the flat buffer; offset -1: an integer or bool tensor, kept apart.
 
-    `alias`: a second name of a tensor that came before (tied weights); it takes no space of its own.
+    `alias`: a second name of a tensor that came before (tied weights); it takes no space of its own. `frozen`: a
+    parameter that requires no gradient.
     """
 
     name: str
@@ -44,8 +46,9 @@ class TensorSpan:
     strides: tuple[int, ...]
     dtype: str
     offset: int
-    trainable: bool
+    is_parameter: bool
     alias: bool
+    frozen: bool = False
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -53,6 +56,11 @@ class TensorSpan:
         return tuple(
             sorted((axis for axis, size in enumerate(self.shape) if size > 1), key=lambda axis: -self.strides[axis])
         )
+
+    @property
+    def trainable(self) -> bool:
+        """Whether local training changes it by its gradient."""
+        return self.is_parameter and not self.frozen
 
     @property
     def size(self) -> int:
@@ -69,7 +77,7 @@ class FlatModel:
     Attributes:
         net: the module.
         values_V: all V floats.
-        parameters_P: the trainable part of `values_V`, a view.
+        parameters_P: the parameters in `values_V`, a view.
         statistics_S: the rest, BatchNorm's running statistics, a view.
         grad_P: the gradients, zero in the gaps.
         counters: the integer and bool buffers, which are never averaged.
@@ -125,12 +133,18 @@ class FlatModel:
         return flat[span.offset : span.offset + span.size].as_strided(span.shape, span.strides)
 
     def _active_spans(self) -> Spans:
-        """(start, stop) in `parameters_P`: what is left between the inactive weights of convolutions."""
-        offsets = {id(tensor): span.offset for span, (_, tensor) in zip(self.layout, _tensors(self.net))}
+        """(start, stop) in `parameters_P`: what is left between frozen parameters and the inactive weights of
+        convolutions."""
+        spans = {id(tensor): span for span, (_, tensor) in zip(self.layout, _tensors(self.net))}
+        weights = [(spans[id(conv.weight)], conv) for conv in self.small_map_convolutions]
         inactive = sorted(
-            (offsets[id(conv.weight)] + start, offsets[id(conv.weight)] + stop)
-            for conv in self.small_map_convolutions
-            for start, stop in conv.inactive_spans()
+            [(s.offset, s.offset + _aligned(s.size)) for s in self.layout if s.frozen and not s.alias]
+            + [
+                (span.offset + start, span.offset + stop)
+                for span, conv in weights
+                if not span.frozen
+                for start, stop in conv.inactive_spans()
+            ]
         )
         starts, stops = (
             [0, *(stop for _, stop in inactive)],
@@ -172,7 +186,7 @@ class FlatModel:
         return [(first - start, last - start) for first, last in whole]
 
     def floats_of(self, name: str, but: Spans) -> int:
-        """The member's parameters and float buffers, without those that begin within the spans `but`."""
+        """The member's floats that travel, without those that begin within the spans `but`."""
         own = self._spans_of_member(name)
         return self.floats_in(own) - self.floats_in(common(own, but))
 
@@ -208,11 +222,11 @@ class FlatModel:
         return spans
 
     def floats_in(self, spans: Spans) -> int:
-        """Parameters and float buffers that begin within these spans, without gaps."""
+        """Trainable parameters and float buffers that begin within these spans, without gaps."""
         return sum(
             span.size
             for span in self.layout
-            if not span.alias and any(start <= span.offset < stop for start, stop in spans)
+            if not (span.alias or span.frozen) and any(start <= span.offset < stop for start, stop in spans)
         )
 
     def active(self, vector_P: torch.Tensor) -> list[torch.Tensor]:
@@ -238,7 +252,7 @@ class FlatModel:
 
     @property
     def payload_floats(self) -> int:
-        """P + b of the paper's accounting: parameters and float buffers, without gaps."""
+        """P + b of the paper's accounting: trainable parameters and float buffers, without gaps."""
         return self.floats_in([(0, len(self.values_V))])
 
     @property
@@ -250,9 +264,11 @@ class FlatModel:
         """The layout as text: what all ranks must agree on before the first exchange.
 
         Returns:
-            A line for each tensor of the state dict: name, shape, memory order, dtype, offset in floats.
+            A line for each tensor of the state dict: name, shape, memory order, dtype, offset in floats, frozen.
         """
-        return "\n".join(f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" for s in self.layout)
+        return "\n".join(
+            f"{s.name} {s.shape} {s.order} {s.dtype} {s.offset}" + " frozen" * s.frozen for s in self.layout
+        )
 
     def arrays(self, values_V: torch.Tensor, counters: Iterable[torch.Tensor]) -> dict[str, np.ndarray]:
         """A state dict as arrays, for a file.
@@ -359,6 +375,7 @@ def _layout(net: torch.nn.Module) -> tuple[list[TensorSpan], int, int]:
                 offsets.get(id(tensor), -1),
                 id(tensor) in parameters,
                 id(tensor) in seen,
+                id(tensor) in parameters and not tensor.requires_grad,
             )
         )
         seen.add(id(tensor))

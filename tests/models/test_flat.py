@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from federation import Federation, save_images
 from torch import nn
 
 from hkd_hpc import assemble, config, payload
@@ -196,3 +197,71 @@ def test_batch_norm_of_two_clients_is_averaged_and_counters_stay_integers(toy_ne
     assert layer.num_batches_tracked.dtype == torch.int64
     assert layer.num_batches_tracked.item() == 4
     assert payload.tensors_of(message) == {}
+
+
+# ---- parameters that require no gradient
+
+
+def frozen_net() -> nn.Module:
+    """Of small_net all but the last layer's weight and BatchNorm's scale and shift."""
+    net = small_net()
+    for parameter in (net[0].weight, net[0].bias, net[2].bias):
+        parameter.requires_grad_(False)
+    return net
+
+
+def test_a_frozen_parameter_is_neither_stepped_nor_averaged_nor_counted():
+    """Trainable: scale and shift of 5, a weight of 10; they lie at 32, 48 and 64. Statistics of 5 and 5 at 96."""
+    flat = FlatModel(frozen_net())
+    assert flat.active_spans == [(32, 80)]
+    assert flat.averaged_spans == [(32, 80), (96, 128)]
+    assert (flat.parameter_count, flat.parameter_counts([""]), flat.payload_floats) == (20, {"": 20}, 30)
+    assert [span.name for span in flat.layout if span.trainable] == ["1.weight", "1.bias", "2.weight"]
+    assert [line.split()[0] for line in flat.schema().splitlines() if line.endswith(" frozen")] == [
+        "0.weight",
+        "0.bias",
+        "2.bias",
+    ]
+
+
+class Frozen(nn.Module):
+    """A body that stays, a layer and a head that are trained."""
+
+    def __init__(self, classes: int, latent: int):
+        super().__init__()
+        self.extractor = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 12), nn.Linear(12, latent))
+        self.extractor[2].requires_grad_(False)
+        self.classifier = nn.Linear(latent, classes)
+
+    def forward(self, x_BCHW):
+        feature_BD = self.extractor(x_BCHW)
+        return feature_BD, self.classifier(feature_BD)
+
+
+class AllFrozen(Frozen):
+    def __init__(self, classes: int, latent: int):
+        super().__init__(classes, latent)
+        self.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "scaffold", "feddyn", "fedrep", "ditto"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_frozen_parameter_keeps_its_bits_in_a_federation_with_weight_decay(data, scheme, optimizer):
+    run = Federation(
+        data, scheme, f"model.name={__name__}:Frozen", "train.weight_decay=0.1", f"train.optimizer={optimizer}"
+    )
+    before = {name: tensor.clone() for name, tensor in run.flat.tensors(run.part.weights_V).items()}
+    run.play(2)
+    after = run.flat.tensors(run.part.weights_V)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"extractor.3.weight", "extractor.3.bias", "classifier.weight", "classifier.bias"}
+
+
+def test_a_model_of_which_nothing_can_be_trained_is_wrong_input(data):
+    with pytest.raises(UsageError, match="AllFrozen: no parameter requires a gradient, so none can be trained"):
+        Federation(data, "fedavg", f"model.name={__name__}:AllFrozen")

@@ -145,3 +145,27 @@ def test_clip_by_hand(gradient, norm, clipped):
     grad_P = torch.tensor(gradient)
     clip_gradients([grad_P[:1], grad_P[1:]], norm)
     assert grad_P.tolist() == pytest.approx(clipped, rel=1e-6)
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
+def test_what_requires_no_gradient_stays_as_with_torch(name, decay, momentum, nesterov, rule):
+    make = lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    flat_net, plain = make(), make()
+    plain.load_state_dict(flat_net.state_dict())
+    for net in (flat_net, plain):
+        net[0].weight.requires_grad_(False)
+        net[2].bias.requires_grad_(False)
+    flat, before = FlatModel(flat_net), plain[0].weight.clone()
+    optimizer = make_optimizer(flat, name, decay, momentum, nesterov)
+    own = {"momentum": momentum, "nesterov": nesterov} if name == "sgd" else {}
+    reference = rule(plain.parameters(), lr=1e-2, weight_decay=decay, **own)
+    for step in range(20):
+        flat.grad_P.zero_()
+        reference.zero_grad()
+        backward(flat.net, step)
+        backward(plain, step)
+        optimizer.step(1e-2)
+        reference.step()
+    assert torch.equal(flat.net[0].weight, before)
+    assert largest_difference(flat, plain) < 1e-10

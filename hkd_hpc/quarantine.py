@@ -27,6 +27,7 @@ STATUS = {
     DROPPED_OUT: "did not answer (fed.drop_rate)",
     STRAGGLER: "came too late (fed.straggler_rate)",
 }
+COUNTS = "count_C"  # of a report: images by class (Scheme.report_shapes)
 UPDATE = "change of all weights, L2 norm"
 NOISED = "weights with the noise of privacy.update_multiplier"
 TESTS = ("local test", "validation")  # the number that goes with them: images whose logits are not finite
@@ -82,10 +83,12 @@ def invalid_noise(bounds: tuple[float, float]) -> Finding:
 
 
 def invalid_report(report: dict[str, torch.Tensor], max_norm: float) -> Finding | None:
-    """The first tensor of a report with a bad number, or an L2 norm beyond max_norm (0: any will do)."""
+    """The first tensor of a report with a bad number, or an L2 norm beyond max_norm (0: any will do); counts of images
+    may be as large as they are."""
     for name, tensor in report.items():
-        value = invalid_number(tensor)
-        if value is None and max_norm and float(tensor.double().norm()) > max_norm:
+        is_count = name == COUNTS
+        value = first_of(tensor, ~((tensor >= 0) & tensor.isfinite())) if is_count else invalid_number(tensor)
+        if value is None and max_norm and not is_count and float(tensor.double().norm()) > max_norm:
             value = float(tensor.double().norm())
         if value is not None:
             return Finding(INVALID_REPORT, f"report {name}", value)
@@ -116,5 +119,9 @@ def describe(tensor: str, value: float) -> str:
 
 def invalid_number(tensor: torch.Tensor) -> float | None:
     """The first number that is not finite or beyond aggregate.LIMIT."""
-    bad = ~(tensor.abs() <= LIMIT)  # NaN is not <= anything
+    return first_of(tensor, ~(tensor.abs() <= LIMIT))  # NaN is not <= anything
+
+
+def first_of(tensor: torch.Tensor, bad: torch.Tensor) -> float | None:
+    """The first of its numbers that is bad."""
     return float(tensor[bad].reshape(-1)[0]) if bool(bad.any()) else None

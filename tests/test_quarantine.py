@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from federation import Federation
 
 from hkd_hpc import config, quarantine
 from hkd_hpc.cohort import draw_failures
@@ -76,6 +77,25 @@ def test_norms_beyond_the_setting_are_bad(toy_net):
     report = {"soft_CC": torch.tensor([[3.0, -4.0]])}
     assert quarantine.invalid_report(report, 5.0) is None
     assert quarantine.invalid_report(report, 4.999) == Finding(INVALID_REPORT, "report soft_CC", 5.0)
+
+
+@pytest.mark.parametrize(
+    "number, found", [(0.0, None), (3e6, None), (-1.0, -1.0), (INF, INF), (-INF, -INF), (NAN, NAN)]
+)
+def test_counts_of_images_have_no_limit_but_are_finite_and_not_negative(number, found):
+    result = quarantine.invalid_report({"count_C": torch.tensor([5.0, number])}, 5.0)
+    assert (result is None) == (found is None)
+    if result:
+        assert (result.status, result.tensor) == (INVALID_REPORT, "report count_C")
+        assert np.array_equal(result.value, found, equal_nan=True)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("scheme, more", [("fedhkd", ["scheme.noise=off"]), ("fedproto", []), ("fedgen", [])])
+def test_a_limit_on_norms_rejects_nobody_for_the_number_of_its_images(data, scheme, more):
+    """Norms of the counts are about 20; those of all else are below 10."""
+    run = Federation(data, scheme, "fed.max_norm=10", "data.fraction=1", *more)
+    assert run.play(1)[0].reports["status"].tolist() == [OK] * 3
 
 
 def test_a_loss_that_is_not_finite_is_bad():

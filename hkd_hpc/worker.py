@@ -82,18 +82,17 @@ class Worker:
         self.eligible = [client for client, images in enumerate(images_M) if images >= trainer.min_images]
         self.initial = trainer.own_parts(trainer.flat.values_V)
         self.delivered: list[int] = []  # those here whose weights are in the sum
-        total_images = max(sum(images_M), 1)
+        most = max(self.weight_of_all(images_M), 1)
         self.names = quarantine.names(trainer.flat, trainer.scheme.report_shapes(), trainer.scheme.terms)
         self.updates = update_privacy(trainer)
         self.report_type = report_type(trainer.scheme, counter_size(trainer.flat.counters), self.updates is not None)
         flat, members = trainer.flat, trainer.config.model.members
         device = flat.values_V.device
         self.sums = {
-            name: FixedPointSum(len(flat.values_V), total_images, device, flat.averaged_spans_of(name))
-            for name in members
+            name: FixedPointSum(len(flat.values_V), most, device, flat.averaged_spans_of(name)) for name in members
         }
         self.statistics_sums = {
-            name: FixedPointSum(len(flat.statistics_S), total_images, device, flat.statistics_spans_of(name))
+            name: FixedPointSum(len(flat.statistics_S), most, device, flat.statistics_spans_of(name))
             for name in members
         }
 

@@ -53,6 +53,20 @@ def test_mean_is_weighted_by_images():
     assert weight == 400
 
 
+@pytest.mark.parametrize(
+    "weights, all_weights",
+    [([1] * 10, 10), ([1], 10), ([1], 1), ([375] * 3, 3750), ([1, 700, 33], 50_000), ([5], 2**20)],
+)
+def test_the_error_of_the_mean_is_that_of_the_docstring(weights, all_weights):
+    """m (T / N) 2^-37 at most, before the mean is rounded to float32; and more than a hundredth of it."""
+    values_MV = 0.01 * torch.randn(len(weights), 5000, generator=torch.Generator().manual_seed(0))
+    total = added(list(zip(values_MV, weights)), all_weights)
+    found_V = content(total)[1:] / (sum(weights) * 2.0**total.bits)
+    exact_V = (values_MV.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0) / sum(weights)
+    worst, bound = float((found_V - exact_V).abs().max()), len(weights) * all_weights / sum(weights) * 2.0**-37
+    assert bound / 100 < worst <= bound
+
+
 @pytest.mark.parametrize("piece", [2, 3, 64])
 def test_only_the_spans_are_summed_and_moved(piece):
     """Numbers 1, 2 and 5, 6, 7 of ten: five in the sum, [M, 4, 8, 20, 24, 28] with weight 4; the others stay what they

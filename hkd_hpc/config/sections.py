@@ -40,8 +40,8 @@ class FedSettings:
     )
     max_norm: float = setting(
         0.0,
-        "largest L2 norm of a client's change of the weights, and of each tensor of its report but counts of images; 0: "
-        "only NaN, infinity and numbers beyond 65,536 are rejected",
+        "largest L2 norm of a client's change of the weights, and of each tensor of its report but its counts of "
+        "images; 0: only NaN, infinity and numbers beyond 65,536 are rejected",
         low=0,
         high=1e30,
     )

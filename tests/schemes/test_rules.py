@@ -133,6 +133,15 @@ def test_local_statistics_do_not_count_as_traffic(data, tmp_path):
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("rule, bits", [("images", 29), ("uniform", 35)])
+def test_the_exact_sum_has_the_bits_that_the_weights_leave(data, rule, bits):
+    """53 - 16 for numbers up to 65,536, less 8 for the 135 images of all clients, or 2 for the 3 clients."""
+    run = Federation(data, "fedavg", f"fed.average={rule}", "train.batchnorm=reestimate")
+    assert sum(len(client.y_train) for client in run.clients) == 135
+    worker = run.part.worker
+    assert [total.bits for total in (*worker.sums.values(), *worker.statistics_sums.values())] == [bits, bits]
+
+
 @pytest.mark.parametrize("rule, share", [("images", 0.75), ("uniform", 0.5)])
 def test_weight_of_a_client_in_the_average(tmp_path, rule, share):
     """Clients of 20 and 60 images, of which they train on 20 and 60, since their tests are of the test split."""

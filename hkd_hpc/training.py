@@ -50,7 +50,7 @@ class ClientRound(NamedTuple):
         counters: the integer buffers of the global model.
         message: what the server sent, by name.
         round: from 1 on.
-        epochs: local epochs; None: train.epochs.
+        epochs: local epochs; None: train.epochs; fewer, of a straggler: in each phase at most.
         initial: what the run began with of all that never travels (`LocalTrainer.own_parts`): that of a client that has
             none of its own yet.
     """
@@ -198,11 +198,11 @@ class LocalTrainer:
 
     def epochs(self, given: ClientRound) -> Iterator[torch.Tensor]:
         """Each epoch of a client's round, phase by phase; (terms,): the mean of each loss term, still on the device."""
-        client, draws = given.client, Draws.of(given.client)
-        epochs = self.config.train.epochs if given.epochs is None else given.epochs
+        client, draws, usual = given.client, Draws.of(given.client), self.config.train.epochs
+        epochs = usual if given.epochs is None else given.epochs
         for phase in contract.phases(self.scheme, self.scheme.phases(client, epochs), len(self.flat.values_V)):
             self._begin_phase(given, phase)
-            for _ in range(phase.epochs):
+            for _ in range(min(phase.epochs, epochs) if epochs < usual else phase.epochs):
                 yield self.epoch(client, draws)
 
     def _begin_phase(self, given: ClientRound, phase: Phase) -> None:

@@ -68,7 +68,7 @@ def federation_of(config: Config, comm: Comm) -> Federation:
     partition = of_clients
     if scheme_class.pools_data:
         partition = pooled(of_clients)
-        config = replace(config, fed=replace(config.fed, clients=1, participation=1.0))
+        config = replace(config, fed=replace(config.fed, clients=1, participation=1.0, straggler_rate=0.0))
     rank_of = assign_clients([len(index) for index in partition.train], comm.size)
     return Federation(asked, config, dataset, of_clients, partition, rank_of, skew)
 

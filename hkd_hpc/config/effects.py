@@ -104,8 +104,9 @@ def _unread_training(config: Config) -> Iterator[tuple[str, str]]:
         for key in ("privacy.update_clip", "privacy.update_multiplier"):
             yield key, f"scheme.name={config.scheme.name}, whose clients' weights stay at home"
     if getattr(schemes.get(config.scheme.name), "pools_data", False):
-        for key in ("fed.participation", "fed.average", "fed.drop_rate", "fed.finetune_epochs", "fed.finetune_lr"):
-            yield key, f"scheme.name={config.scheme.name}, which has one client"
+        keys = ["participation", "average", "drop_rate", "straggler_rate", "finetune_epochs", "finetune_lr"]
+        for key in keys + ["straggler_epochs"] * (fed.straggler_rate > 0):
+            yield f"fed.{key}", f"scheme.name={config.scheme.name}, which has one client"
 
 
 def has_batchnorm(config: Config) -> bool:

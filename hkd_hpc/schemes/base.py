@@ -106,7 +106,7 @@ class Phase:
     """A part of a client's local training, which the optimizer begins anew.
 
     Attributes:
-        epochs: so many.
+        epochs: so many; of a straggler (fed.straggler_epochs) no more than its own.
         name: what `client.phase` is meanwhile; each phase of a round has another.
         frozen: names of parameters that stay as they are: their gradient counts as zero, and no step moves them.
         own_model: of what it trains: empty, the model that is averaged; else one of the client's own, by the name in

@@ -359,6 +359,13 @@ def test_on_three_ranks(tmp_path, name):
             ["scheme.name=central", "fed.participation=.5"],
             ["fed.participation=0.5 has no effect with scheme.name=central, which has one client"],
         ),
+        (
+            ["scheme.name=central", "fed.straggler_rate=0.5", "fed.straggler_epochs=1"],
+            [
+                "fed.straggler_rate=0.5 has no effect with scheme.name=central, which has one client",
+                "fed.straggler_epochs=1 has no effect with scheme.name=central, which has one client",
+            ],
+        ),
         (["data.dir=x"], ["data.dir=x has no effect with data.name=fmnist"]),
     ],
 )

@@ -104,6 +104,13 @@ def test_central_makes_no_round_of_part_of_its_data(data):
     assert run.part.config.fed.clients == 1
 
 
+def test_central_never_straggles(data):
+    """4 epochs of the 9 batches of all 135 images."""
+    run = Federation(data, "central", "train.epochs=4", "fed.straggler_rate=1", "fed.straggler_epochs=1")
+    run.play(1)
+    assert run.part.trainer.steps == 4 * 9
+
+
 @pytest.mark.parametrize("control", list(schemes.CONTROLS))
 def test_same_bits_on_three_ranks_killed_and_resumed(data, tmp_path, control):
     toy.train_ok(1, *settings(data, control), "--out", tmp_path / "straight")

@@ -232,6 +232,15 @@ def test_what_is_frozen_stays_to_the_bit_and_the_rest_moves_from_the_first_step_
         assert step_P.max() == pytest.approx(1e-3, rel=1e-2)
 
 
+@pytest.mark.parametrize("head, straggler, steps", [(10, 2, 3 * (2 + 2)), (1, 2, 3 * (1 + 2)), (10, 5, 3 * (10 + 5))])
+def test_no_phase_of_a_straggler_is_longer_than_its_epochs(data, head, straggler, steps):
+    """3 clients of 3 batches; with as many epochs as train.epochs, which are 5, a client is no straggler."""
+    late = ("fed.straggler_rate=1", f"fed.straggler_epochs={straggler}", "train.epochs=5", "fed.clients=3")
+    run = Federation(data, "fedrep", f"scheme.head_epochs={head}", *late)
+    run.play(1)
+    assert run.part.trainer.steps == 3 * steps
+
+
 @pytest.mark.parametrize(
     "phases, part",
     [

@@ -14,6 +14,7 @@ from hkd_hpc import schemes
 from hkd_hpc.aggregate import GlobalStep
 from hkd_hpc.assembly import checks
 from hkd_hpc.assembly.agreement import require_equal
+from hkd_hpc.assembly.bounds import PROBED, require_bounded
 from hkd_hpc.assembly.federation import Federation, federation_of
 from hkd_hpc.assembly.network import agreed_net, make_model
 from hkd_hpc.assembly.record import static_record
@@ -80,6 +81,8 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
     if comm.rank == 0:
         checks.warn(federation, trainer, comm.size)
     checks.require(federation, trainer)
+    some = torch.from_numpy(np.array(federation.dataset.x_train[:PROBED])).to(comm.device)
+    require_bounded(trainer, some, spending_of(federation, scheme, flat).bounded)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None
     message = np.zeros(1, message_type(scheme, counter_size(flat.counters)))

@@ -35,8 +35,10 @@ def shares_weights(config: Config) -> bool:
 
 
 def noise_is_drawn(config: Config) -> bool:
-    """Whether anything that leaves a client has noise."""
+    """Whether anything that leaves a client has noise, or will have: privacy.epsilon finds its multiplier later."""
     privacy, features, kinds = config.privacy, mechanism_of(config), protects(config)
+    if privacy.epsilon:
+        return True
     on_features = features.noise == "code" or (features.noise != "off" and features.multiplier > 0)
     on_predictions = privacy.predictions and privacy.multiplier > 0 and "predictions" in kinds
     on_counts = privacy.counts > 0 and "counts" in kinds

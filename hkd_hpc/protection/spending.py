@@ -63,6 +63,11 @@ class Spending:
         return self._releases_of(self.eligible, len(self.eligible), len(self.eligible))
 
     @property
+    def bounded(self) -> list[str]:
+        """The kinds with a figure that is neither 0 nor infinite, for a fixed extractor at least."""
+        return [kind for kind, each in self.releases.items() if 0 < each.fixed_M.max(initial=0) < math.inf]
+
+    @property
     def is_told(self) -> bool:
         """Whether there is anything to tell: noise, a clip, or a setting of section `privacy`."""
         return self.settings != PrivacySettings() or releases.has_noise(self.releases)

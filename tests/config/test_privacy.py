@@ -40,6 +40,8 @@ def test_the_mode_cannot_change_within_a_run():
         (["privacy.mechanism=off", "privacy.mode=simulation"], ["mode"]),
         (["scheme.name=fedproto", "privacy.predictions=true"], ["predictions"]),
         (["scheme.name=fedavg", "privacy.mechanism=vector", "privacy.extractor=received"], ["mechanism", "extractor"]),
+        (["scheme.name=fedavg", "privacy.epsilon=4", "privacy.mode=simulation", "privacy.update_clip=1"], []),
+        (["scheme.name=fedavg", "privacy.mode=simulation", "privacy.update_clip=1"], ["mode"]),
         (["scheme.name=fedavg", "privacy.counts=1", "privacy.predictions=true"], ["predictions", "counts"]),
     ],
 )

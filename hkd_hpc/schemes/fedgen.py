@@ -9,9 +9,9 @@ A client adds, from round 2 on, with alpha and beta decaying by `decay` a round:
 
     alpha * (generated / batch) * CE(h(G(y')), y') + beta * KL( softmax(h(G(y))) || softmax(z) )
 
-y' drawn evenly from the labels that the federation holds, y the batch's own labels. generated / batch is
-generator_batch / train.batch_size, a constant, as in its code and in the FedHKD paper's appendix (.5): a short last
-batch, which that code does not make, has no other weight.
+y' drawn evenly from the labels that the federation holds (by the last report of each client that has sent one), y the
+batch's own labels. generated / batch is generator_batch / train.batch_size, a constant, as in its code and in the
+FedHKD paper's appendix (.5): a short last batch, which that code does not make, has no other weight.
 
 This is FedGen's code, which the FedHKD paper follows. FedGen's paper (section 4) says otherwise, and `form=paper` does
 so: noise from N(0, I), not U(0, 1); labels drawn in proportion to their counts; the generator's first term is the
@@ -167,11 +167,13 @@ class FedGen(Scheme):
         state, random = server.state, server.random("generator")
         if not state:
             state.update(self._new_generator(random))
+        state.setdefault("count_MC", torch.zeros(self.info.clients, self.info.classes))
+        state["count_MC"][server.client_ids] = reports["count_C"]
         lr = self.settings.generator_lr * self.settings.decay ** (server.round - 1)
         for _ in range(self.settings.generator_epochs * self.settings.generator_steps):
             self._generator_step(state, reports, random, lr)
         kept = {name: state[name] for name in self.message_shapes() if name != "count_C"}
-        return {"count_C": reports["count_C"].sum(0), **kept}
+        return {"count_C": state["count_MC"].sum(0), **kept}
 
     def _new_generator(self, random):
         """torch's initial Linear weights (uniform within 1 / sqrt(inputs)), BatchNorm at scale 1; Adam at zero."""

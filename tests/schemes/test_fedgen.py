@@ -196,7 +196,7 @@ def test_ten_steps_equal_torchs_adam():
         generator_steps=5,
         generator_lr=0.01,
     )
-    reports, server = some_reports(), SchemeServer(None, seed=4)
+    reports, server = some_reports(), SchemeServer(None, seed=4, client_ids=[0, 1, 2])
     server.state.update(scheme._new_generator(rng.stream(4, "a start")))
     before, server.round = {name: tensor.clone() for name, tensor in server.state.items()}, 1
     message = scheme.combine(server, reports)
@@ -232,7 +232,7 @@ def test_learning_rate_and_weights_of_the_terms_decay_each_round(monkeypatch, to
     monkeypatch.setattr(fedgen, "adam_step", lambda state, gradients, lr, weight_decay: rates.append(lr))
     scheme, server = (
         scheme_of(hidden=4, noise_size=2, generator_epochs=1, generator_steps=1),
-        SchemeServer(None, seed=0),
+        SchemeServer(None, seed=0, client_ids=[0, 1, 2]),
     )
     for server.round in (1, 2, 3, 51):
         scheme.combine(server, some_reports())
@@ -255,11 +255,40 @@ def test_labels_are_drawn_among_those_that_exist(monkeypatch):
         return original(parameters, noise_BN, y_B, *rest, **more)
 
     monkeypatch.setattr(fedgen, "generate", watched)
-    scheme, server = scheme_of(hidden=4, noise_size=2), SchemeServer(None, seed=0, round=1)
+    scheme, server = scheme_of(hidden=4, noise_size=2), SchemeServer(None, 0, round=1, client_ids=[0, 1, 2])
     scheme.combine(server, some_reports())
     assert len(seen) == 50 * 32
     assert set(seen) == {0, 1}
     assert 700 < seen.count(0) < 900
+
+
+def test_the_labels_of_the_federation_are_those_of_all_that_have_reported():
+    """Each client's newest counts; the generator itself learns from the heads of the cohort alone."""
+    scheme, server = scheme_of(hidden=4, noise_size=2), SchemeServer(None, seed=0)
+    reports = some_reports(3)
+    told = []
+    for server.round, ids, count_MC in [
+        (1, [0, 1], [[4.0, 0, 0], [0, 2, 0]]),
+        (2, [2], [[0.0, 0, 7]]),
+        (3, [1, 2], [[0.0, 3, 1], [0, 0, 5]]),
+    ]:
+        server.client_ids = ids
+        cohort = {name: tensor[: len(ids)] for name, tensor in reports.items()}
+        told.append(scheme.combine(server, cohort | {"count_C": torch.tensor(count_MC)})["count_C"].tolist())
+    assert told == [[4, 2, 0], [4, 2, 7], [4, 3, 6]]
+    assert server.state["count_MC"].tolist() == [[4, 0, 0], [0, 3, 1], [0, 0, 5]]
+
+
+def test_clients_of_one_class_each_learn_of_all_classes_that_took_part(data):
+    """1 of 6 clients a round, so that a cohort holds one class or two."""
+    more = ("fed.clients=6", "fed.participation=0.17", "data.partition=shards", "data.classes_per_client=1")
+    run, seen_C = Federation(data, "fedgen", *more), torch.zeros(10, dtype=torch.bool)
+    for _ in range(4):
+        [played] = run.play(1)
+        for client in played.cohort:
+            seen_C[run.clients[client].y_train] = True
+        assert torch.equal(run.message["count_C"] > 0, seen_C)
+    assert int(seen_C.sum()) > 1
 
 
 def test_training_lowers_the_teacher_loss(data):
@@ -482,7 +511,8 @@ def test_the_server_draws_normal_noise_and_labels_by_their_counts(monkeypatch):
         return original(parameters, noise_BN, y_B, *rest, **more)
 
     monkeypatch.setattr(fedgen, "generate", watched)
-    scheme, server = scheme_of(hidden=4, noise_size=2, form="paper"), SchemeServer(None, seed=0, round=1)
+    scheme = scheme_of(hidden=4, noise_size=2, form="paper")
+    server = SchemeServer(None, seed=0, round=1, client_ids=[0, 1])
     reports = some_reports(2) | {"count_C": torch.tensor([[10.0, 0, 5], [0, 0, 25]])}
     message = scheme.combine(server, reports)
     assert len(seen) == 1600

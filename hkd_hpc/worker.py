@@ -10,7 +10,7 @@ import torch
 
 from hkd_hpc import payload, quarantine
 from hkd_hpc.aggregate import FixedPointSum
-from hkd_hpc.client import OWN, OWN_MODEL, Client
+from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import cohort_size, draw_failures
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.console import messages as log
@@ -258,7 +258,8 @@ class Worker:
         return rows
 
     def finetune(self, weights_V: torch.Tensor, counters: Sequence[torch.Tensor], round: int) -> np.ndarray:
-        """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy."""
+        """The same of the global model trained fed.finetune_epochs more on each client, with plain cross-entropy; with
+        train.batchnorm=local from the client's own statistics on."""
         plain_scheme = Scheme(SchemeSettings(), self.trainer.scheme.info)
         trainer = self.trainer.with_scheme(plain_scheme, self.trainer.config.finetuning(round))
         self.comm.watch_steps(lambda: trainer.steps)
@@ -267,8 +268,8 @@ class Worker:
             self.comm.at(round, "fine-tuning", client.id)
             row[:] = result_row(client, evaluate.Tested())
             if trainer.can_train(client):
-                own = {name: client.state[name] for name in OWN if name in client.state}
-                plain = replace(client, state=own)  # without what the scheme remembers of it
+                own = {name: part for name, part in client.state.items() if name == OWN_STATISTICS}
+                plain = replace(client, state=own)  # without what else is remembered of it
                 given = ClientRound(plain, weights_V, counters, {}, round, initial=self.initial)
                 row[:] = result_row(client, trainer.run(given).test)
         return rows

@@ -30,7 +30,8 @@ class DittoSettings(SchemeSettings):
 
 
 class Ditto(Scheme):
-    """Two models a client, as many epochs for each; the global one is FedAvg's, bit for bit."""
+    """Two models a client, as many epochs for each; the global one is FedAvg's, bit for bit, unless a personal model
+    diverges, whose loss and test have the client's update rejected."""
 
     Settings = DittoSettings
     terms = ("cross_entropy", "proximal")

@@ -5,10 +5,10 @@ Algorithm 1), which begin as zero:
 
     y_i <- y_i - lr (g(y_i) - c_i + c),    c_i+ = mean of g over its K steps,    c <- c + (1 / N) sum_i (c_i+ - c_i)
 
-N: all clients of the federation. That is option II, c_i+ = c_i - c + (w_received - y_i) / (K lr): under plain SGD the
-two are the same. As the mean of the gradients it makes sense with momentum, clipping and Adam too, where (w_received -
-y_i) / (K lr) is no gradient; its theory is of plain SGD alone. The global step is 1; clients are weighted as in all
-schemes (fed.average; in its paper alike), in c always by 1 / N.
+N: all clients of the federation. That is option II, c_i+ = c_i - c + (w_received - y_i) / (K lr): under plain SGD
+without weight decay the two are the same. As the mean of the gradients it makes sense with momentum, weight decay,
+clipping and Adam too, where (w_received - y_i) / (K lr) is no gradient; its theory is of plain SGD alone. The global
+step is 1; clients are weighted as in all schemes (fed.average; in its paper alike), in c always by 1 / N.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hkd_hpc.analysis.metrics import spread, worst_tenth
 from hkd_hpc.client import OWN_STATISTICS
 from hkd_hpc.quarantine import OK
 from hkd_hpc.schemes.base import Scheme
-from hkd_hpc.training import batch_bounds
+from hkd_hpc.training import LocalTrainer, batch_bounds
 
 pytestmark = pytest.mark.slow
 
@@ -237,6 +237,31 @@ def test_fine_tuning_is_plain_training_from_the_final_global_model(data, scheme,
     with torch.no_grad():
         _, logits = expected(images(client.x_test))
     assert rows[2].tolist() == [2, 15, int((logits.argmax(1) == client.y_test).sum()), 0]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("scheme", ["fedavg", "fedrep"])
+def test_fine_tuning_takes_a_clients_own_statistics_and_nothing_else(data, monkeypatch, scheme):
+    """2 of 4 clients took part in the one round; those of the others are the initial ones."""
+    sampled = ("fed.clients=4", "fed.participation=0.5", "train.batchnorm=local", "fed.finetune_epochs=1")
+    run, seen, begin = Federation(data, scheme, *sampled), {}, LocalTrainer.begin
+    size = len(run.flat.parameters_P)
+    initial_S = run.part.weights_V[size:].clone()
+    [played] = run.play(1)
+
+    def watch(trainer, given):
+        begin(trainer, given)
+        seen[given.client.id] = given.client.received_V.clone(), set(given.client.state)
+
+    monkeypatch.setattr(LocalTrainer, "begin", watch)
+    run.part.worker.finetune(run.part.weights_V, run.part.counters, 2)
+    assert sorted(seen) == [0, 1, 2, 3]
+    for client in run.clients:
+        start_V, kept = seen[client.id]
+        took_part = client.id in played.cohort
+        assert kept == ({"statistics"} if took_part else set())
+        assert torch.equal(start_V[:size], run.part.weights_V[:size])
+        assert torch.equal(start_V[size:], client.state["statistics"] if took_part else initial_S)
 
 
 def test_fine_tuning_is_in_the_summary(data, tmp_path):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 AGGREGATIONS = ("count", "uniform", "last")  # of per-class knowledge
 
 LIMIT = 65536.0
+USABLE = "usable weights"
 CHUNK = 1 << 18  # numbers a pass: a chunk of float64 stays in the core's own cache
 
 
@@ -44,6 +45,7 @@ class FixedPointSum:
         device: where the vectors are.
         spans: (start, stop) of what is summed of the vectors, ascending; without them all of it. The rest must be alike
             in all clients: nothing moves it, and `mean_into` leaves it as it is.
+        what: is summed, for a message.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class FixedPointSum:
         total_weight: int,
         device: torch.device | str = "cpu",
         spans: Sequence[tuple[int, int]] | None = None,
+        what: str = USABLE,
     ):
+        self.what = what
         self.spans = [(0, length)] if spans is None else list(spans)
         self.offsets = list(itertools.accumulate((stop - start for start, stop in self.spans), initial=0))
         self.length, self.device = self.offsets[-1], torch.device(device)
@@ -202,7 +206,7 @@ class FixedPointSum:
     def _factor(self, total_weight: float, may_be_empty: bool) -> float:
         if may_be_empty and not total_weight:
             return 0.0
-        require_weight(total_weight)
+        require_weight(total_weight, self.what)
         return 1.0 / (total_weight * 2.0**self.bits)
 
 
@@ -231,12 +235,12 @@ class GlobalStep:
             self.state[name].copy_(state[name])
 
 
-def require_weight(total_weight: float) -> None:
-    """RunError when no client delivered anything."""
+def require_weight(total_weight: float, what: str = USABLE) -> None:
+    """RunError when no client delivered anything; `what`: should have been delivered."""
     if total_weight <= 0:
         raise RunError(
-            "no client of the cohort delivered usable weights, so there is nothing to average; the warnings "
-            "above say why, unless all have too few images"
+            f"no client of the cohort delivered {what}, so there is nothing to average; the warnings above say why, "
+            "unless all have too few images"
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from hkd_hpc.aggregate import FixedPointSum, GlobalStep
 from hkd_hpc.quarantine import OK
 from hkd_hpc.rank_run import RankRun, cohort_of
+from hkd_hpc.worker import STATISTICS
 
 
 def update_global_weights(run: RankRun, round: int, gathered: np.ndarray | None) -> None:
@@ -78,10 +79,14 @@ def mean_into(run: RankRun, out: torch.Tensor, sums: Mapping[str, FixedPointSum]
 
 
 def with_statistics_of(run: RankRun, clients: list[int], kind: str) -> torch.Tensor:
-    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live
-    here.
+    """The global weights (V,), BatchNorm's running statistics measured anew by those of these clients that live here.
+
+    Raises:
+        RunError: too few of them are within the limit of the sum, of any clients at all or for masks.
     """
-    run.worker.measure_statistics(clients, run.weights_V, run.counters)
+    added = run.worker.measure_statistics(clients, run.weights_V, run.counters)
+    if run.secure_sum:
+        run.secure_sum.require_enough(added, STATISTICS)
     mask(run, run.worker.statistics_sums)
     values_V, parameters = run.weights_V.clone(), len(run.trainer.flat.parameters_P)
     mean_into(run, values_V[parameters:], run.worker.statistics_sums, kind)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hkd_hpc import payload, quarantine
-from hkd_hpc.aggregate import FixedPointSum
+from hkd_hpc.aggregate import LIMIT, FixedPointSum
 from hkd_hpc.client import OWN_MODEL, OWN_STATISTICS, Client
 from hkd_hpc.cohort import cohort_size, draw_failures
 from hkd_hpc.comm.transports.base import Comm
@@ -20,6 +20,8 @@ from hkd_hpc.quarantine import DROPPED_OUT, STRAGGLER, TOO_FEW_IMAGES, Finding
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import Scheme, SchemeSettings
 from hkd_hpc.training import ClientRound, LocalTrainer, Trained
+
+STATISTICS = f"BatchNorm's statistics within +-{LIMIT:,.0f}, measured with the global weights"
 
 
 def report_type(scheme: Scheme, counters: int, clips: bool = False) -> np.dtype:
@@ -92,7 +94,7 @@ class Worker:
             name: FixedPointSum(len(flat.values_V), most, device, flat.averaged_spans_of(name)) for name in members
         }
         self.statistics_sums = {
-            name: FixedPointSum(len(flat.statistics_S), most, device, flat.statistics_spans_of(name))
+            name: FixedPointSum(len(flat.statistics_S), most, device, flat.statistics_spans_of(name), STATISTICS)
             for name in members
         }
 
@@ -227,10 +229,16 @@ class Worker:
         member_M = np.array([self.trainer.config.model.member_of(int(client)) for client in client_M])
         return {name: self.weight_of_all(images_M[member_M == name]) for name in self.sums}
 
-    def measure_statistics(self, clients: list[int], weights_V: torch.Tensor, counters: Sequence[torch.Tensor]) -> None:
-        """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here."""
+    def measure_statistics(
+        self, clients: list[int], weights_V: torch.Tensor, counters: Sequence[torch.Tensor]
+    ) -> list[int]:
+        """Add BatchNorm's running statistics, measured anew with the global weights by those of these clients here.
+
+        Returns:
+            The clients whose statistics are in the sum.
+        """
         clear(self.statistics_sums)
-        measuring = set(clients)
+        measuring, added = set(clients), []
         for client in self._in_turn(self.clients):
             if client.id in measuring and self.trainer.can_train(client):
                 flush(self.statistics_sums)
@@ -245,6 +253,9 @@ class Worker:
                         "weights have "
                         f"{rejected[0]:.6g} to {rejected[1]:.6g}; they count with weight 0"
                     )
+                else:
+                    added.append(client.id)
+        return added
 
     def test_global(self, weights_V: torch.Tensor, counters: Sequence[torch.Tensor]) -> np.ndarray:
         """(slots, 4) int64: client id (-1: unused), test_n, how many the final global model has right of them, and for

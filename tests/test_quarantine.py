@@ -248,6 +248,26 @@ def test_statistics_are_measured_anew_by_those_who_deliver(tmp_path, what):
         assert all(np.isfinite(stored[name]).all() for name in stored if name.startswith("global/"))
 
 
+def test_without_statistics_of_anybody_the_message_is_about_them(tmp_path):
+    data = toy.save_natural(tmp_path / "data.npz", [16, 24, 32])
+
+    def patch(rank):
+        from hkd_hpc.models import evaluate
+
+        def measured(net, x_uint8):
+            net.extractor.stage1[1].running_var[0] = INF
+
+        evaluate.reestimate_batch_norm = measured
+
+    arguments = toy.settings(data, "scheme.name=fedavg", "data.partition=natural")
+    (result,) = toy.train(1, *arguments, "--out", tmp_path / "run", patch=patch)
+    assert result.exit_code == 1
+    assert (
+        "no client of the cohort delivered BatchNorm's statistics within +-65,536, measured with the global weights, "
+        "so there is nothing to average" in result.output
+    )
+
+
 def test_an_epoch_whose_loss_is_not_finite_is_the_last(toy_trainer, toy_net, toy_client):
     trainer = toy_trainer(toy_net(), "fedavg")
     steps, step = [], trainer._step

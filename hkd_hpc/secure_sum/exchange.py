@@ -143,6 +143,24 @@ class SecureSum:
             self._take_off(list(delivering_ranks))
         self._party.forget_shares()
 
+    def require_enough(self, added: Sequence[int], what: str) -> None:
+        """All ranks, before a sum in which not all that deliver need be.
+
+        Args:
+            added: clients here that are in it.
+            what: is summed, for the message.
+
+        Raises:
+            RunError: it would be of too few clients; nobody has sent anything of it.
+        """
+        flags = np.zeros(len(self.rank_of), np.uint8)
+        flags[list(added)] = 1
+        rows = self._spread(flags.tobytes(), len(flags), range(self.comm.size))
+        told = np.flatnonzero(np.any([np.frombuffer(row, np.uint8) for row in rows.values()], axis=0)).tolist()
+        problem = problem_of(len(self._cohort), told, self.member_of)
+        if problem:
+            raise RunError(f"{what}: {problem}; the warnings say which do not. Nothing of them was sent")
+
     def summed(self, numbers: int, kind: str = "weights") -> Iterator[torch.Tensor]:
         """The all-reduce of the next of the sums of `make_masks`, as Comm.summed.
 

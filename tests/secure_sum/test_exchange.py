@@ -255,6 +255,31 @@ def test_too_few_survivors_end_the_job_with_one_line(tmp_path, data):
     assert list((tmp_path / "run").glob("checkpoints/*")) == []
 
 
+@pytest.mark.parametrize("more", [[], ["train.batchnorm=average"]], ids=["each round", "the end"])
+def test_statistics_of_too_few_are_not_summed(tmp_path, data, more):
+    """Those of the clients of rank 1, half of all, are beyond the limit: the sum would be of five others."""
+
+    def patch(rank):
+        from hkd_hpc.models import evaluate
+
+        original = evaluate.reestimate_batch_norm
+
+        def measured(net, x_uint8):
+            original(net, x_uint8)
+            net.extractor.stage1[1].running_var[0] = 1e6
+
+        if rank == 1:
+            evaluate.reestimate_batch_norm = measured
+
+    results = toy.train(3, *arguments(data, tmp_path / "run", MASKED, "fed.drop_rate=0", *more), patch=patch)
+    assert [result.exit_code for result in results] == [1, 1, 1]
+    [line] = toy.our_lines(result.output for result in results)
+    assert line.endswith(
+        "BatchNorm's statistics within +-65,536, measured with the global weights: 5 of 10 clients deliver, and "
+        "privacy.secure_sum needs 6; the warnings say which do not. Nothing of them was sent"
+    )
+
+
 @pytest.mark.parametrize(
     "more, text",
     [

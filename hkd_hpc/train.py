@@ -31,7 +31,7 @@ from hkd_hpc.common.command import exit_code
 from hkd_hpc.common.errors import LocalUsageError, UsageError
 from hkd_hpc.common.lazy import torch_environment
 from hkd_hpc.common.rank import guess_rank
-from hkd_hpc.common.stop import STOPPED, StopRequest, handlers_kept
+from hkd_hpc.common.stop import STOPPED, StopRequest, handlers_kept, interrupts_held
 from hkd_hpc.config import CommSettings, Config
 from hkd_hpc.config.command_line import Request, ResumeOptions, parse, understand
 from hkd_hpc.config.effects import without_effect
@@ -100,7 +100,7 @@ def work(request: Request, world: World, stop: StopRequest) -> bool:
     held, closing = contextlib.ExitStack(), threading.Lock()
 
     def give_back() -> None:
-        with closing:  # who comes second waits for the first, for the process may end then
+        with interrupts_held(), closing:  # who comes second waits for the first, for the process may end then
             held.close()
 
     world.control.give_back_after_failure(give_back)  # another rank's failure ends the process without coming by here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,10 +103,12 @@ def node_copy(config: Config, comm: Comm) -> sources.DataSet:
         return content.load(data)
     path = share.publish(content.load(data)) if comm.local_rank == 0 else ""
     try:
-        told = comm.gather_text(json.dumps([comm.hosts[comm.rank], path]))
-        paths = comm.share_text(json.dumps({h: p for h, p in map(json.loads, told) if p}) if comm.rank == 0 else None)
-        dataset = share.attach(json.loads(paths)[comm.hosts[comm.rank]])
-        comm.agree()
+        with comm.removed_at_failure(path) if path else nullcontext():
+            told = comm.gather_text(json.dumps([comm.hosts[comm.rank], path]))
+            made = json.dumps({host: path for host, path in map(json.loads, told) if path})
+            paths = comm.share_text(made if comm.rank == 0 else None)
+            dataset = share.attach(json.loads(paths)[comm.hosts[comm.rank]])
+            comm.agree()
     finally:
         if path:
             os.unlink(path)

@@ -25,6 +25,19 @@ FROM_OUTSIDE = (KeyboardInterrupt, Terminated)  # what ends a process whosever c
 RAISED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}  # where no control thread listens
 
 
+class Termination:
+    """The handler of SIGTERM where no control thread listens: raises Terminated, once. `came`: whether it did, for a
+    finalizer or a callback of HDF5's swallows what is raised in it."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if not self.came:
+            self.came = True
+            raise Terminated
+
+
 class StopRequest:
     """`asked`: the number of the signal that came, 0 while there was none."""
 
@@ -70,16 +83,17 @@ def handled(numbers: Sequence[int], handle: Callable[[int, object], None]) -> It
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C within it counts at its end: where HDF5 calls back into Python an exception is only printed and lost, and
-    where torch's C++ does while it is imported, it aborts the process.
+    """Ctrl-C, and a SIGTERM that raises, count within it at its end: where HDF5 calls back into Python an exception is
+    only printed and lost, and where torch's C++ does while it is imported, it aborts the process.
     """
     came: list[int] = []
+    raising = [signal.SIGINT, *[signal.SIGTERM] * isinstance(signal.getsignal(signal.SIGTERM), Termination)]
     try:
-        with handled([signal.SIGINT], lambda number, frame: came.append(number)):
+        with handled(raising, lambda number, frame: came.append(number)):
             yield
     finally:
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[-1])
 
 
 def name_of(number: int) -> str:

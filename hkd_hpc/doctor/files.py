@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import shutil
 import statistics
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hkd_hpc import schemes
 from hkd_hpc.comm.control.base import leave
 from hkd_hpc.comm.control.watch import write_stderr
 from hkd_hpc.common.errors import RunError, UsageError
@@ -160,16 +162,23 @@ def limited(limit_s: float, folder: Path) -> Iterator[None]:
 
 
 def needed_bytes(context: Context) -> int:
-    """What a run with these settings has on the disk at most: three checkpoints, the last with all clients' models."""
+    """What a run with these settings has on the disk at most, as if its images were CIFAR10's: three checkpoints with
+    what each client keeps, the last with all clients' models."""
     from hkd_hpc.models import networks
     from hkd_hpc.models.flat import FlatModel
+    from hkd_hpc.schemes.base import RunInfo
+    from hkd_hpc.training import LocalTrainer
 
-    config = context.config
+    config, clients, classes = context.config, context.config.fed.clients, 10
     try:
-        flat = FlatModel(networks.build(config.model, 10, (3, 32, 32), 0))
+        flat = FlatModel(networks.build(config.model, classes, (3, 32, 32), 0))
+        info = RunInfo(classes, config.model.latent, clients, len(flat.parameters_P), len(flat.values_V), 0)
+        scheme = schemes.get(config.scheme.name)(config.scheme, info)
+        kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
     except (ImportError, UsageError):  # packages says so
         return 0
-    return 4 * len(flat.values_V) * (3 + config.fed.clients * config.run.client_models)
+    state = clients * sum(map(math.prod, kept.values()))
+    return 4 * (3 * (len(flat.values_V) + state) + clients * len(flat.values_V) * config.run.client_models)
 
 
 def nearest(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,10 +15,14 @@ import torch
 import toy
 from comm_contract import sum_
 
+from hkd_hpc.assembly import federation
 from hkd_hpc.comm import World
 from hkd_hpc.comm.control import rendezvous
 from hkd_hpc.comm.control.diagnostics import RankState, summary
+from hkd_hpc.comm.control.watch import write_stderr
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.config import resolve
+from hkd_hpc.data import share
 from tools.forked_ranks import end_when_last, run_ranks
 
 
@@ -54,6 +59,61 @@ def test_rank_that_ends_without_a_word_is_named_with_its_last_place(way, victim,
     assert len(messages(results)) == 1
     assert f"rank {victim} (" in messages(results)[0]
     assert "ended without an error message; last seen in round 2, phase training, client 5" in messages(results)[0]
+
+
+def _wait_while_nothing_is_saved(rank):
+    """As between the message of a round and its save."""
+    with World.open(timeout_s=60) as world:
+        world.control.give_back_after_failure(lambda: write_stderr("the lock was given back"))
+        if rank == 1:
+            _kill()
+        with world.control.uninterrupted():
+            world.control.barrier(["message"])
+
+
+def test_a_rank_that_waits_for_a_dead_one_gives_its_lock_back_though_it_was_about_to_save():
+    waiting, _ = run_ranks(2, _wait_while_nothing_is_saved)
+    assert waiting.exit_code == 1
+    assert "the lock was given back" in waiting.output
+
+
+def _share_with_one_that_fails(rank, folder):
+    """Rank 0 has made the node's copy of the data; rank 1 fails before all have it."""
+    share._folders_with_space = lambda nbytes: [str(folder)]
+
+    def attach(path):
+        if rank == 1:
+            raise RunError("a rank that cannot map it")
+        time.sleep(600)
+
+    share.attach = attach
+    with World.open(timeout_s=60) as world:
+        federation.node_copy(resolve(overrides=["data.fraction=0.01"]), world.connect(device="cpu"))
+
+
+def test_a_failure_of_another_rank_leaves_no_copy_of_the_data_behind(tmp_path):
+    results = run_ranks(3, _share_with_one_that_fails, tmp_path)
+    assert [result.exit_code for result in results] == [1, 1, 1]
+    assert len(messages(results)) == 1
+    assert "a rank that cannot map it" in messages(results)[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_message_that_nobody_reads_holds_nothing_up():
+    """The pipe is full, and its reader is suspended."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    write_stderr("hkd_hpc: rank 1 has ended", writer)
+    heard = b""
+    while not heard.endswith(b"\n"):
+        heard += os.read(reader, 1 << 16)
+    assert heard.lstrip(b"x") == b"hkd_hpc: rank 1 has ended\n"
+    os.close(reader)
+    os.close(writer)
 
 
 def _lose_two(rank, machines):

@@ -13,6 +13,7 @@ from dataclasses import asdict
 import pytest
 
 from hkd_hpc.comm import World
+from hkd_hpc.comm.control.handshake import NEWCOMER, RANK_0, is_proof, proof, receive
 from hkd_hpc.comm.control.rendezvous import Address, Member, accept_all, derived_address, first_host, join, listen
 from hkd_hpc.comm.control.wire import LIMIT_BYTES, Unpacker, pack
 from hkd_hpc.comm.interfaces import check_interfaces
@@ -36,7 +37,17 @@ def test_messages_survive_any_cut_of_the_stream():
     assert messages == [{"kind": "status", "place": [2, "träning", None]}, {"kind": "release"}]
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\3{a}", b"\xff\xff\xff\xff"])
+NESTED = b"[" * 4000
+NOT_MESSAGES = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\0\0\0\2[]",
+    b"\0\0\0\3{a}",
+    b"\xff\xff\xff\xff",
+    len(NESTED).to_bytes(4, "big") + NESTED,
+]
+
+
+@pytest.mark.parametrize("data", NOT_MESSAGES)
 def test_what_is_not_a_message_is_rejected(data):
     with pytest.raises(ValueError):
         Unpacker().feed(data)
@@ -111,22 +122,87 @@ def test_port_in_use_is_skipped_and_a_single_one_is_named():
             listen(Address("127.0.0.1", (taken,), "token"))
 
 
+MEMBER = {"rank": 1, "host": "h", "machine": "m", "pid": 2}
+STRANGERS = [
+    *NOT_MESSAGES,
+    pack({"ready": True}),
+    pack({"proof": "theirs", "challenge": "c", "size": 2, "member": MEMBER}),
+    pack({"proof": proof("theirs", NEWCOMER, "c", "c"), "challenge": "c", "size": 2, "member": MEMBER}),
+    pack({"proof": "\ud800", "challenge": "\ud800", "size": 2, "member": MEMBER}),
+    pack({"proof": ["x"], "challenge": {"x": 1}}),
+    b"",  # hangs up
+]
+
+
 def test_strangers_are_rejected_and_the_job_starts_all_the_same():
-    """A wrong token, a web browser and one who hangs up come first; then the right one."""
+    """They come first, some without a word; then the right one."""
     listener = listen(Address("127.0.0.1", (0,), "ours"))
     port = listener.getsockname()[1]
     rank_0 = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
-    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-    member = {"rank": 1, "host": "h", "machine": "m", "pid": 2}
-    strangers[0].sendall(pack({"token": "theirs", "size": 2, "member": member}))
-    strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
-    strangers[2].close()
-    assert is_hung_up(strangers[0])
-    assert is_hung_up(strangers[1])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    for said in STRANGERS:
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            if not said:
+                stranger.shutdown(socket.SHUT_WR)
+            heard = all_that_comes(stranger)
+            assert [list(message) for message in Unpacker().feed(heard)] in ([["challenge"]], []), said
     link, members = join(Address("127.0.0.1", (port,), "ours"), Member(1, "h", "m", 3), 2, nothing_wrong)
     assert [member.pid for member in members] == [1, 3]
     assert list(rank_0.result()[0]) == [1]
-    for connection in (link, *strangers, *rank_0.result()[0].values(), listener):
+    for connection in (link, *silent, *rank_0.result()[0].values(), listener):
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"challenge": "c"}, {"proof": "x"}],
+        [{"challenge": "\ud800"}, {"proof": "\ud800"}],
+        [{"challenge": "c"}, {"error": "go away"}],
+        [{"error": "go away"}],
+        [{"members": [MEMBER]}],
+        [{"challenge": [1]}],
+    ],
+)
+def test_nobody_plays_rank_0_or_learns_the_token_without_it(answers):
+    """A stranger has the first port; the rank goes on to the second."""
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        ours = listen(Address("127.0.0.1", (0,), "ours"))
+        ports = (theirs.getsockname()[1], ours.getsockname()[1])
+        heard = bytearray()
+
+        def stranger():
+            connection, _ = theirs.accept()
+            for answer in answers:
+                connection.sendall(pack(answer))
+            heard.extend(all_that_comes(connection))
+            connection.close()
+
+        playing = Starter(stranger)
+        rank_0 = Starter(lambda: accept_all(ours, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
+        link, members = join(Address("127.0.0.1", ports, "ours"), Member(1, "h", "m", 3), 2, nothing_wrong)
+        assert [member.pid for member in members] == [1, 3]
+        playing.result()
+        assert b"ours" not in bytes(heard)
+        for connection in (link, *rank_0.result()[0].values(), ours):
+            connection.close()
+
+
+def test_a_rank_that_gave_up_while_rank_0_was_suspended_is_taken_in_when_it_comes_again():
+    """It has said who it is, on a connection that it has closed since."""
+    listener = listen(Address("127.0.0.1", (0,), "ours"))
+    address = Address("127.0.0.1", (listener.getsockname()[1],), "ours")
+    rank_0 = Starter(lambda: accept_all(listener, "ours", Member(0, "h", "m", 1), 2, nothing_wrong))
+    with socket.create_connection((address.host, address.ports[0])) as given_up:
+        asked = receive(given_up, nothing_wrong)["challenge"]
+        given_up.sendall(
+            pack({"challenge": "c", "proof": proof("ours", NEWCOMER, "c", asked), "size": 2, "member": MEMBER})
+        )
+        assert is_proof(receive(given_up, nothing_wrong)["proof"], "ours", RANK_0, asked, "c")
+    link, members = join(address, Member(**MEMBER), 2, nothing_wrong)
+    assert [member.pid for member in members] == [1, 2]
+    for connection in (link, *rank_0.result()[0].values(), listener):
         connection.close()
 
 
@@ -189,12 +265,13 @@ def test_two_jobs_on_the_same_candidates_find_their_own():
                 connection.close()
 
 
-def is_hung_up(connection):
-    """True if the other side closes, politely or not, without a word."""
-    try:
-        return connection.recv(100) == b""
-    except ConnectionResetError:
-        return True
+def all_that_comes(connection) -> bytes:
+    """Until the other side closes, politely or not."""
+    heard = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(4096):
+            heard += data
+    return heard
 
 
 def _rank_0(listener, name):

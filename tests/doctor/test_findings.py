@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -445,6 +446,15 @@ def test_signals_that_are_blocked():
 # ---- files
 
 GOOD = files.Measured("/data", "lustre", "server:/data", 10**10, 10**6, 10**8, False, 500.0, 0.01, 0.02, True)
+
+
+def test_the_room_that_is_needed_has_what_clients_keep_in_each_checkpoint():
+    """Of 102,378 weights: MOON's clients keep their last ones; with client_models the last checkpoint has more."""
+    needed = lambda *words: files.needed_bytes(SimpleNamespace(config=resolve(overrides=["fed.clients=20", *words])))
+    model = needed("scheme.name=fedavg", "run.client_models=false") // 3
+    assert 4 * 102_378 <= model < 4 * 102_378 * 1.01  # gaps between tensors
+    assert needed("scheme.name=fedavg") == (3 + 20) * model
+    assert needed("scheme.name=moon", "run.client_models=false") == 3 * (1 + 20) * model
 
 
 @pytest.mark.parametrize(

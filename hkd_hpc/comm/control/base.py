@@ -18,16 +18,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from hkd_hpc.comm.control.link import Link
 from hkd_hpc.comm.control.rendezvous import Member
-from hkd_hpc.comm.control.watch import launcher_alive, write_stderr
+from hkd_hpc.comm.control.watch import launcher_alive, shortly, write_stderr
 from hkd_hpc.comm.control.wire import Message
 from hkd_hpc.common.errors import RunError
-from hkd_hpc.common.stop import Terminated
+from hkd_hpc.common.stop import Terminated, Termination, handled
 
 POLL_S = 0.25
 LONGEST_TURN_S = 5.0
@@ -79,12 +79,15 @@ class NullControl:
         self.place = Place()
         self._record_failure: Callable[[str], None] = nowhere
         self._give_back: Callable[[], None] = nothing
+        self._termination = Termination()
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _raise_terminated)
+            signal.signal(signal.SIGTERM, self._termination)
 
     def set_status(self, round: int | None, phase: str, client: int | None = None) -> None:
-        """Note where we are."""
+        """Note where we are. Raises Terminated where SIGTERM came and was swallowed."""
         self.place = Place(round, phase, client)
+        if self._termination.came:
+            raise Terminated
 
     def watch_steps(self, count: Callable[[], int]) -> None:
         """Nobody watches."""
@@ -115,16 +118,22 @@ class NullControl:
         """Nobody interrupts."""
         yield
 
+    @contextmanager
+    def removed_at_failure(self, path: str) -> Iterator[None]:
+        """Nobody else's failure ends this process."""
+        yield
+
     def report_failure(self, failure: Failure) -> None:
         """Print it."""
-        write_stderr(f"hkd_hpc: {failure.text}")
-        self._record_failure(failure.text)
-        self._give_back()
+        with handled((signal.SIGINT, signal.SIGTERM), _ignore):  # a second one would only hide the message
+            write_stderr(f"hkd_hpc: {failure.text}")
+            self._record_failure(failure.text)
+            self._give_back()
 
     def finish(self) -> None:
         """Give the signal back; outside of the main thread it was never taken."""
         in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGTERM) is _raise_terminated:
+        if in_main and signal.getsignal(signal.SIGTERM) is self._termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -165,6 +174,7 @@ class Control:
         self._record_failure: Callable[[str], None] = nowhere
         self._give_back: Callable[[], None] = nothing
         self._finished, self._saving = False, threading.Lock()
+        self._leftovers: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._links = {peer: Link(link, self._selector, peer) for peer, link in links.items()}
@@ -238,13 +248,22 @@ class Control:
         with self._saving:
             yield
 
+    @contextmanager
+    def removed_at_failure(self, path: str) -> Iterator[None]:
+        """Within it the file is removed where a failure, of whichever rank, ends this process."""
+        self._leftovers.add(path)
+        try:
+            yield
+        finally:
+            self._leftovers.discard(path)
+
     def report_failure(self, failure: Failure) -> None:
         """Have the failure printed once for the whole job, and end all ranks. Does not return."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would only hide the message
         if not self._thread.is_alive():
             write_stderr(f"hkd_hpc: {failure.text}")
-            leave(failure.code)
+            self._leave(failure.code)
         if failure.is_echo:
             time.sleep(LINK_ERROR_S)
         self._post({"kind": "failed", "text": failure.text[:TEXT_LIMIT], "code": failure.code})
@@ -265,7 +284,13 @@ class Control:
                 self._turn()
         except BaseException as error:  # a silent control thread would be a job that hangs
             write_stderr(f"hkd_hpc: rank {self.rank}: the control thread failed: {type(error).__name__}: {error}")
-            leave(1)
+            self._leave(1)
+
+    def _leave(self, code: int) -> NoReturn:
+        for path in self._leftovers.copy():
+            with suppress(OSError):
+                os.unlink(path)
+        leave(code)
 
     def _turn(self) -> None:
         events = self._selector.select(SIGTERM_S / 2 if self._terminated_s else POLL_S)
@@ -417,13 +442,6 @@ def leave_after(main: Callable[[], int]) -> int:
         raise
 
 
-def shortly(action: Callable[[], None]) -> None:
-    """Do it, and wait for it half a second: a disk or a terminal that hangs must not keep a failing job."""
-    thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    thread.join(0.5)
-
-
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -451,9 +469,8 @@ def _close_in_forked_children(reference: weakref.ref[Control]) -> None:
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    raise Terminated
+def _ignore(number: int, frame: object) -> None:
+    """The handler of a signal that comes too late to change anything."""
 
 
 def _leave_to_control_thread(number: int, frame: FrameType | None) -> None:

@@ -17,12 +17,10 @@ from hkd_hpc.comm.control.base import (
     Failure,
     Links,
     Place,
-    leave,
     name_of,
-    shortly,
 )
 from hkd_hpc.comm.control.rendezvous import Member
-from hkd_hpc.comm.control.watch import write_mpirun_stderr, write_stderr
+from hkd_hpc.comm.control.watch import shortly, write_mpirun_stderr, write_stderr
 from hkd_hpc.comm.control.wire import Message, pack
 
 HEARTBEAT_S = 2.0
@@ -195,15 +193,16 @@ class Coordinator(Control):
         write_stderr(f"hkd_hpc: {failure.text}")
         if failure.code == 128 + signal.SIGTERM and self._is_ended_by_launcher():
             write_mpirun_stderr(self._chain[-1][1], f"hkd_hpc: {failure.text}")
-        saved = self._saving.acquire(timeout=SAVE_FIRST_S)  # when others end, the launcher soon ends this rank too
+        # When others end, the launcher soon ends this rank too. At a barrier, where it waits in vain, nothing is saved.
+        saved = 0 in self._waiting or self._saving.acquire(timeout=SAVE_FIRST_S)
         if saved:
             shortly(self._give_back)
         self._send_all({"kind": "abort", "code": failure.code})
         self._drain()
         shortly(partial(self._record_failure, failure.text))
-        if not saved and self._saving.acquire(timeout=SAVE_S):
+        if not saved and (self._transfer or self._saving.acquire(timeout=SAVE_S)):
             shortly(self._give_back)
-        leave(failure.code)
+        self._leave(failure.code)
 
     def _with_summary(self, failure: Failure) -> Failure:
         """Of a transfer that hangs: everybody is in it."""
@@ -246,7 +245,7 @@ class Peer(Control):
         elif message["kind"] == "status":
             self._coordinator_place = Place(*message["place"])
         elif message["kind"] == "abort":
-            leave(message["code"])
+            self._leave(message["code"])
         else:
             self._finished = self._finishing and message["kind"] == "release"
             self._answers.put(message)
@@ -255,12 +254,12 @@ class Peer(Control):
         """Rank 0 has ended: the lowest rank that is left says so, unless this one had something to say to it."""
         if self._failure and self.rank > 1:
             write_stderr(f"hkd_hpc: {self._failure[0].text}")
-            leave(1)
+            self._leave(1)
         last_seen = f"last seen in {self._coordinator_place}, {self._clock_s - self._received_s:.1f} s ago"
         if self._is_lowest_left():
             write_stderr(f"hkd_hpc: {self.members[0]} ended without an error message; {last_seen}. {self.ending}")
             time.sleep(STAY_S)
-        leave(1)
+        self._leave(1)
 
     def _is_lowest_left(self) -> bool:
         """Whether no lower rank speaks of rank 0's end. Of this machine that can be seen; a rank of a later machine
@@ -286,7 +285,7 @@ class Peer(Control):
     def _fail(self, failure: Failure) -> None:
         """Let rank 0 print it; if it does not answer, print it here. The launcher's SIGTERM then means that it was."""
         if self._failure:
-            leave(self._failure[0].code)
+            self._leave(self._failure[0].code)
         self._failure = failure, self._clock_s + ANSWER_S + 0.5 * (self.rank - 1)
         self._links[0].send({"kind": "failed", "text": failure.text, "code": failure.code, "is_hang": failure.is_hang})
 
@@ -298,7 +297,7 @@ class Peer(Control):
         if self._failure and now_s > self._failure[1]:
             if not self._is_reported():
                 write_stderr(f"hkd_hpc: {self._failure[0].text}")
-            leave(self._failure[0].code)
+            self._leave(self._failure[0].code)
         self._check_coordinator(now_s)
 
     def _is_reported(self) -> bool:

@@ -1,10 +1,9 @@
-"""How the ranks find each other: rank 0 listens on one address, the others say hello with the job's token."""
+"""How the ranks find each other: rank 0 listens on one address, the others come there and prove that they are of its
+job (handshake.py)."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import math
 import os
 import re
 import resource
@@ -15,15 +14,13 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from hkd_hpc.comm.control.watch import Problem, no_problem
-from hkd_hpc.comm.control.wire import Message, Unpacker, pack
+from hkd_hpc.comm.control.handshake import POLL_S, SEND_S, Newcomer, introduce, receive, send
+from hkd_hpc.comm.control.watch import Problem
+from hkd_hpc.comm.control.wire import Message
 from hkd_hpc.comm.interfaces import LOCALHOST, own_address
 from hkd_hpc.comm.launchers import Hint
 from hkd_hpc.common.errors import RunError, UsageError
 
-POLL_S = 0.25  # how often a wait looks whether the guard sees a problem
-HELLO_S = 2.0  # rank 0: a newcomer that says nothing for so long is not one of ours
-KNOWN_S = 10.0  # other ranks: a listener that does not know us after so long is not our rank 0
 LOWEST_PORT, PORTS = 20000, 12000  # below the ports that Linux gives to outgoing connections
 
 
@@ -158,28 +155,96 @@ def accept_all(
 
     Raises UsageError for two processes of one rank or of another size, RunError if the guard sees a problem.
     """
-    members = {0: me}
-    links: dict[int, socket.socket] = {}
-    listener.settimeout(POLL_S)
-    answer: Message = {"error": "rank 0 was interrupted"}
-    try:
-        with selectors.DefaultSelector() as talking:
-            while len(members) < size:
-                _raise_on(problem, members, size)
-                _raise_on_lost(talking)
-                newcomer = _admitted(listener, token, size, members)
-                if newcomer:
-                    member, link = newcomer
-                    members[member.rank], links[member.rank] = member, link
-                    talking.register(link, selectors.EVENT_READ, member)
-        answer = {"members": [asdict(members[rank]) for rank in range(size)]}
-    except (UsageError, RunError) as error:
-        answer = {"error": str(error)}
-        raise
-    finally:
-        for link in links.values():
-            _send(link, answer)
-    return links, [members[rank] for rank in range(size)]
+    with _Door(listener, token, me, size) as door:
+        while len(door.members) < size:
+            _raise_on(problem, door.members, size)
+            door.open_once()
+    return door.links, [door.members[rank] for rank in range(size)]
+
+
+class _Door:
+    """Rank 0's listening socket: takes in whoever is of the job, whatever others do at the same time.
+
+    At its end those who are in are told of all members, or of what went wrong; the others are sent away.
+    """
+
+    def __init__(self, listener: socket.socket, token: str, me: Member, size: int) -> None:
+        self._listener, self._token, self._size = listener, token, size
+        self.members: dict[int, Member] = {0: me}
+        self.links: dict[int, socket.socket] = {}
+        self._newcomers: set[Newcomer] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Door:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        is_told = isinstance(error, (UsageError, RunError))
+        answer: Message = {"error": str(error) if is_told else "rank 0 was interrupted"}
+        if error is None:
+            answer = {"members": [asdict(self.members[rank]) for rank in range(self._size)]}
+        for link in self.links.values():
+            send(link, answer)
+        for newcomer in list(self._newcomers):
+            if newcomer.hello:
+                send(newcomer.link, answer)
+            self._send_away(newcomer)
+        self._selector.close()
+
+    def open_once(self) -> None:
+        """Wait a moment for whatever comes first: newcomers, or what they say."""
+        for event, _ in self._selector.select(POLL_S):
+            if event.data is None:
+                self._meet()
+            elif isinstance(event.data, Member):  # nobody sends before the answer: it has closed
+                raise RunError(f"{event.data} ended while the job was starting")
+            else:
+                self._hear(event.data)
+        for newcomer in [newcomer for newcomer in self._newcomers if newcomer.is_late]:
+            self._send_away(newcomer)
+
+    def _meet(self) -> None:
+        try:
+            link = self._listener.accept()[0]
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it has left
+        except OSError as error:
+            raise UsageError(
+                f"rank 0 cannot take in more than {len(self.members)} of {self._size} ranks ({error.strerror}): raise "
+                "the number of files that a process may have open there (ulimit -n), now "
+                f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+            ) from None
+        newcomer = Newcomer(link, self._token)
+        self._newcomers.add(newcomer)
+        self._selector.register(link, selectors.EVENT_READ, newcomer)
+
+    def _hear(self, newcomer: Newcomer) -> None:
+        if not newcomer.read(self._checked):
+            self._send_away(newcomer)
+        elif newcomer.hello and newcomer.is_ready:
+            member = self._checked(newcomer.hello)
+            self.members[member.rank], self.links[member.rank] = member, newcomer.link
+            self._newcomers.remove(newcomer)
+            self._selector.modify(newcomer.link, selectors.EVENT_READ, member)
+
+    def _send_away(self, newcomer: Newcomer) -> None:
+        self._newcomers.remove(newcomer)
+        self._selector.unregister(newcomer.link)
+        newcomer.link.close()
+
+    def _checked(self, hello: Message) -> Member:
+        """The newcomer, if its rank and size fit the job."""
+        member = Member(**hello["member"])
+        if hello["size"] != self._size or not 0 < member.rank < self._size:
+            raise UsageError(
+                f"{member} says it is one of {hello['size']} ranks, rank 0 knows of {self._size}: "
+                f"start all ranks with the same WORLD_SIZE"
+            )
+        if other := self.members.get(member.rank):
+            raise UsageError(f"a duplicate rank: {member} and {other} both say they are rank {member.rank}")
+        return member
 
 
 def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[socket.socket, list[Member]]:
@@ -189,15 +254,16 @@ def join(address: Address, me: Member, size: int, problem: Problem) -> tuple[soc
     """
     while True:
         for port in address.ports:
-            link = _greet(address, port, me, size)
+            link = _connected(address.host, port)
             if link is None:
                 continue
-            known = _receive(link, problem, KNOWN_S)
-            answer = _receive(link, problem) if known and "known" in known else known
+            is_rank_0 = introduce(link, address.token, {"size": size, "member": asdict(me)}, problem)
+            answer = receive(link, problem) if is_rank_0 else None
             if answer and "error" in answer:
                 raise AlreadyReported(1)
             if answer and "members" in answer:
                 return link, [Member(**member) for member in answer["members"]]
+            link.close()
         _raise_on(problem)
         time.sleep(0.05)
 
@@ -251,98 +317,12 @@ def _bound(host: str, port: int) -> socket.socket:
         raise
 
 
-def _greet(address: Address, port: int, me: Member, size: int) -> socket.socket | None:
-    """Connect and say hello; None if nobody listens there."""
+def _connected(host: str, port: int) -> socket.socket | None:
+    """A connection; None if nobody listens there."""
     try:
-        link = socket.create_connection((address.host, port), timeout=HELLO_S)
-        link.sendall(pack({"token": address.token, "size": size, "member": asdict(me)}))
-        return link
+        return socket.create_connection((host, port), timeout=SEND_S)
     except OSError:
         return None
-
-
-def _admitted(
-    listener: socket.socket, token: str, size: int, members: dict[int, Member]
-) -> tuple[Member, socket.socket] | None:
-    """The next newcomer and its connection, None unless there is one and it is one of ours."""
-    try:
-        link = listener.accept()[0]
-    except TimeoutError:
-        return None
-    except OSError as error:
-        raise UsageError(
-            f"rank 0 cannot take in more than {len(members)} of {size} ranks ({error.strerror}): raise the number of "
-            f"files that a process may have open there (ulimit -n), now {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
-        ) from None
-    hello = _hello(link, token)
-    if hello is None:
-        link.close()
-        return None
-    try:
-        member = _checked(hello, members, size)
-    except UsageError as error:
-        _send(link, {"error": str(error)})
-        raise
-    _send(link, {"known": True})
-    return member, link
-
-
-def _hello(link: socket.socket, token: str) -> Message | None:
-    """What a newcomer says; None unless it is one of ours, in time."""
-    hello = _receive(link, no_problem, HELLO_S)
-    ours = hello and hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode())
-    return hello if ours else None
-
-
-def _checked(hello: Message, members: dict[int, Member], size: int) -> Member:
-    """The newcomer, if its rank and size fit the job."""
-    member = Member(**hello["member"])
-    if hello["size"] != size or not 0 < member.rank < size:
-        raise UsageError(
-            f"{member} says it is one of {hello['size']} ranks, rank 0 knows of {size}: "
-            f"start all ranks with the same WORLD_SIZE"
-        )
-    if member.rank in members:
-        raise UsageError(f"a duplicate rank: {member} and {members[member.rank]} both say they are rank {member.rank}")
-    return member
-
-
-def _receive(link: socket.socket, problem: Problem, wait_s: float = math.inf) -> Message | None:
-    """One message and not a byte more: what follows is for the control plane.
-
-    None if the other side hangs up, sends something else, or nothing within wait_s. Raises RunError for a problem.
-    """
-    deadline_s = time.monotonic() + wait_s
-    unpacker, messages = Unpacker(), list[Message]()
-    link.settimeout(POLL_S)
-    while not messages:
-        _raise_on(problem)
-        if time.monotonic() > deadline_s:
-            return None
-        try:
-            data = link.recv(unpacker.missing_bytes)
-            messages = unpacker.feed(data)
-        except TimeoutError:
-            continue
-        except (OSError, ValueError):
-            return None
-        if not data:
-            return None
-    return messages[0]
-
-
-def _send(link: socket.socket, message: Message) -> None:
-    try:
-        link.settimeout(HELLO_S)
-        link.sendall(pack(message))
-    except OSError:
-        pass  # it has closed; the control plane will see that too
-
-
-def _raise_on_lost(talking: selectors.BaseSelector) -> None:
-    """Nobody sends before the answer, so a connection that can be read is one that was closed."""
-    for lost, _ in talking.select(0):
-        raise RunError(f"{lost.data} ended while the job was starting")
 
 
 def _raise_on(problem: Problem, members: Container[int] = (), size: int = 0) -> None:

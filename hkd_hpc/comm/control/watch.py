@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hkd_hpc.comm.control.diagnostics import condition_of
 from hkd_hpc.comm.launchers import Hint
@@ -162,13 +164,24 @@ class ForkedGuard:
 
 
 def write_stderr(text: str, descriptor: int = 2) -> None:
-    """Write to stderr in one piece, past Python's buffers and locks; a closed stderr is no reason to fail."""
-    data = (text.rstrip("\n") + "\n").encode(errors="replace")
+    """Write to stderr in one piece, past Python's buffers and locks; one that is closed, or that nobody reads, is no
+    reason to fail."""
+    shortly(partial(_write, descriptor, (text.rstrip("\n") + "\n").encode(errors="replace")))
+
+
+def _write(descriptor: int, data: bytes) -> None:
     try:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
         pass
+
+
+def shortly(action: Callable[[], None]) -> None:
+    """Do it, and wait for it half a second: a disk or a terminal that hangs must not keep a failing job."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(0.5)
 
 
 def write_mpirun_stderr(launcher: int, text: str) -> None:

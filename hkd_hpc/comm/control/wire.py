@@ -13,10 +13,10 @@ LENGTH_BYTES = 4
 
 
 class Message(TypedDict, total=False):
-    """A JSON object. While the job starts (rendezvous.py):
+    """A JSON object. While the job starts (handshake.py, rendezvous.py):
 
-    - a newcomer sends `token`, `size` and `member` (as a dict);
-    - rank 0 answers `known`, and when all are there `members`, or `error`.
+    - both send a `challenge` and a `proof`; a newcomer also `size` and `member` (as a dict), and then `ready`;
+    - rank 0 sends `members` when all are there, or `error`.
 
     Then by its kind:
 
@@ -26,10 +26,11 @@ class Message(TypedDict, total=False):
       where nobody has one), reject (the barrier; `text` says why), request_stack, abort (`code`).
     """
 
-    token: str
+    challenge: str
+    proof: str
     size: int
     member: dict[str, Any]
-    known: bool
+    ready: bool
     members: list[dict[str, Any]]
     error: str
     kind: str
@@ -53,16 +54,16 @@ def pack(message: Message) -> bytes:
 
 
 class Unpacker:
-    """Cuts a stream of bytes into messages."""
+    """Cuts a stream of bytes into messages, of at most so many bytes each; None: LIMIT_BYTES."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self._buffer, self._limit_bytes = bytearray(), LIMIT_BYTES if limit_bytes is None else limit_bytes
 
     @property
     def missing_bytes(self) -> int:
         """What the next message lacks as far as is known, first of its length, then of its body; 0 once it is there.
 
-        Raises ValueError for a length above LIMIT_BYTES.
+        Raises ValueError for a length above the limit.
         """
         return max(0, self._end() - len(self._buffer))
 
@@ -81,13 +82,16 @@ class Unpacker:
         if len(self._buffer) < LENGTH_BYTES:
             return LENGTH_BYTES
         body_bytes = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
-        if body_bytes > LIMIT_BYTES:
+        if body_bytes > self._limit_bytes:
             raise ValueError("a message longer than allowed")
         return LENGTH_BYTES + body_bytes
 
 
 def _message(body: bytes) -> Message:
-    message: Message = json.loads(body)
+    try:
+        message: Message = json.loads(body)
+    except RecursionError:
+        raise ValueError("a message of lists within lists") from None
     if not isinstance(message, dict):
         raise ValueError("a message that is not a JSON object")
     return message

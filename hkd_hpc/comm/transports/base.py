@@ -52,6 +52,8 @@ class ControlPlane(Protocol):
 
     def uninterrupted(self) -> AbstractContextManager[None]: ...
 
+    def removed_at_failure(self, path: str) -> AbstractContextManager[None]: ...
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -287,6 +289,17 @@ class Comm:
             A context: where another rank fails within it, this process ends after it, within seconds.
         """
         return self._control.uninterrupted()
+
+    def removed_at_failure(self, path: str) -> AbstractContextManager[None]:
+        """Make sure that nobody's failure leaves a file of this rank behind.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            A context, within which it is removed where a failure, of whichever rank, ends this process.
+        """
+        return self._control.removed_at_failure(path)
 
     def close(self) -> None:
         """Release what the transport holds. The job's end itself is the World's."""

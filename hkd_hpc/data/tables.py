@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,8 @@ def read_table(path: Path, data: DataSettings) -> RawData:
     Raises:
         UsageError: a column is missing or has no name of its own, a cell is empty, or holds text where numbers belong.
     """
-    frame = _frame(path)
     columns = {"y": data.label_column, "split": data.split_column, "client": data.client_column}
+    frame = _frame(path, [name for name in columns.values() if name])
     told = {key: _cells(frame, name, key, path) for key, name in columns.items() if name}
     features = frame.drop(columns=[name for name in columns.values() if name])
     x_NF, y_N = _numbers(features, path), _ids(told["y"], from_zero=True)
@@ -56,9 +57,10 @@ def read_table(path: Path, data: DataSettings) -> RawData:
     return RawData({f"{key}_{part}": values[split_N == part] for key, values in rows.items() for part in parts})
 
 
-def _frame(path: Path) -> pandas.DataFrame:
-    """The whole table. UsageError where pandas would give a column another name, or none: it would be taken for a
-    feature, perhaps with the labels in it, or be lost."""
+def _frame(path: Path, told: Sequence[str]) -> pandas.DataFrame:
+    """The whole table; of a .csv the columns `told` are text as it stands there: pandas would decide piece by piece
+    whether 01 is 1, and take None for an empty cell. UsageError where pandas would give a column another name, or none:
+    it would be taken for a feature, perhaps with the labels in it, or be lost."""
     import pandas
 
     if path.suffix != ".csv":
@@ -72,7 +74,16 @@ def _frame(path: Path) -> pandas.DataFrame:
         )
     if head.duplicated().any():
         raise UsageError(f"{path}: two columns are called {head[head.duplicated()].iloc[0]!r}; rename one of them")
-    return pandas.read_csv(path)
+    as_text = {name: str for name in told if name in set(head)}
+    frame = pandas.read_csv(path, dtype=as_text, keep_default_na=False, na_values=[""], low_memory=False)
+    return frame.assign(**{name: _integers(frame[name]) for name in as_text})
+
+
+def _integers(texts_N: pandas.Series) -> pandas.Series:
+    """Numbers if every text is an integer as one writes it (7, not 07 or +7, of at most 18 digits), else the texts."""
+    stripped_N = texts_N.str.strip()
+    is_integer = stripped_N.str.fullmatch("0|-?[1-9][0-9]{0,17}", na=False).all()
+    return stripped_N.astype("int64") if is_integer else texts_N
 
 
 def _cells(frame: pandas.DataFrame, name: str, key: str, path: Path) -> np.ndarray:

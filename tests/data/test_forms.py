@@ -269,6 +269,37 @@ def test_labels_with_gaps_and_a_test_split_held_out(tmp_path, table):
     assert (len(data.y_train), sorted(data.y_test)) == (4, [0, 1])
 
 
+def test_ids_of_a_csv_are_the_texts_that_stand_there(tmp_path):
+    """In 200,000 rows pandas would read 01 as 1 in pieces without letters."""
+    pytest.importorskip("pandas")
+    rows = [f"{number},{number % 3},{('01', '1', '001', '2')[number % 4]}" for number in range(200_000)]
+    (tmp_path / "a.csv").write_text("\n".join(["dose,label,site", *rows, "1,0,b", "2,1,None", "3,2,NA"]))
+    settings = of_file(tmp_path / "a.csv", client_column="site", test_fraction=0.25)
+    data = sources.read(settings)
+    assert data.client_names == ("001", "01", "1", "2", "NA", "None", "b")
+    assert np.bincount(data.client_train).sum() == len(data.y_train)
+    assert data.class_names == ()
+
+
+@pytest.mark.parametrize(
+    "labels, classes",
+    [
+        ("0 1 2", ()),
+        ("00 01 02", ("00", "01", "02")),
+        ("NA None nan", ("NA", "None", "nan")),
+        ("1 +1 1.0", ("+1", "1", "1.0")),
+        ("0; 1; 2", ()),
+        (f"{2**64} 1 2", ("1", str(2**64), "2")),
+        ("10 9 -1", ("-1", "10", "9")),
+    ],
+)
+def test_labels_of_a_csv(tmp_path, labels, classes):
+    pytest.importorskip("pandas")
+    rows = [f"{number},{label}" for number, label in enumerate(labels.split(";" if ";" in labels else None) * 4)]
+    (tmp_path / "a.csv").write_text("\n".join(["dose,label", *rows]))
+    assert sources.read(of_file(tmp_path / "a.csv", test_fraction=0.25)).class_names == classes
+
+
 @pytest.mark.parametrize(
     "change, words",
     [

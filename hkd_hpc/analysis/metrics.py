@@ -415,7 +415,11 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
     ),
     Metric(
         "global_test_n",
-        {"unit": "images", "meaning": "0 in a round without a test", **_GLOBAL},
+        {
+            "unit": "images",
+            "meaning": "0 in a round without a test; of unequal models each image once for each architecture",
+            **_GLOBAL,
+        },
         lambda r: 0,
         of_test=lambda test, val: test.n,
         dtype="int64",
@@ -425,7 +429,8 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         {
             "unit": "images",
             "axes": "round, class",
-            "meaning": "predicted right, of /partition/global_test_count of the class; 0 in a round without a test",
+            "meaning": "predicted right, of /partition/global_test_count of the class, of unequal models once for each "
+            "architecture; 0 in a round without a test",
             **_GLOBAL,
         },
         lambda r: [0] * r.classes,

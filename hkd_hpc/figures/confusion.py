@@ -22,7 +22,9 @@ def confusion(words: Words, groups: Sequence[Group]) -> Figure | str:
         return "not recorded (a run of an older version)"
     n_C = images_by_class(confusion_CC)
     share_CC = np.where(n_C[:, None] > 0, confusion_CC / np.maximum(n_C, 1)[:, None], np.nan)
-    words = adding(words, f"{n_C.sum():,} images.")
+    architectures = len(str(run.settings.get("model.names") or "one").split(","))
+    of_each = f", by each of the {architectures} architectures" if architectures > 1 else ""
+    words = adding(words, f"{n_C.sum() // architectures:,} images{of_each}.")
     labels = ("predicted class", "true class", "share of the true class")
     return heat_map(words, share_CC, labels, (class_names(run), class_names(run)), (0, 1))
 

@@ -109,11 +109,12 @@ def last_tested(run: Run) -> np.ndarray:
 
 
 def accuracy_by_class(run: Run) -> np.ndarray:
-    """(rounds, classes) of the global model, NaN in rounds without a test."""
-    was_tested_R1 = (run.round_columns["global_test_n"] > 0)[:, None]
+    """(rounds, classes) of the global model, of unequal models the mean over the architectures; NaN in rounds without a
+    test."""
     count_C = np.asarray(run.partition["global_test_count"])
-    correct_RC = run.round_columns["global_test_correct_by_class"]
-    return np.where(was_tested_R1 & (count_C > 0), correct_RC / np.maximum(count_C, 1), np.nan)
+    passes_R = run.round_columns["global_test_n"] / max(1, count_C.sum())  # one for each architecture
+    n_RC = passes_R[:, None] * count_C
+    return np.where(n_RC > 0, run.round_columns["global_test_correct_by_class"] / np.where(n_RC > 0, n_RC, 1), np.nan)
 
 
 def knowledge_map(words: Words, groups: Sequence[Group]) -> Figure | str:

@@ -179,14 +179,15 @@ class Run:
     @property
     def confusion(self) -> np.ndarray:
         """(classes, classes) images of the official test split by true and predicted class, of the global model after
-        the last round; (0, 0) of a run that is not complete, or of an older version.
+        the last round, of unequal models once for each architecture; (0, 0) of a run that is not complete, or of an
+        older version.
         """
         return np.asarray(self.summary.get("global_test_confusion", np.zeros((0, 0), np.int64)))
 
     @property
     def classes(self) -> Frame:
-        """What `confusion` says of each class, as a table: class, name, n (test images), accuracy, f1, undefined (why
-        these are NaN).
+        """What `confusion` says of each class, as a table: class, name, n (as in `confusion`), accuracy, f1,
+        undefined (why these are NaN).
 
         Raises:
             RunError: The run is broken.

@@ -88,7 +88,7 @@ SUMMARY = (
         "int64",
         "images",
         "of the official test split by true and predicted class, the global model of the last round; images without "
-        "finite logits are in no cell",
+        "finite logits are in no cell; of unequal models each image once for each architecture",
         2,
     ),
     Entry("summary/<global or finetuned>_on_local_test", "clients, 4", "int64", "", _TEST_ROWS),

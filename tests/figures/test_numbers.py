@@ -270,6 +270,17 @@ def test_accuracy_of_classes(newest):
     assert at_the_end["class_accuracy_last"].z_YX.tolist() == [[1.0, 1.0, 0.75]] * 2
 
 
+def test_unequal_models_test_each_image_once_for_each_architecture(newest):
+    run = newest(model__names="small,resnet18,small")  # two tests of 14 images each would be the same with 28
+    run.round_columns["global_test_n"] = 3 * run.round_columns["global_test_n"]
+    run.round_columns["global_test_correct_by_class"] = np.array([[3, 6, 9], [0, 0, 0], [6, 12, 18]])
+    run.confusion = 3 * run.confusion
+    figures = by_name(of_run(run))
+    np.testing.assert_array_equal(figures["class_accuracy"].z_YX.T, [[0.5, 0.5, 0.375], [np.nan] * 3, [1.0, 1.0, 0.75]])
+    assert figures["confusion"].z_YX.tolist() == [[1, 0, 0], [0, 1, 0], [0.125, 0.125, 0.75]]
+    assert figures["confusion"].caption.endswith(" 14 images, by each of the 3 architectures.")
+
+
 def test_what_is_taken_for_what(newest):
     """Rows are shares of the images of a true class; one without images is not measured."""
     run = newest()

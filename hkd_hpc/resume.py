@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hkd_hpc import config as config_module
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.common.errors import UsageError
@@ -29,6 +31,7 @@ from hkd_hpc.store.tree import BadFile, load_tree, open_tree
 from hkd_hpc.version import __version__
 
 if TYPE_CHECKING:
+    from hkd_hpc.schemes.base import Scheme
     from hkd_hpc.server import Server
     from hkd_hpc.state.checkpoint import RoundState
 
@@ -56,8 +59,8 @@ def settings(request: Request, folder: RunFolder) -> Config | None:
     """
     text = stored_text(folder, request.dry_run)
     if text is None:
-        config_module.check_together(request.config)
-        config = config_module.with_clients_of_data(request.config, request.asked)
+        config = config_module.absolute_paths(config_module.from_values(request.asked, request.soft))
+        config = config_module.with_clients_of_data(config, request.asked)
         messages.say(f"{folder.path}: no run to resume; a new one starts")
         return config
     config = stored_settings(request, folder, text)
@@ -212,6 +215,7 @@ def restored(server: Server, round: int, tree: Tree, options: ResumeOptions) -> 
     static["changes_json"] = tree.get("changes_json", "[]")
     keep_start(tree, static)
     settings = changed_settings(round, tree, static, options.allow_change)
+    check_shapes(server.trainer.scheme, tree, settings)
     changes = changed_origin(tree, static, options, options.allow_change) | settings
     if tree["partition"]["sha256"] != static["partition"]["sha256"]:
         raise UsageError("--resume: the data are not those that the run began with (another partition comes of them)")
@@ -294,6 +298,22 @@ def changed_settings(round: int, tree: Tree, static: Tree, allow_change: bool) -
         )
     check_promise(changes, config_module.from_json(static["config_json"]))
     return changes
+
+
+def check_shapes(scheme: Scheme, tree: Tree, changes: Changes) -> None:
+    """UsageError for changed settings with which what the scheme sent, or clients keep, would have another shape."""
+    shapes = lambda arrays: {name: np.shape(array) for name, array in arrays.items() if name != "counters"}
+    declared = scheme.client_state_shapes()
+    kept = [pair for state in tree["client_states"].values() for pair in shapes(state).items()]
+    fits = shapes(tree["message"]) == scheme.message_shapes() and all(
+        declared.get(name, shape) == shape for name, shape in kept
+    )
+    if changes and not fits:
+        own = [key for key in changes if key.startswith("scheme.")]
+        raise UsageError(
+            f"--allow-change: {', '.join(own or changes)} cannot change within a run: what scheme "
+            f"{scheme.settings.name} sends or keeps would have another shape; start another one"
+        )
 
 
 def check_promise(changes: Changes, config: Config) -> None:

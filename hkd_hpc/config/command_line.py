@@ -32,7 +32,7 @@ class ResumeOptions:
 class Request(ResumeOptions):
     """What the command line asked for."""
 
-    config: Config
+    config: Config  # to resume: without settings of the stored run's scheme
     asked: dict[str, Any]  # the settings given by preset, file or name, raw
     soft: set[str]  # those of them that only a preset gave, or a run's config.json
     out: Path | None  # None: a new folder below runs/
@@ -143,7 +143,9 @@ def parse(arguments: Sequence[str]) -> Request | str:
     if options.version:
         return versions.text()
     asked, soft = config_module.collect(options.preset, options.config, options.settings)
-    config = config_module.from_values(asked, soft, complete=not options.resume)
+    of_stored = options.resume and "scheme.name" not in asked  # whose own settings are not known yet
+    known = {key: value for key, value in asked.items() if not (of_stored and key.startswith("scheme."))}
+    config = config_module.from_values(known, soft, complete=not options.resume)
     check_options(options)
     return Request(
         config=config_module.absolute_paths(config),

@@ -30,11 +30,11 @@ class History:
         return len(self.rounds.get("round", []))
 
     def append(self, row: dict, client_row: dict[str, np.ndarray]) -> None:
-        """One round. It must have all names of the rows before; a name that those lack (a run that an older version
-        began) is NaN there."""
-        if (set(self.rounds) | set(self.clients)) - (set(row) | set(client_row)):
-            raise KeyError(f"a row must hold {sorted(set(self.rounds) | set(self.clients))}")
+        """One round. A name that the rows before lack (of an older version, or before a setting changed) is NaN there,
+        and one that they have and this row lacks is NaN in it."""
         before = len(self)
+        row = {name: missing(values[-1]) for name, values in self.rounds.items()} | row
+        client_row = {name: np.full_like(rows[-1], NAN) for name, rows in self.clients.items()} | client_row
         for name, value in row.items():
             self.rounds.setdefault(name, [missing(value)] * before).append(value)
         for name, value in client_row.items():

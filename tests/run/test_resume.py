@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import toy
 
@@ -257,6 +258,46 @@ def test_changes_that_cannot_be_are_rejected(tmp_path, data, whole, given, text)
     assert [result.exit_code for result in results] == [2, 2]
     assert text in line
     assert toy.file_hashes(folder) == before
+
+
+def test_a_change_that_ends_a_column_leaves_it_empty_from_there_on(tmp_path, data):
+    folder = tmp_path / "run"
+    toy.train_ok(1, *arguments(data, "fed.rounds=1", "privacy.update_clip=1"), "--out", folder)
+    more = ["fed.rounds=2", "privacy.update_clip=0", "scheme.noise=off"]
+    toy.train_ok(2, "--resume", "--allow-change", "--out", folder, *more)
+    toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=3", "scheme.noise=paper")
+    found = toy.metrics(folder)
+    assert np.isnan(found["rounds/clients_clipped"]).tolist() == [False, True, True]
+    assert np.isnan(found["rounds/noise_std"]).tolist() == [False, True, False]
+    assert np.isnan(found["clients/update_norm"]).all(1).tolist() == [False, True, True]
+
+
+def test_what_has_another_shape_cannot_change(tmp_path, data):
+    folder = tmp_path / "run"
+    toy.train_ok(1, *arguments(data, "scheme.name=fedgen", "fed.rounds=1", "scheme.hidden=5"), "--out", folder)
+    before = toy.file_hashes(folder)
+    results = toy.train(2, "--resume", "--allow-change", "--out", folder, "fed.rounds=2", "scheme.hidden=6")
+    [line] = toy.our_lines(result.output for result in results)
+    assert [result.exit_code for result in results] == [2, 2]
+    assert "--allow-change: scheme.hidden cannot change within a run: what scheme fedgen sends or keeps" in line
+    assert toy.file_hashes(folder) == before
+
+
+def test_settings_of_the_scheme_are_those_of_the_stored_one(tmp_path, data):
+    folder = tmp_path / "run"
+    toy.train_ok(1, *arguments(data, "scheme.name=fedprox", "fed.rounds=1", "scheme.mu=0.5"), "--out", folder)
+    assert "already complete" in toy.train_ok(1, "--resume", "--out", folder, "scheme.mu=0.5")[0]
+    (other,) = toy.train(1, "--resume", "--out", folder, "scheme.nu=0.5")
+    assert "scheme.nu: no such setting of fedprox" in other.output
+    toy.train_ok(1, "--resume", "--allow-change", "--out", folder, "fed.rounds=2", "scheme.mu=0.25")
+    assert load(folder).settings["scheme.mu"] == 0.25
+
+
+def test_a_new_run_of_resume_auto_takes_settings_of_its_scheme_alone(tmp_path, data):
+    (result,) = toy.train(1, *arguments(data, "scheme.mu=0.5"), "--resume=auto", "--out", tmp_path / "run")
+    assert (result.exit_code, "scheme.mu: no such setting of fedhkd" in result.output) == (2, True)
+    toy.train_ok(1, *arguments(data, "fed.rounds=1", "scheme.nu=0.5"), "--resume=auto", "--out", tmp_path / "run")
+    assert load(tmp_path / "run").settings["scheme.nu"] == 0.5
 
 
 def test_presets_may_be_repeated(tmp_path, data):

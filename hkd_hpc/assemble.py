@@ -82,6 +82,7 @@ def build(config: Config, comm: Comm, folder: RunFolder | None) -> RankRun:
         checks.warn(federation, trainer, comm.size)
     checks.require(federation, trainer)
     some = torch.from_numpy(np.array(federation.dataset.x_train[:PROBED])).to(comm.device)
+    checks.require_state_that_travels(trainer, some)
     require_bounded(trainer, some, spending_of(federation, scheme, flat).bounded)
     worker = make_worker(federation, comm, trainer)
     server = make_server(federation, comm, folder, trainer) if comm.rank == 0 else None

@@ -192,7 +192,9 @@ class LocalTrainer:
         self._member = client.member
         client.net, client.flat, client.received_V = self.flat.activate(client.member), self.flat, weights_V
         client.message, client.round, client.cache = given.message, given.round, {}
-        torch.manual_seed(rng.torch_seed(client.seed, "dropout", client.round, client.id))
+        seed = rng.torch_seed(client.seed, "dropout", client.round, client.id)
+        torch.manual_seed(seed)
+        rng.seed_globals(seed)
         self.flat.net.train()
         self.scheme.begin(client)
 

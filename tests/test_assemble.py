@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from federation import Federation, same_model, save_images
 
 from hkd_hpc.common.errors import UsageError
 
@@ -97,3 +98,44 @@ def test_a_rank_with_other_shapes_or_dtypes_is_named_with_both(tmp_path, data, w
     assert line.endswith("is the same code and data on all nodes?")
     assert "Traceback" not in output
     assert not (tmp_path / "run/metrics.h5").exists()
+
+
+# ---- networks of one's own
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("images") / "images.npz")
+
+
+@pytest.mark.parametrize("name", ["Remembers", "Replaces"])
+def test_what_training_keeps_outside_of_the_state_dict_is_rejected(images, name):
+    with pytest.raises(UsageError) as caught:
+        Federation(images, "fedavg", f"model.name=moving_models:{name}")
+    assert str(caught.value) == (
+        f"model.name=moving_models:{name}: training changes buffer mean_D, which is not persistent and stays on its "
+        "rank, so that the results would depend on the number of ranks; make it persistent, so that it travels and is "
+        "averaged, or compute it anew in each forward"
+    )
+
+
+def test_a_buffer_that_is_filled_once_is_none_of_these_and_nothing_has_moved(images):
+    names = ("moving_models:Fills", "tiny_models:Normed")
+    tried, other = (Federation(images, "fedavg", f"model.name={name}").flat for name in names)
+    assert torch.equal(tried.values_V, other.values_V)
+    assert list(map(int, tried.counters)) == [0]
+
+
+def test_a_network_that_draws_from_numpy_and_python_gives_the_same_bits(images):
+    one, other = (Federation(images, "fedavg", "model.name=moving_models:Draws") for _ in range(2))
+    assert all(map(same_model, one.play(2), other.play(2)))
+
+
+def test_group_norm_says_what_batch_norm_it_leaves(images, capsys):
+    Federation(images, "fedavg", "model.name=tiny_models:Normed", "model.norm=group")
+    assert capsys.readouterr().err.splitlines() == [
+        "hkd_hpc: warning: model.norm=group replaces BatchNorm2d alone; model.name=tiny_models:Normed keeps BatchNorm "
+        "in extractor.3"
+    ]
+    Federation(images, "fedavg", "model.name=small", "model.norm=group", "model.latent_norm=batch")
+    assert not capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hkd_hpc.aggregate import LIMIT
 from hkd_hpc.assembly.federation import Federation
@@ -12,7 +13,10 @@ from hkd_hpc.config import Config
 from hkd_hpc.config.updates import repeats_hole
 from hkd_hpc.console import messages
 from hkd_hpc.data.partition import Partition
+from hkd_hpc.models import networks
 from hkd_hpc.models.family import members
+from hkd_hpc.models.flat import FlatModel
+from hkd_hpc.models.images import normalise
 from hkd_hpc.privacy.settings import RECEIVED, RELEASE
 from hkd_hpc.schemes import contract
 from hkd_hpc.schemes.base import Scheme
@@ -32,12 +36,26 @@ def require(federation: Federation, trainer: LocalTrainer) -> None:
     require_validation(config, partition)
 
 
+def require_state_that_travels(trainer: LocalTrainer, x_train: torch.Tensor) -> None:
+    """UsageError for a network that remembers in a buffer outside of its state dict, which would go from client to
+    client of one rank; `x_train`: images as they lie in memory, some of which are tried."""
+    for net in members(trainer.flat.net):
+        moved = networks.moved_outside_state(net, normalise(x_train))
+        if moved:
+            raise UsageError(
+                f"model.name={trainer.config.model.title}: training changes buffer {moved[0]}, which is not persistent "
+                "and stays on its rank, so that the results would depend on the number of ranks; make it persistent, "
+                "so that it travels and is averaged, or compute it anew in each forward"
+            )
+
+
 def warn(federation: Federation, trainer: LocalTrainer, ranks: int) -> None:
     """Rank 0: say what is not as somebody may think."""
     config, scheme, flat = federation.config, trainer.scheme, trainer.flat
     warn_of_precision(config, flat.values_V.device)
     warn_of_server_optimizer(config, scheme)
     warn_of_idle_ranks(federation.rank_of, ranks)
+    warn_of_batch_norm(config, flat)
     told = [line for net in members(flat.net) for line in contract.told_of(scheme, net)]
     for line in dict.fromkeys(told):
         messages.warn(line)
@@ -126,6 +144,17 @@ def warn_of_server_optimizer(config: Config, scheme: Scheme) -> None:
             f"fed.server_optimizer={config.fed.server_optimizer} reaches no client: with scheme.name="
             f"{config.scheme.name} each goes on from its own model; only the global model that is tested changes"
         )
+
+
+def warn_of_batch_norm(config: Config, flat: FlatModel) -> None:
+    """Say which layers of a network of one's own model.norm=group leaves as they are."""
+    for net in members(flat.net):
+        left = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
+        if config.model.norm == "group" and left and not isinstance(net, networks.Net):
+            messages.warn(
+                f"model.norm=group replaces BatchNorm2d alone; model.name={config.model.title} keeps BatchNorm in "
+                f"{', '.join(left)}"
+            )
 
 
 def warn_of_idle_ranks(rank_of: list[int], ranks: int) -> None:

@@ -28,6 +28,10 @@ def make_net(config: Config, dataset: sources.DataSet, device: torch.device) -> 
         for one in members(net):
             networks.train_in_bf16(one)
     for one in members(net):
+        if inputs.kind == "sequences":
+            largest = max(int(x.max(initial=0)) for x in (dataset.x_train, dataset.x_test))
+            what = f"model.name={config.model.title}"
+            networks.probe(one, torch.full_like(inputs.zeros(2), largest), inputs.kind, what)
         standardise(one, inputs, device)
     return net
 

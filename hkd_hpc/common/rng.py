@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 
@@ -21,3 +22,9 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     """A seed of 63 bits for torch.manual_seed, for the draws that only torch can make (initial weights, dropout)."""
     return derive(seed, purpose, round, client) >> 65
+
+
+def seed_globals(seed: int) -> None:
+    """Python's and numpy's own generators: nothing here draws from them, but a model of one's own may."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -8,8 +8,10 @@ torchvision is imported only for its own models: it costs seconds a rank.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -95,6 +97,7 @@ def build_one(
     """The network model.name."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))
+        rng.seed_globals(rng.torch_seed(seed, "initial weights"))
         net = build_own(settings, classes, inputs) if ":" in settings.name else build_known(settings, classes, inputs)
     if settings.norm == "group":
         replace_batch_norm(net)
@@ -223,7 +226,7 @@ def build_own(settings: ModelSettings, classes: int, inputs: Inputs) -> nn.Modul
         ) from error
     if not isinstance(net, nn.Module) or not isinstance(getattr(net, "classifier", None), nn.Module):
         raise UsageError(f"{what}: must be an nn.Module class with a `classifier` that maps features to logits")
-    out = probe(net, inputs, what)
+    out = probe(net, inputs.zeros(2), inputs.kind, what)
     shapes = [tuple(part.shape) for part in out if isinstance(part, torch.Tensor)] if isinstance(out, tuple) else []
     if shapes != [(2, settings.latent), (2, classes)]:
         raise UsageError(
@@ -233,17 +236,45 @@ def build_own(settings: ModelSettings, classes: int, inputs: Inputs) -> nn.Modul
     return net
 
 
-def probe(net: nn.Module, inputs: Inputs, what: str):
-    """What the model gives for two inputs of zeros."""
-    x = inputs.zeros(2)
+def probe(net: nn.Module, x: torch.Tensor, kind: str, what: str):
+    """What the model gives for these inputs in eval mode. UsageError, which begins with `what`, where it raises."""
     net.eval()
     try:
         with torch.no_grad():
             return net(x)
     except Exception as error:
         raise UsageError(
-            f"{what}: {place_of(error)}forward on {str(x.dtype)[6:]} {inputs.kind} of shape {tuple(x.shape)} raised "
-            f"{type(error).__name__}: {error}"
+            f"{what}: {place_of(error)}forward on {str(x.dtype)[6:]} {kind} of shape {tuple(x.shape)}"
+            f"{f', all {x.max()},' * bool(x.any())} raised {type(error).__name__}: {error}"
         ) from error
     finally:
         net.train()
+
+
+def moved_outside_state(net: nn.Module, x: torch.Tensor) -> list[str]:
+    """Names of the buffers outside of the state dict that another batch in train mode changes; all buffers are as
+    before. What a first batch fills, as a cache, is none."""
+    stored = net.state_dict().keys()
+    if len(x) < 4 or all(name in stored for name, _ in net.named_buffers()):
+        return []
+    before = [(module, name, buffer, buffer.clone()) for module, name, buffer in own_buffers(net)]
+    first, second = x.tensor_split(2)
+    net.train()
+    filled: dict[str, torch.Tensor] = {}
+    with torch.no_grad(), contextlib.suppress(Exception):  # what it raises is told where it trains
+        net(first)
+        filled = {name: buffer.clone() for name, buffer in net.named_buffers() if name not in stored}
+        net(second)
+    now = dict(net.named_buffers())
+    moved = [name for name, buffer in filled.items() if name not in now or not torch.equal(buffer, now[name])]
+    for module, name, buffer, value in before:
+        setattr(module, name, buffer)
+        buffer.copy_(value)
+    return moved
+
+
+def own_buffers(net: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Each buffer of each module, with its name there."""
+    for module in net.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            yield module, name, buffer

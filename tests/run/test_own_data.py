@@ -110,6 +110,17 @@ def test_sequences_give_the_same_bits_on_ranks(tmp_path, monkeypatch):
     assert logits.shape == (2, 10)
 
 
+def test_a_token_beyond_the_embedding_is_told_in_a_line(tmp_path, monkeypatch):
+    toy.write_module(tmp_path, "own_networks", MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = np.zeros((300, 7), np.int64)
+    data = toy.save_data(tmp_path / "words.npz", x_train=x, x_test=np.where(np.arange(100)[:, None] == 99, 20, x[:100]))
+    results = toy.train(2, *toy.settings(data, "model.name=own_networks:Words"), "--out", tmp_path / "run")
+    [line] = toy.our_lines(result.output for result in results)
+    assert [result.exit_code for result in results] == [2, 2]
+    assert "forward on int64 sequences of shape (2, 7), all 20, raised IndexError: index out of range" in line
+
+
 def test_half_and_half_is_what_bytes_have_always_been_normalised_by(tmp_path):
     """(x / 255 - .5) / .5, given as numbers: the same bits."""
     data = toy.save_data(tmp_path / "data.npz", 60, 20)

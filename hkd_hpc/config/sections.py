@@ -213,7 +213,8 @@ def as_values(config: Config) -> dict[str, Any]:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The same with the paths of data and model absolute, so that a run can be resumed from another folder."""
+    """The same with the paths of data and model absolute, so that a run can be resumed from another folder. What a
+    loader of one's own gets as data.path is its own matter: a name, or an address."""
     absolute = lambda path: os.path.abspath(path) if path else ""
     data, model = config.data, config.model
     return dataclasses.replace(
@@ -221,7 +222,7 @@ def absolute_paths(config: Config) -> Config:
         data=dataclasses.replace(
             data,
             dir=os.path.abspath(data.dir),
-            path=absolute(data.path),
+            path=data.path if ":" in data.name else absolute(data.path),
             partition_file=absolute(data.partition_file),
         ),
         model=dataclasses.replace(model, init=absolute(model.init)),

@@ -121,6 +121,11 @@ def _as_array(value: Any, where: str) -> np.ndarray:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{where}: cannot be made an array ({error})") from error
+    if array.dtype.hasobject and all(isinstance(item, str) for item in array.flat):  # of pandas
+        array = array.astype(str)
     if array.dtype.hasobject or not array.ndim:
-        raise UsageError(f"{where}: is a {type(value).__name__} of Python objects; it must be one array of numbers")
+        raise UsageError(
+            f"{where}: is a {type(value).__name__} of Python objects; it must be one array of numbers, or of texts for "
+            "labels and client ids"
+        )
     return array

@@ -24,7 +24,7 @@ class DataSettings:
     path: str = setting(
         "",
         "; ".join(f"data.name={name}: {SOURCES[name].path_help}" for name in OWN)
-        + "; a loader of your own: its one argument, if given",
+        + "; a loader of your own: its one argument, as it is, if given",
     )
     image_size: int | None = setting(
         None,

@@ -159,7 +159,8 @@ def natural_clients(data: DataSettings) -> int:
 def _client_ids(data: DataSettings) -> np.ndarray | None:
     """(N,) of the training split, without its inputs where they need not be read."""
     source, what = source_of(data.name), f"data.name={data.name}"
-    if source.read_clients and not is_table(data):
+    some_held_out = data.test_fraction and data.min_images  # else no client loses what counts here
+    if source.read_clients and not is_table(data) and not some_held_out:
         return load_object(source.read_clients, what)(Path(data.path))
     return read_raw(source, data, data.path or what).arrays.get("client_train")
 

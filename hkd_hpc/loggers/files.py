@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from hkd_hpc.analysis.metrics import in_order
 from hkd_hpc.loggers.base import Logger, Round
 from hkd_hpc.store.atomic import append, replace_bytes
 
@@ -55,6 +56,21 @@ class CsvLogger(FileLogger):
 
     name = "rounds.csv"
     _columns: tuple[str, ...] = ()  # known with the first round
+
+    def log_round(self, round: int, values: Mapping[str, float]) -> None:
+        """Append a round; one with new columns, as after a change of settings, has the file written anew with them."""
+        if self._columns and not values.keys() <= {*self._columns}:
+            self._widen(in_order({*self._columns, *values}))
+        super().log_round(round, values)
+
+    def _widen(self, columns: Sequence[str]) -> None:
+        """Have the rounds so far written anew with these columns, with empty fields in the new ones."""
+        written = b"" if self._is_new else self.path.read_bytes()
+        rows = list(csv.DictReader(io.StringIO((written + self._unwritten).decode(), newline="")))
+        self._columns = tuple(columns)
+        names = ["round", *columns]
+        lines = [csv_line(names), *(csv_line(row.get(name, "") for name in names) for row in rows)]
+        self._is_new, self._unwritten = True, "".join(lines).encode()
 
     def content(self, round: int, values: Mapping[str, float]) -> bytes:
         """Its line; the first follows the line of names."""

@@ -514,6 +514,19 @@ def test_json_round_trip_of_unusual_text():
     assert config.from_json(settings.to_json()) == settings
 
 
+@pytest.mark.parametrize(
+    "name, given, kept",
+    [
+        ("my_data:load", "s3://bucket/x", "s3://bucket/x"),
+        ("my_data:load", "siteA", "siteA"),
+        ("file", "/tmp/a/../b.npz", "/tmp/b.npz"),
+    ],
+)
+def test_paths_are_absolute_but_for_what_a_loader_gets(name, given, kept):
+    settings = config.absolute_paths(config.resolve(overrides=[f"data.name={name}", f"data.path={given}"]))
+    assert settings.data.path == kept
+
+
 def test_what_resume_was_asked_to_change():
     stored = config.absolute_paths(config.resolve(["cifar10"], overrides=["fed.rounds=4"]))
 

@@ -188,6 +188,17 @@ def test_a_share_of_each_class_is_held_out_whatever_the_seed_of_the_run(tmp_path
     assert sizes_of(of_file(path, test_fraction=0.25)) == Sizes(23, 8, 3, (1,), "float32")
 
 
+def test_natural_clients_are_counted_after_the_test_split_is_held_out(tmp_path):
+    clients, labels = np.repeat([0, 1], [60, 6]), np.arange(66) % 2
+    x = np.arange(66.0)[:, None]
+    path = saved(tmp_path / "a.npz", x, y_train=labels, x_test=None, y_test=None, client_train=clients)
+    settings = of_file(path, test_fraction=0.5, min_images=6)
+    stay = np.bincount(sources.read(settings).client_train)
+    assert stay[0] >= 6 > stay[1]
+    assert sources.natural_clients(settings) == 1
+    assert sources.natural_clients(of_file(path, test_fraction=0.5)) == 2
+
+
 def test_a_client_keeps_its_last_input():
     data = DataSettings(test_fraction=0.9)
     clients = np.arange(40) // 2
@@ -385,6 +396,13 @@ def datasets():
 def one():
     return [[(torch.tensor(x), str(y), "c") for x, y in zip(X, Y)]]
 
+def of_pandas():
+    import pandas
+    y = pandas.Series([str(y) for y in Y])
+    sites = np.array(["a", "b"] * 3, dtype=object)
+    return {**arrays(), "y_train": y.array, "y_test": y[:3], "client_train": sites, "client_test": sites[:3]}
+
+mixed = lambda: {**arrays(), "client_train": np.array(["a", None] * 3, dtype=object)}
 nothing = lambda: None
 number = 3
 no_test = lambda: dict(x_train=X, y_train=Y)
@@ -420,6 +438,13 @@ def test_loaders_give_arrays_or_datasets(loaders, name):
     assert data.client_names == (("a", "b") if name == "Loader" else ())
 
 
+def test_texts_of_pandas_are_labels_and_clients(loaders):
+    pytest.importorskip("pandas")
+    data = sources.read(loaders("of_pandas"))
+    assert (data.y_train.tolist(), data.y_test.tolist()) == (LABELS.tolist(), [0, 1, 2])
+    assert (data.class_names, data.client_names) == (("0", "1", "2"), ("a", "b"))
+
+
 def test_a_loader_gets_data_path_and_may_leave_the_test_split_to_us(loaders):
     assert sources.read(loaders("scaled", path="/x/2")).x_train.sum() == 870
     data = sources.read(loaders("one", test_fraction=0.5))
@@ -439,6 +464,7 @@ def test_a_loader_gets_data_path_and_may_leave_the_test_split_to_us(loaders):
         ("no_test", "has no test split; data.test_fraction=0.2 holds one out"),
         ("text", "key x_train: found dtype <U1, where numbers belong"),
         ("ragged", "x_train: cannot be made an array"),
+        ("mixed", "client_train: is a ndarray of Python objects; it must be one array of numbers, or of texts for l"),
         ("short", "key y_train: found shape (4,), allowed is (6,)"),
         ("items", "train dataset: item 1 is float64 (2, 5), item 0 is float64 (3, 5); all must be alike"),
         ("three", "gave 3 of int, int, int; it must give arrays by name"),

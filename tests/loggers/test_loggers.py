@@ -114,6 +114,20 @@ def test_csv_by_hand(tmp_path):
     assert (tmp_path / "rounds.csv").read_text() == text
 
 
+@pytest.mark.parametrize("begun", [0, 2])
+def test_a_column_that_begins_later_has_its_place_in_the_csv(tmp_path, begun):
+    """As where a run resumes with privacy.update_clip=1; `begun`: the rounds of an earlier process."""
+    logger = CsvLogger(tmp_path)
+    logger.begin([(round, values(0.5)) for round in range(1, begun + 1)])
+    for round in range(begun + 1, 3):
+        logger.log_round(round, values(0.5))
+    logger.log_round(3, {"clients_clipped": 4, **values(NAN)})
+    logger.log_round(4, {"clients_clipped": NAN, **values(0.25)})
+    assert (tmp_path / "rounds.csv").read_text() == (
+        "round,wall_s,global_test_accuracy,clients_clipped\n1,2.0,0.5,\n2,2.0,0.5,\n3,2.0,,4\n4,2.0,0.25,\n"
+    )
+
+
 def test_jsonl_by_hand(tmp_path):
     logger = JsonLinesLogger(tmp_path)
     logger.log_round(1, values(0.5))

@@ -9,7 +9,7 @@ from hkd_hpc.config.fit import check_fit
 from hkd_hpc.config.help import help_text
 from hkd_hpc.config.keys import NotOfThisScheme, all_keys, keys_of, parts_of
 from hkd_hpc.config.precedence import collect, resolve, split_override
-from hkd_hpc.config.resuming import FIXED, changed, changes, difference, is_location, moved
+from hkd_hpc.config.resuming import FIXED, HOW, changed, changes, difference, is_location, moved
 from hkd_hpc.config.sections import (
     SECTIONS,
     CommSettings,
@@ -24,6 +24,7 @@ from hkd_hpc.config.values import check_together, from_file, from_json, from_val
 
 __all__ = [
     "FIXED",
+    "HOW",
     "SECTIONS",
     "CommSettings",
     "Config",

@@ -10,6 +10,7 @@ from hkd_hpc.config.sections import Config, absolute_paths, as_values
 from hkd_hpc.config.values import from_values
 
 LOCATIONS = ("run.device", "run.graphs", "run.lanes", "run.loggers", "data.dir", "data.path")
+HOW = ("run.checkpoint_every", "run.evaluate_every", "run.client_models")  # do not change what a round computes
 FIXED = (
     "data.",
     "model.",

@@ -44,8 +44,19 @@ def from_values(values: dict[str, Any], soft: Collection[str] = (), complete: bo
         by_section[section][name] = value
     config = Config(*(build(section, cls, by_section[section]) for section, cls in classes.items()))
     if complete:
-        check_together(config)
+        try:
+            check_together(config)
+        except UsageError as error:
+            raise told_of_preset(error, soft) from None
     return config
+
+
+def told_of_preset(error: UsageError, soft: Collection[str]) -> UsageError:
+    """The same, with who gave the setting that it begins with, where the command line did not."""
+    key = str(error).partition("=")[0]
+    if key not in soft:
+        return error
+    return UsageError(f"{error} ({key} is of a preset or of a run's config.json; give it anew beside the others)")
 
 
 def check_together(config: Config) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hkd_hpc.config import is_location
+from hkd_hpc.config import HOW, is_location
 from hkd_hpc.figures.run import Run
 
 SEED = "run.seed"
@@ -59,7 +59,8 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
 
 
 def _settings_but_seed(run: Run) -> tuple[tuple[str, str], ...]:
-    own = {key: str(value) for key, value in run.settings.items() if key != SEED and not is_location(key)}
+    told = [key for key in run.settings if key not in (SEED, *HOW) and not is_location(key)]
+    own = {key: str(run.settings[key]) for key in told}
     return tuple({**own, DATA: data_set(run.settings)}.items())
 
 

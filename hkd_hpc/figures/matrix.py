@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hkd_hpc.figures.bars import blocks
 from hkd_hpc.figures.figure import HeatMap
 from hkd_hpc.figures.kind import Words
 
@@ -32,7 +31,7 @@ def heat_map(
     """
     if np.isnan(z_YX).all():
         return "nothing was measured yet"
-    small_YX = blocks(blocks(z_YX, MOST_CELLS).T, MOST_CELLS).T
+    small_YX = cells(z_YX)
     low, high = z_range or (float(np.nanmin(small_YX)), float(np.nanmax(small_YX)))
     x_label, y_label, z_label = labels
     x, y = (blocks_named(own, MOST_CELLS) for own in names)
@@ -41,8 +40,21 @@ def heat_map(
     )
 
 
+def cells(z_YX: np.ndarray) -> np.ndarray:
+    """At most MOST_CELLS along both axes: the means of all neighbours in a cell, NaN left out."""
+    there_YX = ~np.isnan(z_YX)
+    sums, counts = (summed(summed(of_YX).T).T for of_YX in (np.where(there_YX, z_YX, 0), there_YX.astype(float)))
+    with np.errstate(invalid="ignore"):  # a cell without any is NaN
+        return sums / counts
+
+
+def summed(values: np.ndarray) -> np.ndarray:
+    """The sums of neighbours along the first axis, at most MOST_CELLS."""
+    return np.add.reduceat(values, np.arange(0, len(values), -(-len(values) // MOST_CELLS)))
+
+
 def blocks_named(names: Sequence, most: int) -> tuple[str, ...]:
-    """Of what `blocks` makes of them: 3; of a block of neighbours "0–4"."""
+    """Of what is left of so many: 3; of a block of neighbours "0–4"."""
     size = -(-len(names) // most)
     if size <= 1:
         return tuple(map(str, names))

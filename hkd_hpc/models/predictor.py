@@ -10,7 +10,8 @@ from hkd_hpc.models.images import normalise
 
 
 class Predictor(torch.nn.Module):
-    """Takes inputs as they lie in the data set, and gives logits; in eval mode, without gradients.
+    """Takes inputs as the run's networks got them, before they were normalised, and gives logits; in eval mode, without
+    gradients.
 
     Args:
         net: gives (feature_BD, logits_BC) of normalised inputs.

@@ -10,10 +10,10 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
-from hkd_hpc.config import is_location
+from hkd_hpc.config import HOW, is_location
 from hkd_hpc.figures.groups import DATA, data_set, fewest
 from hkd_hpc.results import Run
-from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
+from hkd_hpc.results.seeds import SEED, by_seed, copies
 from hkd_hpc.runtime import provenance
 
 SCHEME = "scheme.name"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from hkd_hpc.results.run import Run
 
 SEED = "run.seed"
-HOW = ("run.checkpoint_every", "run.evaluate_every", "run.client_models")  # do not change what a round computes
 
 
 def by_seed(runs: Iterable[Run]) -> dict[int, Run]:

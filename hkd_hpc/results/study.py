@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, estimate
 from hkd_hpc.common.errors import printable
-from hkd_hpc.config import is_location
+from hkd_hpc.config import HOW, is_location
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
-from hkd_hpc.results.seeds import HOW, SEED, by_seed, copies
+from hkd_hpc.results.seeds import SEED, by_seed, copies
 
 if TYPE_CHECKING:
     import pandas

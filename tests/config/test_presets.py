@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hkd_hpc import config
+from hkd_hpc.common.errors import UsageError
 
 
 def changed(preset: str, scheme: str) -> dict:
@@ -97,3 +98,16 @@ def test_a_papers_training_serves_every_scheme(preset):
     own, other = config.resolve([preset]), config.resolve([preset], overrides=["scheme.name=fedhkd"])
     assert other.train == own.train
     assert other.scheme == config.resolve().scheme
+
+
+def test_a_setting_of_a_preset_that_others_make_void_is_told_as_such():
+    with pytest.raises(UsageError) as told:
+        config.resolve(["moon-paper"], overrides=["train.optimizer=adam"])
+    assert str(told.value) == (
+        "train.momentum=0.9: only train.optimizer=sgd has it; train.optimizer is adam, which wants train.momentum=0 "
+        "(train.momentum is of a preset or of a run's config.json; give it anew beside the others)"
+    )
+    assert config.resolve(["moon-paper"], overrides=["train.optimizer=adam", "train.momentum=0"]).train.momentum == 0
+    with pytest.raises(UsageError) as told:
+        config.resolve(overrides=["train.momentum=0.9", "train.optimizer=adam"])
+    assert "preset" not in str(told.value)

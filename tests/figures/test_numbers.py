@@ -11,6 +11,7 @@ from hkd_hpc.analysis.statistics import intervals
 from hkd_hpc.figures import Bars, HeatMap, Lines, NotRecorded, csv_of, of_run, of_study
 from hkd_hpc.figures.groups import groups_of
 from hkd_hpc.figures.look import look, looks_of
+from hkd_hpc.figures.matrix import cells
 
 T_OF_1 = 12.706205  # Student's t of .975 with one degree of freedom
 
@@ -342,6 +343,22 @@ def test_what_was_not_recorded_says_why(recorded):
 def test_a_run_without_a_round_has_no_figures(recorded):
     assert of_run(recorded(())) == []
     assert of_study([]) == []
+
+
+def test_a_cell_is_the_mean_of_all_that_it_stands_for():
+    """Of 2 x 2 values 1, 2, 3 and a gap: 2, not the mean 2.25 of 1.5 and 3."""
+    z_YX = np.full((400, 400), 5.0)
+    z_YX[:2, :2] = [[1, 2], [3, np.nan]]
+    z_YX[2:4, :2] = np.nan
+    small_YX = cells(z_YX)
+    assert small_YX.shape == (200, 200)
+    assert small_YX[0, :2].tolist() == [2.0, 5.0]
+    assert np.isnan(small_YX[1, 0])
+
+
+def test_runs_that_differ_in_how_they_are_kept_are_seeds_of_one_line(recorded):
+    runs = [recorded(run__evaluate_every=1), recorded(run__seed=1, run__evaluate_every=5, run__checkpoint_every=2)]
+    assert [group.seeds for group in groups_of(runs)] == [2]
 
 
 def test_long_runs_are_blocks(recorded):

@@ -437,7 +437,7 @@ class FedHKD(FedProto):
         feature_ND, logits_NC = self.predict(model, client.x)
         count_C = counts(client.y)
         std_C = 2 * self.zeta * self.sigma / np.maximum(count_C, 1)
-        unit_CD = rng.stream(SEED, "noise", self.now, client.id).standard_normal((CLASSES, self.latent)).astype("f4")
+        unit_CD = rng.stream(SEED, "noise", self.now, client.id).standard_normal((CLASSES, self.latent))
         shared_C = (count_C > 0) & (count_C / len(client.y) >= self.nu)
         noisy_CD = means_by_class(feature_ND, client.y) + std_C[:, None] * unit_CD
         soft_CC = means_by_class(softmax(logits_NC / self.temperature), client.y)

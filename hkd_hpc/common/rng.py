@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -28,3 +30,14 @@ def seed_globals(seed: int) -> None:
     """Python's and numpy's own generators: nothing here draws from them, but a model of one's own may."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def globals_kept() -> Iterator[None]:
+    """After it they are what they were before: their other draws are somebody else's."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -95,7 +95,7 @@ def build_one(
     settings: ModelSettings, classes: int, inputs: Inputs, seed: int, device: torch.device | str
 ) -> nn.Module:
     """The network model.name."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), rng.globals_kept():
         torch.manual_seed(rng.torch_seed(seed, "initial weights"))
         rng.seed_globals(rng.torch_seed(seed, "initial weights"))
         net = build_own(settings, classes, inputs) if ":" in settings.name else build_known(settings, classes, inputs)

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 
+from hkd_hpc.common import rng
+
 DEVICE_FILES = {"amd": "/dev/kfd", "nvidia": "/dev/nvidiactl"}
 UPPER_MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 CACHES = {  # variables that name a folder; without them the libraries write into HOME
@@ -33,10 +35,11 @@ def prepare(env: MutableMapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """After it the environment is what it was before, and so are the switches of torch, if that was loaded."""
+    """After it the environment is what it was before, and so are the global random generators and, if that was loaded,
+    the switches of torch."""
     before = dict(os.environ)
     try:
-        with torch_kept() if "torch" in sys.modules else contextlib.nullcontext():
+        with rng.globals_kept(), torch_kept() if "torch" in sys.modules else contextlib.nullcontext():
             yield
     finally:
         os.environ.clear()

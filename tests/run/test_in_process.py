@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -189,9 +190,9 @@ def test_environment_signals_and_torch_are_what_they_were(data, tmp_path, monkey
     before = {number: signal.signal(number, mine) for number in (signal.SIGTERM, signal.SIGUSR1)}
     threads, environment = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(2)
-    torch.manual_seed(5)
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
     try:
-        hkd_hpc.train(settings(data), out=tmp_path, quiet=True)
+        hkd_hpc.train(settings(data), out=tmp_path, quiet=True).model()
         assert [signal.getsignal(number) for number in before] == [mine, mine]
         assert torch.get_num_threads() == 2
     finally:
@@ -199,9 +200,10 @@ def test_environment_signals_and_torch_are_what_they_were(data, tmp_path, monkey
         for number, handler in before.items():
             signal.signal(number, handler)
     assert dict(os.environ) == environment
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
+    drawn, others = torch.rand(3), (np.random.rand(), random.random())
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
     assert torch.equal(drawn, torch.rand(3))
+    assert others == (np.random.rand(), random.random())
 
 
 def test_import_hkd_hpc_imports_neither_torch_nor_h5py():

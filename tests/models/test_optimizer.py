@@ -40,6 +40,14 @@ RULES = [  # name, weight decay, momentum, Nesterov; the optimiser of torch
 ]
 
 
+def new_gradients(flat, plain, reference, step):
+    """Those of one batch, in both."""
+    flat.grad_P.zero_()
+    reference.zero_grad()
+    backward(flat.net, step)
+    backward(plain, step)
+
+
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name, decay, momentum, nesterov, rule", RULES)
@@ -49,10 +57,7 @@ def test_twenty_steps_equal_torch(clip, name, decay, momentum, nesterov, rule):
     own = {"momentum": momentum, "nesterov": nesterov} if name == "sgd" else {}
     reference = rule(plain.parameters(), lr=1e-2, weight_decay=decay, **own)
     for step in range(20):
-        flat.grad_P.zero_()
-        reference.zero_grad()
-        backward(flat.net, step)
-        backward(plain, step)
+        new_gradients(flat, plain, reference, step)
         if clip:
             clip_gradients([flat.grad_P[:10], flat.grad_P[10:]], clip)
             nn.utils.clip_grad_norm_(plain.parameters(), clip)
@@ -161,10 +166,7 @@ def test_what_requires_no_gradient_stays_as_with_torch(name, decay, momentum, ne
     own = {"momentum": momentum, "nesterov": nesterov} if name == "sgd" else {}
     reference = rule(plain.parameters(), lr=1e-2, weight_decay=decay, **own)
     for step in range(20):
-        flat.grad_P.zero_()
-        reference.zero_grad()
-        backward(flat.net, step)
-        backward(plain, step)
+        new_gradients(flat, plain, reference, step)
         optimizer.step(1e-2)
         reference.step()
     assert torch.equal(flat.net[0].weight, before)

@@ -74,9 +74,9 @@ job_field() { # what SLURM says about this job, a value without blanks; empty fo
 enter_environment() {
     VENV=${VENV-.venv}
     [[ -z ${SETUP-} || -r $SETUP ]] || fail "SETUP=$SETUP: cannot be read; name a file of shell lines"
-    # shellcheck disable=SC1090
-    [[ -z ${SETUP-} ]] || source "$SETUP"
     set +eu  # modules do not bear these
+    # shellcheck disable=SC1090
+    [[ -z ${SETUP-} ]] || source "$(realpath "$SETUP")"  # of a name without a slash, bash takes one on PATH
     eval "${SETUP_LINES-}"
     set -eu
     if [[ -n ${STAGE-} ]]; then

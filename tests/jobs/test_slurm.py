@@ -554,30 +554,49 @@ FAKES = {  # a launcher that notes how it was called, and the number of cores th
 )
 def test_only_srun_is_told_the_cores_of_a_task(tmp_path, launcher, calls):
     """What mpirun starts on a node is for all its ranks, also where the site's profile sets srun's variable."""
+    noted, _ = faked_job(tmp_path, LAUNCHER=launcher, SRUN_CPUS_PER_TASK="3")
+    rank = f"{toy.PROJECT}/slurm/rank.sh"
+    assert noted == [call.format(rank=rank) for call in calls]
+
+
+def test_a_setup_file_may_say_what_a_shell_would_take(tmp_path):
+    """Modules read variables that are not set, and a test that is false ends no job; nor does PATH have the file."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/modules").write_text("export SRUN_CPUS_PER_TASK=wrong\n")
+    (tmp_path / "modules").write_text(
+        'echo "$LMOD_NOT_SET"\n[ -d /nonexistent ] && echo never\nexport SRUN_CPUS_PER_TASK=5\n'
+    )
+    path = f"{tmp_path}/bin:{tmp_path}:{os.environ['PATH']}"
+    noted, errors = faked_job(tmp_path, LAUNCHER="srun", SETUP="modules", PATH=path)
+    assert (noted[0].split(" with ")[1], errors) == ("5", "")
+
+
+def faked_job(folder: Path, **env: str) -> tuple[list[str], str]:
+    """What a job's script calls, by stand-ins that note it, without its --out; and what came on stderr."""
     for name, line in FAKES.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    subprocess.run(
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
         ["bash", "-c", f"script=mine; source '{toy.PROJECT}/slurm/common.sh'; run_job ''"],
+        cwd=folder,
         env={
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-            "NOTES": str(tmp_path / "notes"),
-            "TMPDIR": str(tmp_path),
-            "OUT": str(tmp_path / "run"),
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "NOTES": str(folder / "notes"),
+            "TMPDIR": str(folder),
+            "OUT": str(folder / "run"),
             "VENV": "",
-            "LAUNCHER": launcher,
-            "SRUN_CPUS_PER_TASK": "3",
             "SLURM_JOB_ID": "17",
             "SLURM_JOB_NAME": "fake",
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_NTASKS": "4",
             "SLURM_CPUS_PER_TASK": "7",
+            **env,
         },
+        capture_output=True,
+        text=True,
     )
-    rank = f"{toy.PROJECT}/slurm/rank.sh"
-    noted = [re.sub(r" --out .*? with ", " with ", line) for line in read(tmp_path / "notes").splitlines()]
-    assert noted == [call.format(rank=rank) for call in calls]
+    return [re.sub(r" --out .*? with ", " with ", line) for line in read(folder / "notes").splitlines()], done.stderr
 
 
 def test_the_scripts_ask_for_the_same():

@@ -80,7 +80,7 @@ def exit_code(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
         main: does the command's work, and returns its exit code.
 
     Returns:
-        The same, without its UsageError, RunError, KeyboardInterrupt and BrokenPipeError.
+        The same, without its UsageError, RunError and KeyboardInterrupt, nor an OSError about stdout or a named file.
     """
 
     @functools.wraps(main)
@@ -99,6 +99,15 @@ def exit_code(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
         except BrokenPipeError:
             discard(sys.stdout)
             return NOT_READ
+        except OSError as error:
+            if is_full(sys.stdout):
+                discard(sys.stdout)
+                return tell([f"what is printed cannot be written ({error.strerror})"], FAILED)
+            if error.filename is None:
+                raise
+            return tell(
+                UsageError(f"{error.filename}: cannot be read or written ({error.strerror})").lines, WRONG_INPUT
+            )
 
     return told
 
@@ -112,6 +121,15 @@ def tell(lines: Iterable[str], code: int) -> int:
         except BrokenPipeError:
             discard(sys.stderr)
     return code
+
+
+def is_full(stream: TextIO | None) -> bool:
+    """Whether it keeps what was printed, because its disk takes no more."""
+    try:
+        print(end="", file=stream, flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def discard(stream: TextIO) -> None:

@@ -31,8 +31,11 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 def check_present(path: str) -> None:
     """Raise UsageError unless model.init can be read, as far as that shows without torch; "": there is none."""
-    if path and not Path(path).is_file():
-        raise UsageError(f"model.init={path}: {'is no file' if Path(path).exists() else 'there is no such file'}")
+    try:
+        if path and not Path(path).is_file():
+            raise UsageError(f"model.init={path}: {'is no file' if Path(path).exists() else 'there is no such file'}")
+    except OSError as error:  # a name that is too long, or in a folder that may not be read
+        raise UsageError(f"model.init={path}: cannot be looked at ({error.strerror})") from None
     if path.endswith(".safetensors") and installed("safetensors") is None:
         raise UsageError(
             f"model.init={path}: safetensors is not installed; pip install safetensors, or give a .pt file"

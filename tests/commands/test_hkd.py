@@ -85,6 +85,41 @@ def test_what_is_wrong_has_its_exit_code_where_nobody_reads_it():
     assert unread(["hkd_hpc", "trian"], "stderr") == (2, b"")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("words", ["hkd_hpc specs list", "hkd_hpc --version", "hkd_hpc docs list"])
+def test_where_the_disk_takes_nothing_that_is_printed_a_command_fails_in_one_line(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", *words.split()], cwd=toy.PROJECT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    told = "hkd_hpc: what is printed cannot be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+LONG = "x" * 300  # no file system takes it; as a folder that may not be read, it cannot be looked at
+
+
+@pytest.mark.parametrize(
+    "main, arguments",
+    [
+        (bundled.main, ["slurm", "copy", LONG]),
+        (data.main, ["prepare", "cifar10", "--dir", LONG]),
+        (data.main, ["partition", "--out", f"{LONG}.npz"]),
+        (data.main, ["partition", "--out", f"{LONG}/part.npz"]),
+        (export.main, ["run", "--out", f"{LONG}.pt"]),
+        (export.main, ["run", "--csv", LONG]),
+        (export.main, [LONG, "--out", "model.pt"]),
+        (report.main, ["run", "--out", f"{LONG}.html"]),
+    ],
+)
+def test_a_place_that_cannot_be_looked_at_is_told_in_one_line(main, arguments, capsys):
+    assert main(arguments) == 2
+    out, line = capsys.readouterr()
+    assert (out, line.count("\n")) == ("", 1)
+    assert line.startswith(f"hkd_hpc: {LONG}")
+    assert line.endswith(": cannot be read or written (File name too long)\n")
+
+
 def unread(arguments: list[str], stream: str) -> tuple[int, bytes]:
     """The exit code where nobody reads a stream, and what came on the other one."""
     reader, writer = os.pipe()

@@ -177,6 +177,7 @@ def test_what_shows_before_torch_is_there(tmp_path, monkeypatch):
     for path, text in {
         tmp_path / "absent.pt": "there is no such file",
         tmp_path: "is no file",
+        tmp_path / ("x" * 300): "cannot be looked at (File name too long)",
         tmp_path / "x.safetensors": "safetensors is not installed; pip install safetensors, or give a .pt file",
     }.items():
         with pytest.raises(UsageError) as raised:

@@ -85,6 +85,7 @@ def exit_code(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
 
     @functools.wraps(main)
     def told(*args: Arguments.args, **named: Arguments.kwargs) -> int:
+        open_missing_streams()
         try:
             try:
                 return main(*args, **named)
@@ -121,6 +122,14 @@ def tell(lines: Iterable[str], code: int) -> int:
         except BrokenPipeError:
             discard(sys.stderr)
     return code
+
+
+def open_missing_streams() -> None:
+    """Where the process was started without one (`2>&-`), the next file that it opens, perhaps a result, would take
+    that descriptor, and get what libraries print there."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():  # each takes the lowest that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def is_full(stream: TextIO | None) -> bool:

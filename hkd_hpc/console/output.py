@@ -215,15 +215,17 @@ def opened(level: Level) -> Iterator[Output]:
         CURRENT.reset(token)
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether people watch it, and lines can be redrawn there."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether people watch it, and lines can be redrawn there. None: the process was started without it (`2>&-`)."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO | None, text: str) -> None:
     """A line, flushed at once so that a killed job leaves a readable log. A reader that has gone (`| head`) or a full
     disk must not end a run of hours: then the rest is not printed.
     """
+    if stream is None:
+        return
     try:
         print(printable(text, stream), file=stream, flush=True)
     except OSError:

@@ -96,6 +96,31 @@ def test_where_the_disk_takes_nothing_that_is_printed_a_command_fails_in_one_lin
     assert (done.returncode, done.stderr) == (1, told)
 
 
+TELL_DESCRIPTORS = """
+import os
+from pathlib import Path
+from hkd_hpc.common.command import exit_code
+
+@exit_code
+def main():
+    Path("told").write_text(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+    print("printed")
+    return 0
+
+raise SystemExit(main())
+"""
+
+
+def test_no_file_takes_the_place_of_a_stream_that_a_command_was_started_without(tmp_path):
+    """What a library prints on stderr would be written into it."""
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, TELL_DESCRIPTORS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(toy.PROJECT)},
+    )
+    assert (done.returncode, (tmp_path / "told").read_text()) == (0, "/dev/null /dev/null /dev/null")
+
+
 LONG = "x" * 300  # no file system takes it; as a folder that may not be read, it cannot be looked at
 
 

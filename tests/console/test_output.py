@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 
 import pytest
@@ -96,6 +97,15 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path, capsys):
         "one\ntwo\n",
         f"hkd_hpc: warning: {tmp_path}/gone/log.txt: No such file or directory; the run goes on without a log\n",
     )
+
+
+def test_a_process_without_stderr_runs_on(monkeypatch, capsys):
+    """As a service that a program starts without it."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with opened(Level.NORMAL) as here, here.redrawn(lambda: "round 1/2"):
+        messages.say("one")
+        messages.warn("careful")
+    assert capsys.readouterr().out == "one\n"
 
 
 def test_a_full_disk_is_told_once(capsys):

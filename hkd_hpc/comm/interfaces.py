@@ -56,15 +56,17 @@ def own_address_towards(address: str) -> str:
 
 def interface_of(address: str) -> str | None:
     """The name of the network interface that has this IPv4 address, None if there is none."""
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface, None where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _problem(env: Mapping[str, str], variable: str, present: list[str], syntax: str) -> str:

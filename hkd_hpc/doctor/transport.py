@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.comm.devices import nccl_members
-from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, NCCL, interface_of, own_address_towards
+from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, NCCL, address_of, interface_of, own_address_towards
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
 
 NAME = "transport"
+INTERFACES = Path("/sys/class/net")
 MPI_CHOICES = (  # beginnings of the variables with which people tell MPI what to use
     *(f"OMPI_MCA_{part}" for part in ("btl", "pml", "mtl", "coll")),
     "UCX_NET_DEVICES",
@@ -62,11 +63,15 @@ def own_facts(context: Context) -> dict[str, Any]:
 
 
 def speed_of(interface: str) -> float:
-    """MB/s of an interface that is up, as the kernel has it; 0 where it does not say."""
-    folder = Path("/sys/class/net") / interface
+    """MB/s of an interface that is up, as the kernel has it; 0 where it does not say, or where the interface is no way
+    to other hosts: it has no address, or no adapter (bridges and pairs of containers say 10 Gbit/s)."""
+    folder = INTERFACES / interface
     try:
         is_up = (folder / "operstate").read_text().strip() == "up"
-        return max(0.0, int((folder / "speed").read_text()) / 8) if is_up else 0.0
+        has_adapter = any((folder / of_adapters).exists() for of_adapters in ("device", "bonding"))
+        if not (is_up and has_adapter and address_of(interface)):
+            return 0.0
+        return max(0.0, int((folder / "speed").read_text()) / 8)
     except (OSError, ValueError):
         return 0.0
 
@@ -100,10 +105,11 @@ def ways(backend: str, own: Mapping[str, Any], told: Sequence[str]) -> str:
 
 def check_interface(backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """An interface of gloo while a faster one is up; MPI and NCCL know more about theirs. One finding a job."""
+    everywhere = set.intersection(*(set(facts["speeds_mb_s"]) for facts in ranks))  # one name is for all ranks
     for facts in ranks if backend == "gloo" else ():
         speeds, used = facts["speeds_mb_s"], facts["gloo"].partition(",")[0]
-        fastest = max(speeds, key=lambda name: speeds[name], default="")
-        if used in speeds and speeds[fastest] > speeds[used]:
+        fastest = max(sorted(everywhere), key=lambda name: speeds[name], default="")
+        if used in speeds and fastest and speeds[fastest] > speeds[used]:
             text = (
                 f"gloo takes {used} ({speeds[used]:g} MB/s) on {facts['host']}, while {fastest} "
                 f"({speeds[fastest]:g} MB/s) is up"

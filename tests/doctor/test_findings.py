@@ -325,6 +325,31 @@ def test_a_faster_interface(backend, facts, several_hosts, expected):
     assert all("GLOO_SOCKET_IFNAME=ib0" in finding.mend for finding in section.findings)
 
 
+def test_a_faster_interface_that_a_host_lacks_is_not_advised():
+    """GLOO_SOCKET_IFNAME is one name for all ranks."""
+    other = way(host="n2", speeds_mb_s={"eth0": 125.0})
+    assert transport.section_of("2 ranks", "gloo", [way(), other], [], True).findings == []
+
+
+@pytest.mark.parametrize(
+    "name, files, address, expected",
+    [
+        ("eth0", ["device"], "10.0.0.1", 1250.0),
+        ("bond0", ["bonding"], "10.0.0.1", 1250.0),
+        ("ib1", ["device"], None, 0.0),
+        ("docker0", ["bridge"], "172.17.0.1", 0.0),
+        ("veth1", [], "10.0.0.1", 0.0),
+    ],
+)
+def test_an_interface_counts_by_which_other_hosts_are_reached(tmp_path, monkeypatch, name, files, address, expected):
+    monkeypatch.setattr(transport, "INTERFACES", tmp_path)
+    monkeypatch.setattr(transport, "address_of", {name: address}.get)
+    for file, text in {"operstate": "up\n", "speed": "10000\n", **dict.fromkeys(files, "")}.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
+    assert transport.speed_of(name) == expected
+
+
 @pytest.mark.parametrize("backend, expected", [("mpi", ["transport.host_memory"]), ("nccl", [])])
 def test_gpus_whose_weights_go_by_the_host(backend, expected):
     facts = [way(device=device) for device in ("GPU-a", "GPU-a", "GPU-b")]

@@ -167,12 +167,20 @@ def moon_cnn(settings: ModelSettings, channels: int) -> nn.Module:
         OrderedDict(
             stage1=stage(channels, 6),
             stage2=stage(6, 16),
-            pool=nn.AdaptiveAvgPool2d(5),  # does nothing to images of 32 x 32
+            pool=PoolTo(5),
             flatten=nn.Flatten(),
             base=nn.Sequential(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
             head=nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, settings.latent)),
         )
     )
+
+
+class PoolTo(nn.AdaptiveAvgPool2d):
+    """Leaves maps of its own size alone, those of images of 32 x 32: on a GPU torch's backward pass adds in any order,
+    which run.deterministic rejects."""
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return x_BCHW if x_BCHW.shape[2:] == (self.output_size,) * 2 else super().forward(x_BCHW)
 
 
 def resnet18(settings: ModelSettings, channels: int) -> nn.Module:

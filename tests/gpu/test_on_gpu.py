@@ -77,7 +77,7 @@ def deterministic():
     "more", [("run.graphs=on",), ("run.lanes=3",), ("run.graphs=on", "run.lanes=3"), ("run.graphs=on", "run.lanes=2")]
 )
 @pytest.mark.parametrize(
-    "model", ["small", "resnet18"]
+    "model", ["small", "resnet18", "moon_cnn"]
 )  # ResNet18's products are split, in memory that concurrent clients must not share
 def test_deterministic_runs_have_the_same_bits_with_graphs_and_concurrent_clients(data, deterministic, model, more):
     settings = (*LONGER, f"model.name={model}", deterministic)

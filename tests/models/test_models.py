@@ -114,6 +114,18 @@ def test_moons_network_by_its_parts():
     torch.testing.assert_close(last(x_BD), feature_BD)
 
 
+@pytest.mark.parametrize("side, passes_through", [(32, True), (16, False), (40, False)])
+def test_moons_network_pools_only_what_is_not_of_its_size(side, passes_through):
+    """A pooling that does nothing has no backward pass, of which torch has no deterministic one for GPUs."""
+    net, seen = build(name="moon_cnn"), []
+    [pool] = layers(net, nn.AdaptiveAvgPool2d)
+    pool.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    net(torch.rand(2, 3, side, side))
+    [(before, after)] = seen
+    assert (after is before) is passes_through
+    assert torch.equal(after, nn.functional.adaptive_avg_pool2d(before, 5))
+
+
 def test_images_that_are_too_small_for_a_network():
     with pytest.raises(
         UsageError, match="model.name=moon_cnn: needs images of 16 x 16 pixels or more; these have 8 x 32"

@@ -38,10 +38,12 @@ class Scaffold(Scheme):
         client.cache.update(own_P=own_P, correction_P=server_P - own_P, sum_P=torch.zeros_like(server_P), steps=0)
 
     def adjust_gradient(self, client):
-        cache, grad_P = client.cache, client.flat.grad_P
-        cache["sum_P"].add_(grad_P)
+        cache, flat = client.cache, client.flat
         cache["steps"] += 1
-        grad_P.add_(cache["correction_P"])
+        active = map(flat.active, (flat.grad_P, cache["sum_P"], cache["correction_P"]))
+        for gradient, total, correction in zip(*active):  # what lies between is never stepped, and never zeroed
+            total.add_(gradient)
+            gradient.add_(correction)
 
     def report(self, client):
         client.state["control_P"] = client.cache["sum_P"] / client.cache["steps"]

@@ -402,3 +402,19 @@ def test_the_gradient_is_corrected_by_both(toy_trainer, toy_net, toy_client):
     trainer.flat.grad_P.fill_(1.5)
     trainer.scheme.adjust_gradient(client)
     assert set(trainer.scheme.report(client)["control_P"].tolist()) == {0.0}  # mean of .5 and 1.5 is what it was
+
+
+def test_control_variates_are_of_the_weights_that_are_stepped(toy_trainer, toy_net, toy_client):
+    """What a library may leave in the gradient of the others, its rounding, would add up there from step to step."""
+    trainer, client = toy_trainer(toy_net(), "scaffold"), toy_client([0, 1, 2] * 4)
+    size = trainer.scheme.info.parameters
+    trainer.flat.active_spans = [(8, 16), (32, size)]
+    client.message, client.flat = {"control_P": torch.full((size,), 3.0)}, trainer.flat
+    trainer.scheme.begin(client)
+    for _ in range(2):
+        trainer.flat.grad_P.fill_(0.5)
+        trainer.scheme.adjust_gradient(client)
+    expected_P = torch.zeros(size)
+    expected_P[8:16] = expected_P[32:] = 1.0
+    assert torch.equal(trainer.flat.grad_P, 0.5 + 3 * expected_P)
+    assert torch.equal(trainer.scheme.report(client)["control_P"], 0.5 * expected_P)

@@ -58,6 +58,8 @@ def exported(options: Namespace) -> Iterator[str]:
     run = options.run
     if not (options.out or options.csv or options.tensorboard):
         raise UsageError("nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR")
+    if not options.out and (options.client is not None or options.architecture):
+        raise UsageError("--client and --architecture say which model; name its file with --out FILE.pt")
     targets = {name: getattr(options, name) for name in KINDS if getattr(options, name)}
     there = {name: files_there(name, target) for name, target in targets.items()}
     for name, paths in there.items():

@@ -230,6 +230,10 @@ def test_the_clients_table_has_infinity_and_names_of_kinds(tmp_path):
     "more, message",
     [
         ([], "nothing to export; say what with --out FILE.pt, --csv DIR or --tensorboard DIR"),
+        (
+            ["--csv", "x", "--client", "0"],
+            "--client and --architecture say which model; name its file with --out FILE.pt",
+        ),
         (["--csv", "x"], "/none: cannot be read (No such file or directory)"),
     ],
 )

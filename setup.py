@@ -10,10 +10,12 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # each was tried: CONTRIBUTING.md
 
 setup(
     name="hkd_hpc",
-    version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/version.py").read_text()).group(1),
+    version=re.search(r'__version__ = "(.+)"', (HERE / "hkd_hpc/version.py").read_text(encoding="utf-8")).group(1),
     description="Federated learning on non-IID data as an HPC job: FedHKD and the schemes it is compared with",
     # relative links lead nowhere from a package index: there they are plain text
-    long_description=re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", (HERE / "README.md").read_text()),
+    long_description=re.sub(
+        r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", (HERE / "README.md").read_text(encoding="utf-8")
+    ),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",

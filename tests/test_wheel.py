@@ -28,11 +28,13 @@ LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycach
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy: what setuptools leaves behind would be taken for part of the next one."""
+    """Built from a copy: what setuptools leaves behind would be taken for part of the next one; and where Python takes
+    texts for ASCII, as where LANG names a locale without UTF-8."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = shutil.copytree(toy.PROJECT, folder / "tree", symlinks=True, ignore=LEFT_OUT)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, tree]
-    done = subprocess.run(command, capture_output=True, text=True)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
 

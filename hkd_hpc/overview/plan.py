@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +153,7 @@ def class_lines(partition: Mapping[str, Any]) -> list[str]:
 
 def memory_lines(plan: Plan) -> list[str]:
     """What a client rank holds: global weights, model, gradient, optimizer, the exact sum; and its images."""
-    busiest = max(plan.rank_of.count(rank) for rank in plan.rank_of)
+    busiest = max(Counter(plan.rank_of).values())
     return [
         f"memory of a client rank: {bytes_text(plan.memory_bytes)} for model, gradient, optimiser and sum, beside "
         f"torch itself and the images of at most {busiest} client(s)"

@@ -97,10 +97,20 @@ def order_of_run(run: Run) -> int:
 
 
 def axes_of(trials: Sequence[Trial]) -> list[str]:
-    """The scheme, and the settings that tell trials apart, the fewest, in the order of FIRST (`fewest`)."""
+    """The scheme, and the settings that tell trials apart, the fewest, in the order of FIRST (`fewest`).
+
+    What differs beside the schemes' own settings is told also where it goes with the scheme: no scheme is compared
+    with one that had other data or rates. What an older version did not know counts only where it tells trials apart.
+    """
     settings = [trial.settings for trial in trials]
     keys = dict.fromkeys([*FIRST, *sorted({key for own in settings for key in own})])
-    return list(dict.fromkeys([SCHEME, *fewest(settings, keys)]))
+    shared = fewest(settings, [key for key in keys if is_shared(key) and all(key in own for own in settings)])
+    return list(dict.fromkeys([SCHEME, *shared, *fewest(settings, [SCHEME, *shared, *keys])]))
+
+
+def is_shared(key: str) -> bool:
+    """Whether a setting is one that all schemes have."""
+    return not key.startswith("scheme.")
 
 
 def label_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:

@@ -94,13 +94,14 @@ def accuracies(runs: Iterable[Run], column: str) -> list[float]:
 
 
 def varied_settings(runs: Sequence[Run]) -> list[str]:
-    """Settings in which runs of one scheme differ, seeds, places and what changes no round aside."""
-    by_scheme: dict[str, dict[str, set[str]]] = {}
+    """Settings in which runs differ, of the schemes' own those in which runs of one scheme do; seeds, places and what
+    changes no round aside."""
+    values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        values = by_scheme.setdefault(str(run.settings.get(SCHEME)), {})
         for key, value in run.settings.items():
-            values.setdefault(key, set()).add(str(value))
-    found = {key for values in by_scheme.values() for key, texts in values.items() if len(texts) > 1}
+            owner = str(run.settings.get(SCHEME)) if key.startswith("scheme.") else ""
+            values.setdefault((owner, key), set()).add(str(value))
+    found = {key for (_, key), texts in values.items() if len(texts) > 1}
     return sorted(key for key in found if key not in (SEED, *HOW) and (key == DATA or not is_location(key)))
 
 

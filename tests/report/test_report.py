@@ -94,6 +94,21 @@ def test_paired_differences(tables):
     ]
 
 
+def test_schemes_of_other_settings_are_not_compared(tmp_path):
+    """fedavg at beta .5, fedprox at .2 and with other epochs: what .2 makes is not fedprox's."""
+    for scheme, beta, epochs, local in (("fedavg", 0.5, 5, 0.5), ("fedprox", 0.2, 4, 0.7)):
+        for seed in range(6):
+            overrides = [f"scheme.name={scheme}", f"run.seed={seed}", f"data.beta={beta}", f"train.epochs={epochs}"]
+            write_run(tmp_path / f"{scheme}-{seed}", overrides, [local], [local], summary={})
+    (found,) = page.page_of(find_runs(tmp_path)).results
+    assert found.title == "Accuracy on fmnist"
+    assert found.table.titles()[:5] == ["scheme", "local β 0.2", "local β 0.5", "global β 0.2", "global β 0.5"]
+    assert [list(map(str, row[:3])) for row in found.table.rows] == [
+        ["fedavg", "–", "0.500 ± 0.000 (6)"],
+        ["fedprox", "0.700 ± 0.000 (6)", "–"],
+    ]
+
+
 def test_runs_of_other_images_under_the_same_name_are_no_pair(tmp_path):
     """Of data.npz of two folders: seed 1's two runs."""
     for scheme, gain in (("fedavg", 0.0), ("fedprox", 0.1)):

@@ -66,6 +66,17 @@ def test_without_pandas_it_is_a_table_whose_text_is_markdown(root, monkeypatch):
     assert str(hkd_hpc.load_study(root).table()) == MARKDOWN
 
 
+def test_what_differs_between_schemes_is_told(tmp_path):
+    write(tmp_path / "a", 0.5, "scheme.name=fedavg", "data.beta=0.5")
+    write(tmp_path / "b", 0.7, "scheme.name=fedprox", "scheme.mu=0.5", "data.beta=0.2")
+    assert str(hkd_hpc.load_study(tmp_path)).splitlines()[2:] == [
+        "| scheme | data.beta | local |",
+        "| --- | --- | --- |",
+        "| fedavg | 0.5 | 0.500 (1) |",
+        "| fedprox | 0.2 | 0.700 (1) |",
+    ]
+
+
 def test_two_runs_of_one_seed_are_one_seed(tmp_path):
     """t(.975, 1) = 12.706, times the standard deviation of .2 and .3, .0707, by sqrt(2)."""
     for name, local, seed in (("a", 0.2, 0), ("b", 0.25, 0), ("c", 0.3, 1)):

@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # a world opens without numpy: the late imports below spare i
 START_TIMEOUT_S = 120.0  # for the last rank to arrive; a rank that ended is noticed within seconds
 LONGEST_ERROR = 2000  # characters before the traceback
 FINALIZE_S = 60.0  # for MPI to end; nothing is lost by then
+LESS_MEMORY = "fewer ranks a GPU, run.lanes=1, or a smaller train.batch_size"
 OTHERS_WAIT_S = 3.0  # before the world is complete rank 0 prints first
 
 
@@ -257,6 +258,9 @@ class World:
                 error.code % 256 or 1 if isinstance(error.code, int) else 1
             )  # the system keeps 8 bits: 256 would be success
             return Failure(f"{where}: left the job with sys.exit({error.code!r}) before its end", code)
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU; torch may not be loaded here
+            text = ". ".join(text_of(error).split(". ")[:2])  # what it is, and how much was asked for
+            return Failure(f"{where}: {place_of(error)}{text}; {LESS_MEMORY}", 1)
         headline = f"{where}: {place_of(error)}failed with {type(error).__name__}: {text_of(error)}"
         return Failure(f"{headline}\n{trace_of(error)}", 1)
 

@@ -188,6 +188,14 @@ def _fail_together(rank, error):
     [
         (UsageError("data.beta=nan is not a number > 0"), 2, "hkd_hpc: data.beta=nan is not a number > 0"),
         (RunError("the disk is full"), 1, "the disk is full"),
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 9 GiB."
+            ),
+            1,
+            "CUDA out of memory. Tried to allocate 2.00 GiB; fewer ranks a GPU, run.lanes=1, or a smaller "
+            "train.batch_size",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (SystemExit(0), 1, "left the job with sys.exit(0) before its end"),
         (SystemExit(7), 7, "left the job with sys.exit(7) before its end"),

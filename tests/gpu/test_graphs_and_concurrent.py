@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from federation import Federation, Round, same_model, save_images
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hkd_hpc import schemes
 from hkd_hpc.gpu import graphs
@@ -88,6 +91,54 @@ def test_epochs_on_a_stage_give_the_same_bits(data, usual, scheme, more):
     with_trainer(run, recording(run.part.trainer, lambda work: lambda: calls.append(work) or work()))
     assert same(run.play(ROUNDS), usual(scheme, more))
     assert len(calls) > len(set(calls)) > 0  # recorded, and replayed
+
+
+class FromDevice(TorchDispatchMode):
+    """Rejects what a recording cannot hold: a tensor of the host. Optimizers' kernels, which only count as called, are
+    not there for tensors of the meta device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = None if "_fused_" in func.__name__ else func(*args, **kwargs or {})
+        devices = {each.device.type for each in tree_leaves((args, kwargs, out)) if isinstance(each, torch.Tensor)}
+        assert devices <= {"meta"}, f"{func}: {devices}"
+        return out
+
+
+class OnMeta(LocalTrainer):
+    """Takes each epoch's steps on tensors without values too: whatever reads one of them fails."""
+
+    def take_steps(self, client, order_N, bounds, lr):
+        meta = lambda values: {name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+        images = {"x_train": client.x_train, "y_train": client.y_train, "drawn_N3": client.drawn_N3}
+        parts = {part: meta(getattr(client, part)) for part in ("message", "cache")}
+        given = replace(client, state={}, **parts, **meta(images))
+        flat = FlatModel(copy.deepcopy(self.flat.net), "meta")
+        given.net, given.flat, given.received_V = flat.net, flat, client.received_V.to("meta")
+        other = LocalTrainer(flat, self.scheme, self.config)
+        other._frozen = [(flat.parameters_P, flat.grad_P)] * bool(self._frozen)
+        stage = graphs.Stage(given, given.received_V)
+        other.optimizer.reset()
+        with FromDevice():
+            assert other.take_steps(stage.client, stage.order_N, bounds, stage.lr).is_meta
+        return super().take_steps(client, order_N, bounds, lr)
+
+
+@pytest.mark.parametrize("scheme, more", [pair for pair in BOTH if pair[0] not in NOT_RECORDED])
+def test_a_recorded_epoch_waits_for_no_value_and_takes_nothing_from_the_host(data, scheme, more):
+    run = Federation(data, scheme, *more)
+    own = run.part.trainer
+    with_trainer(run, OnMeta(own.flat, own.scheme, own.config)).play(2)
+
+
+@pytest.mark.parametrize(
+    "spoilt", [lambda entropy: entropy * entropy.item(), lambda entropy: entropy * torch.tensor(1.0)]
+)
+def test_a_loss_that_cannot_be_recorded_is_found(data, spoilt):
+    run = Federation(data, "fedavg")
+    own, loss = run.part.trainer, run.scheme.loss
+    run.scheme.loss = lambda *of: {"cross_entropy": spoilt(loss(*of)["cross_entropy"])}
+    with pytest.raises((RuntimeError, AssertionError), match="meta tensors|cpu"):
+        with_trainer(run, OnMeta(own.flat, own.scheme, own.config)).play(1)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,7 +1,7 @@
 """One file that describes a site (examples in slurm/sites), for the launcher, its checks and the sbatch scripts.
 
 python -m hkd_hpc.jobs launch SPEC.toml --site site.toml --root DIR
-eval "$(python -m hkd_hpc.jobs site site.toml)"; sbatch "${SITE[@]}" slurm/fedhkd_cifar10.sh
+site=$(python -m hkd_hpc.jobs site site.toml) && eval "$site" && sbatch "${SITE[@]}" slurm/fedhkd_cifar10.sh
 """
 
 from __future__ import annotations

@@ -128,6 +128,19 @@ def test_a_wrong_site_file_is_one_line(tmp_path, capsys, text, part):
     assert part in line
 
 
+@pytest.mark.parametrize(
+    "text, submitted", [('account = "a"\n', "--account is a slurm/fedhkd_cifar10.sh run.seed=1\n"), ("account = ", "")]
+)
+def test_the_line_of_the_readme_submits_nothing_with_a_wrong_site_file(tmp_path, text, submitted):
+    readme = (toy.PROJECT / "slurm/README.md").read_text()
+    [line] = [line for line in readme.splitlines() if "jobs site site.toml" in line and "sbatch" in line]
+    (tmp_path / "site.toml").write_text(text)
+    fake = 'sbatch() { echo "--account is $SBATCH_ACCOUNT $*"; }'
+    env = {**os.environ, "PYTHONPATH": str(toy.PROJECT)}
+    shell = subprocess.run(["bash", "-c", f"{fake}\n{line}"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (shell.stdout, shell.returncode == 0) == (submitted, bool(submitted))
+
+
 def test_exports_reach_the_shell_as_they_were_meant(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PLACE", "/x")
     assert main(["site", str(write(tmp_path, QUOTES))]) == 0

@@ -24,7 +24,7 @@ def record_type(numbers: Shapes, integers: Shapes, tensors: Shapes) -> np.dtype:
 
     UsageError for more than LIMIT_BYTES.
     """
-    nbytes = real_type().itemsize * _count(tensors) + 8 * (_count(numbers) + _count(integers))
+    nbytes = real_type().itemsize * numbers_in(tensors) + 8 * (numbers_in(numbers) + numbers_in(integers))
     if nbytes > LIMIT_BYTES:
         largest = max(tensors, key=lambda name: math.prod(tensors[name]), default="")
         raise UsageError(
@@ -38,7 +38,8 @@ def record_type(numbers: Shapes, integers: Shapes, tensors: Shapes) -> np.dtype:
     return np.dtype(fields + ([("tensors", inner)] if inner else []))
 
 
-def _count(shapes: Shapes) -> int:
+def numbers_in(shapes: Shapes) -> int:
+    """How many numbers arrays of these shapes hold together."""
     return sum(map(math.prod, shapes.values()))
 
 

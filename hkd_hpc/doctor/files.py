@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import math
 import os
 import shutil
 import statistics
@@ -166,7 +165,9 @@ def needed_bytes(context: Context) -> int:
     what each client keeps, the last with all clients' models."""
     from hkd_hpc.models import networks
     from hkd_hpc.models.flat import FlatModel
+    from hkd_hpc.payload import numbers_in
     from hkd_hpc.schemes.base import RunInfo
+    from hkd_hpc.state import client_state
     from hkd_hpc.training import LocalTrainer
 
     config, clients, classes = context.config, context.config.fed.clients, 10
@@ -174,11 +175,11 @@ def needed_bytes(context: Context) -> int:
         flat = FlatModel(networks.build(config.model, classes, (3, 32, 32), 0))
         info = RunInfo(classes, config.model.latent, clients, len(flat.parameters_P), len(flat.values_V), 0)
         scheme = schemes.get(config.scheme.name)(config.scheme, info)
-        kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
+        trainer = LocalTrainer(flat, scheme, config)
     except (ImportError, UsageError):  # packages says so
         return 0
-    state = clients * sum(map(math.prod, kept.values()))
-    return 4 * (3 * (len(flat.values_V) + state) + clients * len(flat.values_V) * config.run.client_models)
+    usual, last = (clients * numbers_in(client_state.shapes_of(trainer, is_last)) for is_last in (False, True))
+    return 4 * (3 * (len(flat.values_V) + numbers_in(trainer.own_shapes())) + 2 * usual + last)
 
 
 def nearest(folder: Path) -> Path:

@@ -35,10 +35,9 @@ def disk_bytes(work: Work, sizes: SchemeSizes, keep_state: bool) -> Disk:
     partition = 8 * clients * (work.images + work.tests) + 8 * clients * work.sizes.classes
     metrics = FILE_BYTES + rows + partition
     growing = metrics + HEAD_BYTES * rounds / 2
-    states = clients * sizes["state_bytes"]
     vectors = (1 + work.config.fed.server_vectors) * sizes["weights_bytes"]
-    usual = FILE_BYTES + partition + vectors + 4 * sizes["message_bytes"] + states
-    last = usual + rows + clients * sizes["flat_bytes"] * work.config.run.client_models
+    without = FILE_BYTES + partition + vectors + 4 * sizes["message_bytes"] + sizes["initial_bytes"]
+    usual, last = without + clients * sizes["state_bytes"], without + clients * sizes["last_state_bytes"] + rows
     kept = usual * (rounds > 1) + last if keep_state else sizes["weights_bytes"] + FILE_BYTES
     return Disk(HDF5 * usual, HDF5 * last, HDF5 * (2 * growing + metrics + 2 * usual + last), HDF5 * (metrics + kept))
 
@@ -48,13 +47,8 @@ def memory_bytes(work: Work, sizes: SchemeSizes, ranks: int, nodes: int, gpus: i
     and all clients' states, which rank 0 gathers to save them beside those that its node's clients hold."""
     image_bytes = math.prod(work.sizes.shape) * np.dtype(work.sizes.dtype).itemsize
     here, clients = math.ceil(ranks / nodes), math.ceil(work.clients / nodes)
-    states = work.clients * state_bytes(work, sizes)
+    states = work.clients * sizes["last_state_bytes"]  # the largest
     held = 0 if gpus else clients * (work.images + work.tests) * image_bytes + states * clients / work.clients
     data = (work.sizes.train + 2 * work.sizes.test) * image_bytes
     kept = here * work.config.fed.server_vectors * sizes["flat_bytes"]
     return here * rss_bytes + data + held + kept + 2 * states + 3 * sizes["flat_bytes"]
-
-
-def state_bytes(work: Work, sizes: SchemeSizes) -> int:
-    """Of one client in the last checkpoint, which is the largest."""
-    return sizes["state_bytes"] + sizes["flat_bytes"] * work.config.run.client_models

@@ -27,8 +27,7 @@ from hkd_hpc.jobs.options import Options
 from hkd_hpc.jobs.probe import Kind, SchemeSizes
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import Measured, Work, data_key, data_sizes, from_measured, measured, slowdown, workers_of
-from hkd_hpc.runtime import versions
-from hkd_hpc.version import __version__
+from hkd_hpc.runtime import revision, versions
 
 # a round that was measured: preset cifar10 (10 clients x 375 images x 5 epochs), one H200, one rank: 3.0 to 4.1 s
 REFERENCE_S, REFERENCE_IMAGES, REFERENCE_SCHEME = 3.5, 10 * 375 * 5, "fedhkd"
@@ -73,7 +72,7 @@ def ask_probe(root: Path, works: dict[str, tuple[Trial, Work]], device: str, tim
 
 def machine_here(threads: int, device: str) -> dict[str, Any]:
     """What the probe's answer holds for."""
-    here = {"host": platform.node(), "torch": versions.installed("torch"), "hkd_hpc": __version__}
+    here = {"host": platform.node(), "torch": versions.installed("torch"), "hkd_hpc": revision.package_sha256()}
     return {"threads": threads, "device": device, **here}
 
 

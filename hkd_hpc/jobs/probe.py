@@ -47,13 +47,19 @@ class Request(TypedDict):
 
 
 class SchemeSizes(TypedDict):
-    """Counts, and bytes of one client, of one record, or of the model as it is stored."""
+    """Counts, and bytes of one client, of one record, or of the model as it is stored.
+
+    state_bytes, last_state_bytes: what a client keeps, and what of it the last checkpoint has; initial_bytes: what each
+    checkpoint has once for the clients that are still to join.
+    """
 
     parameters: int
     held: int
     weights_bytes: int
     flat_bytes: int
     state_bytes: int
+    last_state_bytes: int
+    initial_bytes: int
     report_bytes: int
     message_bytes: int
 

@@ -6,7 +6,6 @@ A timed step is `LocalTrainer.run` on random images at the trial's batch size.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import replace
@@ -25,9 +24,11 @@ from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs
+from hkd_hpc.payload import numbers_in
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import RunInfo, SchemeSettings
 from hkd_hpc.server import message_type
+from hkd_hpc.state import client_state
 from hkd_hpc.training import ClientRound, LocalTrainer
 from hkd_hpc.worker import counter_size, report_type
 
@@ -71,13 +72,15 @@ def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:
     for net in members(flat.net):
         scheme.check_net(net)
     counters = counter_size(flat.counters)
-    kept = scheme.client_state_shapes() | LocalTrainer(flat, scheme, config).own_shapes()
+    trainer = LocalTrainer(flat, scheme, config)
     return {
         "parameters": flat.parameter_count,
         "held": scheme.about.parameters_held(flat.parameter_count),
         "weights_bytes": 4 * flat.payload_floats + 8 * counters,
         "flat_bytes": 4 * len(flat.values_V),
-        "state_bytes": 4 * sum(math.prod(shape) for shape in kept.values()),
+        "state_bytes": 4 * numbers_in(client_state.shapes_of(trainer, is_last=False)),
+        "last_state_bytes": 4 * numbers_in(client_state.shapes_of(trainer, is_last=True)),
+        "initial_bytes": 4 * numbers_in(trainer.own_shapes()),
         "report_bytes": report_type(scheme, counters).itemsize,
         "message_bytes": message_type(scheme, counters).itemsize,
     }

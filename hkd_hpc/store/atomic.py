@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from hkd_hpc.common.stop import interrupts_held
 
 
 def temporary_path(path: Path) -> Path:
-    """The hidden name beside `path` under which this process prepares it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A hidden name beside `path` to prepare it under, which no other process of any machine or container has."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def replace_file(

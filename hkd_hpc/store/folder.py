@@ -24,7 +24,8 @@ from hkd_hpc.store.atomic import append_durably, replace_text, temporary_path
 from hkd_hpc.store.tree import BadFile, load_tree, open_tree, save_tree
 
 TEMPORARY_NAME = re.compile(
-    r"\.(config\.json|metrics\.h5|round_\d+\.h5|rows\.hdf5|probe)\.\d+\.tmp|\.(run|job)\.lock\.[0-9a-f]{16}"
+    r"\.(config\.json|status\.json|metrics\.h5|round_\d+\.h5|rows\.hdf5|rounds\.(csv|jsonl)|probe)\.[0-9a-f]+\.tmp"
+    r"|\.(run|job)\.lock\.[0-9a-f]{16}"
 )
 RECORD = ("config_json", "changes_json", "versions_json", "identity_json", "sessions_json")  # what the rows come from
 FINAL_PARTS = (

@@ -480,6 +480,8 @@ def test_the_room_that_is_needed_has_what_clients_keep_in_each_checkpoint():
     assert 4 * 102_378 <= model < 4 * 102_378 * 1.01  # gaps between tensors
     assert needed("scheme.name=fedavg") == (3 + 20) * model
     assert needed("scheme.name=moon", "run.client_models=false") == 3 * (1 + 20) * model
+    # local's clients keep all of their models anyhow, and each checkpoint has what they all began with
+    assert needed("scheme.name=local") == needed("scheme.name=local", "run.client_models=false") == 3 * (2 + 20) * model
 
 
 @pytest.mark.parametrize(

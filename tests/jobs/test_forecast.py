@@ -119,11 +119,13 @@ def test_bytes_are_those_of_the_real_model_and_scheme(data):
     assert sizes["held"] == 283_782
     assert sizes["weights_bytes"] == 4 * 95_042 + 24
     assert sizes["flat_bytes"] == sizes["state_bytes"] == 4 * 95_056
+    assert sizes["last_state_bytes"] == 2 * sizes["state_bytes"]  # its own model of the last round too
+    assert sizes["initial_bytes"] == 0  # all of its model travels
 
 
-@pytest.mark.parametrize("keep_state", [False, True])
-def test_disk_is_what_the_files_of_a_real_trial_take(data, tmp_path, keep_state):
-    sweep = toy_sweep(data, "fed.rounds=4", scheme=["moon"])
+@pytest.mark.parametrize("scheme, keep_state", [("moon", False), ("moon", True), ("local", True)])
+def test_disk_is_what_the_files_of_a_real_trial_take(data, tmp_path, scheme, keep_state):
+    sweep = toy_sweep(data, "fed.rounds=4", scheme=[scheme])
     options = Options(keep_state=keep_state)
     trials, _ = sweep.trials()
     [expected] = forecast_of(tmp_path, trials, "debug", options).estimates
@@ -231,6 +233,19 @@ def test_a_probe_times_steps_here_and_is_remembered_by_a_launch(data, tmp_path, 
     assert json.loads((tmp_path / "root" / "probe.json").read_text())["kinds"]
     monkeypatch.setattr(probe, "ask", None)  # so that it cannot be asked again
     forecast_of(tmp_path / "root", trials, "debug", Options())
+
+
+def test_what_other_code_has_probed_is_probed_anew(data, tmp_path):
+    sweep = toy_sweep(data, scheme=["fedavg"])
+    trials, _ = sweep.trials()
+    launch(sweep, "debug", root=tmp_path)
+    stored = json.loads((tmp_path / "probe.json").read_text())
+    stored["machine"]["hkd_hpc"] = "0" * 64
+    for sizes in stored["kinds"].values():
+        del sizes["initial_bytes"]  # which that code did not know of
+    (tmp_path / "probe.json").write_text(json.dumps(stored))
+    [found] = forecast_of(tmp_path, trials, "debug", Options()).estimates
+    assert found.finished_bytes > 0
 
 
 # ---- what is rejected

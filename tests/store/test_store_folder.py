@@ -139,6 +139,7 @@ def test_clean_removes_only_temporary_files(folder):
     ours = [
         folder.path / ".metrics.h5.1234.tmp",
         folder.path / ".config.json.1.tmp",
+        folder.path / ".status.json.0f1e2d3c4b5a6978.tmp",
         folder.checkpoint_folder / ".round_0002.h5.99.tmp",
         folder.path / ".run.lock.0123456789abcdef",
     ]
@@ -151,7 +152,7 @@ def test_clean_removes_only_temporary_files(folder):
     for path in ours + others:
         path.write_text("x")
     folder.clean()
-    assert [path.exists() for path in ours] == [False] * 4
+    assert [path.exists() for path in ours] == [False] * 5
     assert [path.exists() for path in others] == [True] * 4
     assert rounds(folder) == [1]
     assert folder.read_config() == "{}"

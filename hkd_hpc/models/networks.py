@@ -24,6 +24,7 @@ from hkd_hpc.models.family import Family
 from hkd_hpc.models.images import Inputs
 from hkd_hpc.models.registry import MODELS, require_images
 from hkd_hpc.models.settings import ModelSettings
+from hkd_hpc.runtime.environment import gpus_in_use
 from hkd_hpc.runtime.frames import place_of
 from hkd_hpc.runtime.own_code import load_object
 
@@ -64,7 +65,7 @@ def build(
     device: torch.device | str = "cpu",
     dtype: str = "uint8",
 ) -> nn.Module:
-    """The network with the initial weights of a seed; torch's global generator is left as it was.
+    """The network with the initial weights of a seed; torch's global generators are left as they were.
 
     The order of the weights in memory, and so in a flat buffer, is the same for every device.
 
@@ -95,8 +96,8 @@ def build_one(
     settings: ModelSettings, classes: int, inputs: Inputs, seed: int, device: torch.device | str
 ) -> nn.Module:
     """The network model.name."""
-    with torch.random.fork_rng(devices=[]), rng.globals_kept():
-        torch.manual_seed(rng.torch_seed(seed, "initial weights"))
+    with torch.random.fork_rng(devices=gpus_in_use()), rng.globals_kept():
+        torch.manual_seed(rng.torch_seed(seed, "initial weights"))  # of GPUs too
         rng.seed_globals(rng.torch_seed(seed, "initial weights"))
         net = build_own(settings, classes, inputs) if ":" in settings.name else build_known(settings, classes, inputs)
     if settings.norm == "group":

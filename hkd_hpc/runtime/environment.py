@@ -48,19 +48,31 @@ def kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def torch_kept() -> Iterator[None]:
-    """Its threads, random numbers and what it may choose for speed."""
+    """Its threads, random numbers, also of the GPUs that are in use, the present one of them, and what it may choose
+    for speed."""
     import torch
 
+    gpus = gpus_in_use()
+    present = torch.cuda.current_device() if gpus else None
     threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
+        if present is not None:
+            torch.cuda.set_device(present)
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
         if is_deterministic != torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(is_deterministic)
+
+
+def gpus_in_use() -> list[int]:
+    """All that this process sees, once it has begun to use one: torch.manual_seed seeds the generators of all."""
+    import torch
+
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 def gpu_vendor(env: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from federation import Federation, save_images
 from hkd_hpc import assemble, config, schemes
 from hkd_hpc.gpu.graphs import Graphs, RecordingTrainer, declares
 from hkd_hpc.models import evaluate, networks
+from hkd_hpc.runtime import environment
 from hkd_hpc.schemes.base import Scheme
 from hkd_hpc.training import ClientRound
 
@@ -144,6 +145,16 @@ def test_without_enough_memory_concurrent_clients_are_halved(data, capsys):
     assert not played.reports["status"].any()
     assert len(own.part.trainer.trainers) == 1
     assert "3 concurrent clients need more memory than there is; from now on 1" in capsys.readouterr().err
+
+
+def test_a_run_within_a_program_leaves_its_random_numbers_of_the_gpu_alone(gpu):
+    torch.manual_seed(3)
+    expected = torch.rand(4, device=gpu)
+    torch.manual_seed(3)
+    with environment.kept():
+        torch.manual_seed(4)
+        torch.rand(4, device=gpu)
+    assert torch.equal(torch.rand(4, device=gpu), expected)
 
 
 def test_fp32_is_fp32(gpu):

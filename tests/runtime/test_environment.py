@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import toy
 
-from hkd_hpc.runtime.environment import doubled_masks, gpu_vendor, prepare
+from hkd_hpc.models import networks
+from hkd_hpc.models.settings import ModelSettings
+from hkd_hpc.runtime.environment import doubled_masks, gpu_vendor, kept, prepare
 
 ALL = {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "GPU_DEVICE_ORDINAL": "3"}
 
@@ -68,6 +71,37 @@ def test_without_a_gpu_nothing_is_made(tmp_path):
     prepare(env)
     assert env == before
     assert not os.listdir(tmp_path)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """(random state of each, calls of set_device): a process that computes on the second of two."""
+    states, chosen = {0: "state 0", 1: "state 1"}, []
+    for name, stand_in in {
+        "is_initialized": lambda: True,
+        "device_count": lambda: 2,
+        "current_device": lambda: 1,
+        "set_device": chosen.append,
+        "get_rng_state": states.get,
+        "set_rng_state": lambda state, device: states.update({device: state}),
+        "manual_seed_all": lambda seed: states.update({0: "seeded", 1: "seeded"}),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return states, chosen
+
+
+def test_after_a_run_gpus_have_their_random_numbers_and_the_present_one_is_it_again(two_gpus):
+    states, chosen = two_gpus
+    with kept():
+        torch.manual_seed(3)
+        assert states == {0: "seeded", 1: "seeded"}
+    assert states == {0: "state 0", 1: "state 1"}
+    assert chosen == [1]
+
+
+def test_after_a_network_is_made_gpus_have_their_random_numbers(two_gpus):
+    networks.build(ModelSettings(name="small"), 10, (3, 32, 32), seed=0)
+    assert two_gpus == ({0: "state 0", 1: "state 1"}, [])
 
 
 def test_nothing_is_written_to_home(tmp_path):

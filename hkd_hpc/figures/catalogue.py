@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -50,12 +51,13 @@ def of_study(runs: Iterable[Run]) -> list[Figure | NotRecorded]:
     """
     groups = groups_of(with_rounds(runs))
     labels = tuple(dict.fromkeys(group.label for group in groups))
-    return [
+    found = (
         titled(alike(kind.of(part), labels), *suffix)
         for suffix, part in _parts(groups)
         for kind in KINDS
         if kind.scope != "run"
-    ]
+    )
+    return distinct(found, set())
 
 
 def with_rounds(runs: Iterable[Run]) -> list[Run]:
@@ -82,3 +84,19 @@ def titled(figure: Figure | NotRecorded, *suffix: str) -> Figure | NotRecorded:
         return figure
     name = re.sub(r"[^A-Za-z0-9]+", "_", "_".join((figure.name, *suffix))).strip("_")
     return replace(figure, name=name, title=f"{figure.title}: {', '.join(suffix)}")
+
+
+def distinct(figures: Iterable[Figure | NotRecorded], taken: set[str]) -> list[Figure | NotRecorded]:
+    """The same, each with a name of its own: run-1 and run_1 are both run_1 to `titled`.
+
+    Args:
+        figures: in their order.
+        taken: names that others have, in lower case, since not all file systems tell A from a; theirs are added.
+    """
+    found = []
+    for figure in figures:
+        names = (f"{figure.name}_{number}" if number > 1 else figure.name for number in itertools.count(1))
+        name = next(name for name in names if name.lower() not in taken)
+        taken.add(name.lower())
+        found.append(replace(figure, name=name))
+    return found

@@ -14,7 +14,7 @@ from hkd_hpc import figures
 from hkd_hpc.analysis.tables import FORMATS, Table
 from hkd_hpc.common.errors import UsageError, obtainable, printable
 from hkd_hpc.figures import Figure, NotRecorded
-from hkd_hpc.figures.catalogue import titled
+from hkd_hpc.figures.catalogue import distinct, titled
 from hkd_hpc.report import happened, origin
 from hkd_hpc.report.study_tables import Tabled, numbers_in, tables_of
 from hkd_hpc.report.trials import DATA, Trial, order_of_run, trials_of
@@ -123,11 +123,18 @@ def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]
     if len(good) < 2:
         return [Drawn("figures", "Figures", figures.of_run(run)) for run in good]
     firsts = [next(run for run in trial.runs if run not in twice) for trial in trials][:MOST_FIGURED]
+    over_seeds = figures.of_study(good)
+    taken = {figure.name.lower() for figure in over_seeds}
     own = [
-        Drawn(f"run-{place}", f"Run {names[run]}", [titled(figure, names[run]) for figure in figures.of_run(run)])
+        Drawn(f"run-{place}", f"Run {names[run]}", distinct(of_named(run, names[run]), taken))
         for place, run in enumerate(firsts)
     ]
-    return [Drawn("figures", "Figures over seeds", figures.of_study(good)), *own]
+    return [Drawn("figures", "Figures over seeds", over_seeds), *own]
+
+
+def of_named(run: Run, name: str) -> list[Figure | NotRecorded]:
+    """Its figures, with its name in theirs."""
+    return [titled(figure, name) for figure in figures.of_run(run)]
 
 
 def happened_tables(names: dict[Run, str]) -> list[Tabled]:

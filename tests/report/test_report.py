@@ -263,6 +263,22 @@ def test_clients_and_beta_stand_across(tmp_path):
     assert row[-3:-1] == ["0.002paper 33.627", "1.00paper 20.52"]  # Table 2 (beta .2) has none, Table 1 (beta .5) has
 
 
+def test_runs_of_like_names_have_pictures_of_their_own(tmp_path):
+    """Letters and digits alone are in a picture's name, and some names have none."""
+    for place, name in enumerate(("run-1", "run_1", "β", "γ")):
+        write_run(tmp_path / name, [*PAPER, f"train.lr={0.1 + place / 10}"], [place / 10], [0.1], summary={})
+    found = page.page_of(find_runs(tmp_path))
+    pictures = list(page.all_figures(found.drawn))
+    assert len({picture.name for picture in pictures}) == len(pictures)
+    own = {part.title: part.figures[0] for part in found.drawn[1:]}
+    assert {title: (figure.name, figure.series[0].y.tolist()) for title, figure in own.items()} == {
+        "Run run-1": ("accuracy_rounds_run_1", [0.0]),
+        "Run run_1": ("accuracy_rounds_run_1_2", [0.1]),
+        "Run β": ("accuracy_rounds", [0.2]),
+        "Run γ": ("accuracy_rounds_2", [0.3]),
+    }
+
+
 def test_counts_in_the_head_stand_in_their_order(tmp_path):
     for clients in (10, 4, 6):
         write_run(tmp_path / f"c{clients}", [*PAPER, f"fed.clients={clients}"], [0.1], [0.1], summary={})

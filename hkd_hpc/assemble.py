@@ -28,6 +28,7 @@ from hkd_hpc.models import initial
 from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.optimizer import state_vectors
+from hkd_hpc.models.precision import allow_tf32
 from hkd_hpc.overview.plan import Plan
 from hkd_hpc.privacy.settings import PrivacySettings
 from hkd_hpc.protection import spending
@@ -48,8 +49,7 @@ NOWHERE = RunFolder(Path(os.devnull))  # of a dry run: nothing can be written th
 def set_up_torch(config: Config, device: torch.device) -> None:
     """Threads; fp32, or TF32; and, if asked for, only operations that give the same bits in each run."""
     torch.set_num_threads(config.run.threads)
-    allow_tf32 = config.train.precision == "tf32" and device.type == "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
+    allow_tf32(config.train.precision == "tf32" and device.type == "cuda")
     if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports a compiler, 1 s
         torch.use_deterministic_algorithms(config.run.deterministic)  # its error names the operation
 

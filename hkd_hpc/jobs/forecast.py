@@ -92,7 +92,8 @@ def _is_new(name: str, kind: Kind, known: StoredProbe, timed: bool) -> bool:
 
 def _describe(trial: Trial, work: Work) -> Kind:
     sizes, config = work.sizes, work.config
-    model = [asdict(config.model), sizes.classes, sizes.shape, sizes.dtype, min(config.train.batch_size, work.images)]
+    batch = min(config.train.batch_size, work.images)
+    model = [asdict(config.model), sizes.classes, sizes.shape, sizes.dtype, batch, config.train.precision]
     return {
         "arguments": trial.arguments(),
         "classes": sizes.classes,

@@ -24,6 +24,7 @@ from hkd_hpc.models import evaluate, networks
 from hkd_hpc.models.family import members
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.models.images import Inputs
+from hkd_hpc.models.precision import allow_tf32
 from hkd_hpc.payload import numbers_in
 from hkd_hpc.runtime.machine import peak_memory_bytes
 from hkd_hpc.schemes.base import RunInfo, SchemeSettings
@@ -48,8 +49,7 @@ def answer(request: Request) -> ProbeResult:
     for name, kind in request["kinds"].items():
         config = resolve(overrides=kind["arguments"])
         if flat is None or kind["model"] != built:
-            shape, dtype = tuple(kind["shape"]), kind["dtype"]
-            flat = FlatModel(networks.build(config.model, kind["classes"], shape, 0, dtype=dtype), device)
+            flat = FlatModel(make_net(config, kind, device), device)
             start_s, built = start_s or time.time() - request["begun"], kind["model"]
         if request["timed"] and built not in times:
             times[built] = times_of(flat, config, kind)
@@ -61,6 +61,15 @@ def answer(request: Request) -> ProbeResult:
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "rss_bytes": peak_memory_bytes(),
     }
+
+
+def make_net(config: Config, kind: Kind, device: torch.device) -> torch.nn.Module:
+    """As a run has it on this device, and in the precision of its training."""
+    allow_tf32(config.train.precision == "tf32" and device.type == "cuda")
+    net = networks.build(config.model, kind["classes"], tuple(kind["shape"]), 0, device, kind["dtype"])
+    for one in members(net) if config.train.precision == "bf16" else ():
+        networks.train_in_bf16(one)
+    return net
 
 
 def sizes_of(flat: FlatModel, config: Config, kind: Kind) -> SchemeSizes:

@@ -19,3 +19,8 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
 def real_type() -> np.dtype:
     """That dtype for NumPy."""
     return np.dtype(str(torch.get_default_dtype()).removeprefix("torch."))
+
+
+def allow_tf32(is_allowed: bool) -> None:
+    """Whether GPUs may compute products and convolutions in TF32; by itself torch lets convolutions do so."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed

@@ -10,6 +10,7 @@ import os
 import h5py
 import numpy as np
 import pytest
+import torch
 import toy
 
 from hkd_hpc.data.registry import SOURCES, Sizes
@@ -18,8 +19,10 @@ from hkd_hpc.data.sizes import sizes_of
 from hkd_hpc.jobs import forecast, probe, verdict, work
 from hkd_hpc.jobs.__main__ import main
 from hkd_hpc.jobs.options import Options
-from hkd_hpc.jobs.probe_process import answer
+from hkd_hpc.jobs.probe_process import answer, make_net
 from hkd_hpc.jobs.work import Work
+from hkd_hpc.models.precision import allow_tf32
+from hkd_hpc.runtime.environment import torch_kept
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import save_tree
 from jobs import Sweep, launch
@@ -121,6 +124,29 @@ def test_bytes_are_those_of_the_real_model_and_scheme(data):
     assert sizes["flat_bytes"] == sizes["state_bytes"] == 4 * 95_056
     assert sizes["last_state_bytes"] == 2 * sizes["state_bytes"]  # its own model of the last round too
     assert sizes["initial_bytes"] == 0  # all of its model travels
+
+
+@pytest.mark.parametrize(
+    "precision, device, is_tf32, is_bf16, is_channels_last",
+    [
+        ("fp32", "cpu", False, False, True),
+        ("bf16", "cpu", False, True, True),
+        ("tf32", "cuda", True, False, False),
+        ("fp32", "cuda", False, False, False),
+    ],
+)
+def test_steps_are_timed_of_the_network_that_a_run_would_train(
+    data, precision, device, is_tf32, is_bf16, is_channels_last
+):
+    [trial] = toy_sweep(data, f"train.precision={precision}").trials()[0]
+    kind = forecast._describe(trial, Work(trial.config(), work.data_sizes(trial.config())))
+    with torch_kept():
+        allow_tf32(not is_tf32)
+        net = make_net(trial.config(), kind, torch.device(device))
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is is_tf32
+    assert ("forward" in vars(net)) is is_bf16
+    assert net.channels_last is is_channels_last
+    assert json.loads(kind["model"])[-1] == precision
 
 
 @pytest.mark.parametrize("scheme, keep_state", [("moon", False), ("moon", True), ("local", True)])

@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from comm_launch import mpirun
 from federation import Federation, save_images
 
 from hkd_hpc import assemble, config, schemes
@@ -200,3 +201,19 @@ def test_many_signatures_on_one_gpu(data):
     assert isinstance(trainer.graphs, Graphs)
     assert len(trainer.graphs.recorded) == 8
     assert not trainer.graphs.failed
+
+
+@pytest.mark.mpi
+def test_the_communicators_contract_holds_with_rank_0_outside_the_nccl_group():
+    result = mpirun(2, "contract_with_nccl")
+    assert result.returncode == 0, result.stderr
+    assert "contract holds with rank 0 outside the NCCL group" in result.stdout
+
+
+@pytest.mark.mpi
+def test_the_communicators_contract_holds_among_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    result = mpirun(3, "contract", "nccl")  # rank 0 shares that of rank 2
+    assert result.returncode == 0, result.stderr
+    assert "weights by nccl among ranks 1-2 (each has a GPU of its own)" in result.stdout

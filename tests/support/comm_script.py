@@ -41,7 +41,9 @@ def contract_with_nccl(world: World) -> None:
     plan = Plan("nccl", (("host", None), ("host", "GPU")), (1,), "a test")
     topology = world.topology
     info = RankInfo(world.rank, world.hosts, topology.local_rank, topology.local_size, device, "a test")
-    comm_contract.check_all(make_comm(world.control, plan, info, "127.0.0.1", None))
+    comm = make_comm(world.control, plan, info, "127.0.0.1", None)
+    comm_contract.check_all(comm)
+    comm.close()
     if world.rank == 0:
         print("contract holds with rank 0 outside the NCCL group", flush=True)
 

@@ -8,12 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, document, estimate
+from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.common.errors import printable
 from hkd_hpc.config import HOW, is_location
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
 from hkd_hpc.results.seeds import SEED, by_seed, copies
+from hkd_hpc.runtime import provenance
 
 if TYPE_CHECKING:
     import pandas
@@ -56,6 +57,7 @@ class StudyRuns:
         absent = [run.problem for run in runs if run.problem] + [
             line for own in rows.values() for line in copies(own).values()
         ]
+        absent += [line for own in rows.values() for line in different_data(own)]
         return [
             f"{len(complete)} of {len(runs)} runs are complete",
             "",
@@ -81,11 +83,20 @@ def rows_of(runs: Sequence[Run], varied: Sequence[str]) -> dict[tuple[str, ...],
 
 
 def table_of(runs: Mapping[tuple[str, ...], Sequence[Run]], varied: Sequence[str]) -> Table:
-    """A column for each accuracy that was measured: of each row over its seeds, each of which counts once."""
-    values = {row: {name: accuracies(by_seed(own).values(), name) for name in COLUMNS} for row, own in runs.items()}
+    """A column for each accuracy that was measured: of each row over its seeds, each of which counts once; – for a row
+    whose runs had different data."""
+    sound = {row: [] if different_data(own) else by_seed(own).values() for row, own in runs.items()}
+    values = {row: {name: accuracies(own, name) for name in COLUMNS} for row, own in sound.items()}
     shown = [name for name in COLUMNS if any(value == value for row in values.values() for value in row[name])]
     rows: list[list[Cell | str]] = [[*row, *(estimate(found[name]) for name in shown)] for row, found in values.items()]
     return Table(["scheme", *varied, *shown], rows, names=1 + len(varied))
+
+
+def different_data(runs: Sequence[Run]) -> list[str]:
+    """A line where the runs of a row had different images under one name: no mean is over them."""
+    content = {str(run.path): run.identity.get(provenance.CONTENT) for run in by_seed(runs).values()}
+    found = provenance.mixed({path: {provenance.CONTENT: [value]} for path, value in content.items() if value})
+    return provenance.lines(found)
 
 
 def accuracies(runs: Iterable[Run], column: str) -> list[float]:
@@ -112,8 +123,10 @@ def framed(table: Table) -> pandas.DataFrame | Table:
     except ImportError:
         return table
     frame = pandas.read_csv(
-        io.StringIO(table.csv()), na_values=[NOTHING], dtype=dict.fromkeys(table.head[: table.names], str)
-    )
+        io.StringIO(table.csv()), dtype=str, keep_default_na=False
+    )  # a setting may be "None", or ""
+    numbers = frame.columns[table.names :]
+    frame[numbers] = frame[numbers].apply(pandas.to_numeric, errors="coerce")  # of – and of nothing NaN
     seeds = [name for name in frame if str(name).endswith(" seeds")]
     if seeds and frame[seeds].nunique(axis=1).le(1).all():
         frame.insert(table.names, "seeds", frame[seeds[0]])

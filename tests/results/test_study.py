@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -13,13 +14,15 @@ from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import save_tree
 
 
-def write(folder, local: float, *settings: str, complete: bool = True) -> None:
-    """A run with a summary and nothing else."""
+def write(folder, local: float, *settings: str, complete: bool = True, content: str = "") -> None:
+    """A run with a summary, perhaps the hash of its data, and nothing else."""
     folder.mkdir(parents=True)
     text = config.resolve(overrides=settings).to_json()
     RunFolder(folder).write_config(text)
     summary = {"local_test_accuracy_last": local} if complete else {}
-    save_tree(folder / "metrics.h5", {"config_json": text, "rounds": {}, "clients": {}, "summary": summary})
+    identity = {"identity_json": json.dumps({"data.content": content})} if content else {}
+    tree = {"config_json": text, "rounds": {}, "clients": {}, "summary": summary, **identity}
+    save_tree(folder / "metrics.h5", tree)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,16 @@ def test_the_table_is_a_pandas_frame_of_numbers(root):
     assert frame["seeds"].tolist() == [3, 3, 1]
 
 
+def test_a_setting_that_is_empty_is_text_in_the_frame(tmp_path):
+    pytest.importorskip("pandas")
+    write(tmp_path / "a", 0.5, "model.names=")
+    write(tmp_path / "b", float("nan"), "model.names=small,resnet18")
+    frame = hkd_hpc.load_study(tmp_path).table()
+    assert frame["model.names"].tolist() == ["", "small,resnet18"]
+    assert frame["local"].fillna(-1).tolist() == [0.5, -1]
+    assert frame["seeds"].tolist() == [1, 0]
+
+
 def test_without_pandas_it_is_a_table_whose_text_is_markdown(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert str(hkd_hpc.load_study(root).table()) == MARKDOWN
@@ -85,6 +98,25 @@ def test_two_runs_of_one_seed_are_one_seed(tmp_path):
     assert lines[2:5] == ["| scheme | local |", "| --- | --- |", "| fedhkd | 0.250 ± 0.635 (2) |"]
     assert lines[5:] == [
         f"not in the table: {tmp_path}/b: has the settings and the seed 0 of {tmp_path}/a, which is counted"
+    ]
+
+
+def test_no_mean_is_over_runs_of_different_data(tmp_path):
+    """Of one name: seed 1 of fedavg had other images; a copy that does not count is asked for nothing."""
+    for name, scheme, seed, content in (
+        ("a", "fedavg", 0, "ab"),
+        ("b", "fedavg", 1, "cd"),
+        ("c", "fedprox", 0, "ab"),
+        ("d", "fedprox", 1, "ab"),
+        ("e", "fedprox", 1, "cd"),
+    ):
+        write(tmp_path / name, 0.5, f"scheme.name={scheme}", f"run.seed={seed}", content=content * 32)
+    lines = str(hkd_hpc.load_study(tmp_path)).splitlines()
+    assert lines[4:6] == ["| fedavg | – |", "| fedprox | 0.500 ± 0.000 (2) |"]
+    assert lines[6:] == [
+        f"not in the table: {tmp_path}/e: has the settings and the seed 1 of {tmp_path}/d, which is counted",
+        f"not in the table: runs differ in data.content: abababab in {tmp_path}/a, cdcdcdcd in {tmp_path}/b; they "
+        "cannot be compared; put the data back, remove the folders of one kind and run them again",
     ]
 
 

@@ -142,9 +142,10 @@ def data_sizes(config: Config) -> Sizes | None:
 
 def data_key(config: Config) -> tuple:
     """What rounds have in common that differ by the number of images alone: a round's test does not grow with them, so
-    that other fractions, epochs or batches are no measure."""
+    that other fractions, epochs, batches or precisions are no measure."""
     data, train, model = config.data, config.train, json.dumps(asdict(config.model), sort_keys=True)
-    return data.name, os.path.basename(data.path), data.fraction, train.epochs, train.batch_size, model
+    of_train = train.epochs, train.batch_size, train.precision
+    return data.name, os.path.basename(data.path), data.fraction, *of_train, model
 
 
 def from_measured(found: list[Measured], scheme: str, key: tuple, on_gpu: bool) -> tuple[float, str] | None:

@@ -240,9 +240,10 @@ def test_rounds_on_a_cpu_say_nothing_of_a_gpu(data, root):
     assert of_gpu.round_s == 2.5  # rank 0 tests before it begins the next round, however many ranks there are
 
 
-def test_rounds_of_other_work_are_no_measure(data, root):
+@pytest.mark.parametrize("other", [{"data.fraction": 0.5}, {"train.precision": "bf16"}])
+def test_rounds_of_other_work_are_no_measure(data, root, other):
     """The test on all images costs the same whatever the clients train on."""
-    full, part = toy_sweep(data, fraction={"all": {}, "part": {"data.fraction": 0.5}}).trials()[0]
+    full, part = toy_sweep(data, work={"usual": {}, "other": other}).trials()[0]
     write_rounds(root / full.name, [2.0])
     [estimate] = forecast_of(root, [part], "debug", Options(), study=[full, part]).estimates
     assert not estimate.is_measured

@@ -18,7 +18,7 @@ stage_pack() ( # environment, tar
     [[ -e $from/bin/activate ]] || { stage_say "$from is no Python environment: it has no bin/activate"; exit 1; }
     trap 'rm -f "$part"' EXIT
     [[ $to != *.zst ]] || compress=(--zstd)
-    tar "${compress[@]}" -cf "$part" -C "$(cd "$from" && pwd -P)" .
+    tar "${compress[@]}" -cf - -C "$(cd "$from" && pwd -P)" . >"$part"  # as the name of a file, a:b is on host a
     mv "$part" "$to"
 )
 

@@ -370,6 +370,14 @@ def packed(tmp_path_factory):
     return folder
 
 
+def test_a_tar_may_have_a_colon_in_its_name(tmp_path):
+    """Which tar takes for a host and a path."""
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/activate").write_text("")
+    subprocess.run(["bash", STAGE, "pack", "env", "2026-11-30T10:02.tar"], cwd=tmp_path, check=True)
+    assert sorted(os.listdir(tmp_path)) == ["2026-11-30T10:02.tar", "env"]
+
+
 def use_staged(packed, tmp, *commands, **env):
     """A shell that uses the tar, with `tmp` as the node's disk."""
     tmp.mkdir(exist_ok=True)

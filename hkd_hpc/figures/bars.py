@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from hkd_hpc.analysis.classification import mean_of_known
 from hkd_hpc.analysis.statistics import intervals
 from hkd_hpc.figures.figure import Bars, Series
 from hkd_hpc.figures.groups import Group, stacked
@@ -57,8 +58,8 @@ def _by_group(groups: Sequence[Group], numbers_of: Callable[[Run], Numbers]) -> 
     found = [[numbers_of(run) for run in group.runs] for group in groups]
     labels = np.array([named(group, group.seeds) for group in groups])
     for name in dict.fromkeys(name for seeds in found for numbers in seeds for name in numbers):
-        of_group = [[np.nanmean(numbers[name]) for numbers in seeds if name in numbers] for seeds in found]
-        yield Series(name, labels, np.array([np.mean(seeds) if seeds else 0.0 for seeds in of_group]))
+        of_group = [[mean_of_known(numbers[name]) for numbers in seeds if name in numbers] for seeds in found]
+        yield Series(name, labels, np.array([mean_of_known(np.array(seeds)) if seeds else 0.0 for seeds in of_group]))
 
 
 def of_groups(groups: Sequence[Group], name: str, value_of: Callable[[Run], float], panel: str = "") -> Series:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from hkd_hpc.figures.units import BYTES, COUNT, SECONDS, with_unit
 from hkd_hpc.store.history import PHASES
 
 NO_TIME = "no time was measured"
+MOVED = "no round has ended since the run was resumed on another number of ranks"
+SINCE = "Of a run that was resumed on another number of ranks: the rounds since then."
 
 
 def losses(words: Words, groups: Sequence[Group]) -> Figure:
@@ -40,9 +43,18 @@ def phase_s(run: Run) -> Numbers:
     return {name: of_phase[name] for name in (phase.replace("_", " ") for phase in PHASES) if name in of_phase}
 
 
+def rounds_elsewhere(run: Run) -> int:
+    """The rounds before a run was resumed on its last number of ranks: its clients lived on other ones then, which
+    nothing has recorded. 0 of a run whose sessions are not known."""
+    moved = [after for before, after in pairwise(run.sessions) if before.get("ranks") != after.get("ranks")]
+    return int(moved[-1].get("after_round", 0)) if moved else 0
+
+
 def busy_s(run: Run) -> tuple[list[int], np.ndarray]:
-    """The ranks that host clients, and (rounds, ranks) seconds that each trained, tested and reported."""
+    """The ranks that host clients, and (rounds, ranks) seconds that each trained, tested and reported; NaN in rounds
+    elsewhere."""
     of_client_RM = np.nan_to_num(run.client_columns["train_s"]) + np.nan_to_num(run.client_columns["report_s"])
+    of_client_RM[: rounds_elsewhere(run)] = np.nan
     rank_M = np.asarray(run.client_ranks)
     ranks = np.unique(rank_M)
     return ranks.tolist(), of_client_RM @ (rank_M[:, None] == ranks).astype(float)
@@ -58,6 +70,9 @@ def rank_bars(words: Words, groups: Sequence[Group]) -> Figure | str:
     if len(groups) > 1 or groups[0].seeds > 1:
         return bars.of_rounds(mean_busy_and_waiting, "time of a round", SECONDS, NO_TIME, words, groups)
     ranks, busy_RK = busy_s(groups[0].runs[0])
+    busy_RK = busy_RK[rounds_elsewhere(groups[0].runs[0]) :]
+    if not len(busy_RK):
+        return MOVED
     x = np.array(list(map(str, ranks)))
     series = Series("busy", x, busy_RK.mean(0)), Series("waiting", x, waiting_s(busy_RK).mean(0))
     found, unit = in_unit(series, SECONDS, "y")
@@ -79,10 +94,13 @@ def waiting_map(words: Words, groups: Sequence[Group]) -> Figure | str:
     return heat_map(words, waiting_s(busy_RK).T, labels, (range(1, len(busy_RK) + 1), ranks))
 
 
-def memory_bars(words: Words, groups: Sequence[Group]) -> Figure:
+def memory_bars(words: Words, groups: Sequence[Group]) -> Figure | str:
     """Peak memory: by rank of one run, of the largest rank of several."""
     if len(groups) == 1 and groups[0].seeds == 1:
-        series, x_label = _memory_by_rank(groups[0].runs[0]), "rank"
+        run = groups[0].runs[0]
+        if rounds_elsewhere(run) >= len(run.client_columns["memory_bytes"]):
+            return MOVED
+        series, x_label = _memory_by_rank(run), "rank"
     else:
         series, x_label = bars.of_groups(groups, "largest rank", lambda run: float(peak_bytes(run).max())), ""
     found, unit = in_unit([series], BYTES, "y")
@@ -91,14 +109,14 @@ def memory_bars(words: Words, groups: Sequence[Group]) -> Figure:
 
 def _memory_by_rank(run: Run) -> Series:
     ranks = np.unique(run.client_ranks)
-    largest_M = peak_bytes(run)
+    largest_M = peak_bytes(run, rounds_elsewhere(run))
     of_rank = [largest_M[np.asarray(run.client_ranks) == rank].max() for rank in ranks]
     return Series("peak memory", ranks.astype(str), np.array(of_rank))
 
 
-def peak_bytes(run: Run) -> np.ndarray:
-    """(clients,) the most that the rank of each had held; 0 where it never trained."""
-    return np.nan_to_num(run.client_columns["memory_bytes"]).max(0)
+def peak_bytes(run: Run, first: int = 0) -> np.ndarray:
+    """(clients,) the most that the rank of each had held, from a row on; 0 where it never trained."""
+    return np.nan_to_num(run.client_columns["memory_bytes"][first:]).max(0)
 
 
 def parameter_bars(words: Words, groups: Sequence[Group]) -> Figure:
@@ -138,7 +156,7 @@ KINDS = (
         "seconds_ranks",
         "Who works and who waits",
         "Busy: local training, test and report of a rank's clients, one after the other, mean of a round; waiting: "
-        "until the busiest rank of the round has done.",
+        f"until the busiest rank of the round has done. {SINCE}",
         ("clients/train_s", "clients/report_s", "client_ranks"),
         rank_bars,
     ),
@@ -146,7 +164,7 @@ KINDS = (
         "waiting",
         "Waiting of each rank",
         "Seconds from when a rank's clients have done until the busiest rank of the round has: a light row is waited "
-        f"for by the dark ones. {AVERAGED}",
+        f"for by the dark ones; hatched or grey: before the run was resumed on another number of ranks. {AVERAGED}",
         ("clients/train_s", "clients/report_s", "client_ranks"),
         waiting_map,
         scope="run",
@@ -155,7 +173,8 @@ KINDS = (
         "memory",
         "Peak memory",
         "The most memory (RAM) that a rank had held up to the last report of its clients, a GPU's own memory not "
-        "included: that is not recorded; of a study that of the largest rank, mean over the seeds and 95 % interval.",
+        "included: that is not recorded; of a study that of the largest rank, mean over the seeds and 95 % interval. "
+        f"{SINCE}",
         ("clients/memory_bytes", "client_ranks"),
         memory_bars,
     ),

@@ -317,6 +317,28 @@ def test_phases_by_round_and_by_group(recorded):
     assert of_many.series[0].x.tolist() == ["fedhkd", "fedavg"]
 
 
+def test_ranks_are_told_of_the_rounds_since_their_number_changed(newest):
+    """Clients 0 and 1 live on rank 1, 2 on rank 2, since round 1; in rounds 2 and 3 rank 2 has 4.5 s and nothing to
+    do, rank 1 4 s."""
+    two = [{"after_round": 0, "ranks": 2}, {"after_round": 1, "ranks": 3}]
+    run = newest(sessions=[*two, {"after_round": 2, "ranks": 3}])
+    run.client_columns["memory_bytes"] = np.array([[9e9] * 3, [1e9, 2e9, 3e9], [1e9, 2e9, 3e9]])
+    figures = by_name(of_run(run))
+    assert {one.name: one.y.tolist() for one in figures["seconds_ranks"].series} == {
+        "busy": [4.0, 2.25],
+        "waiting": [0.25, 2.0],
+    }
+    np.testing.assert_array_equal(figures["waiting"].z_YX, [[np.nan, 0.5, 0], [np.nan, 0, 4]])
+    assert figures["memory"].series[0].y.tolist() == [2.0, 3.0]
+    other = newest(sessions=[*two[:1], {"after_round": 3, "ranks": 3}])
+    figures = by_name(of_run(other))
+    why = "no round has ended since the run was resumed on another number of ranks"
+    assert [figures[name].reason for name in ("seconds_ranks", "memory")] == [why] * 2
+    other.settings["run.seed"] = 1
+    busy = by_series(by_name(of_study([run, other]))["seconds_ranks"])["busy"]
+    np.testing.assert_array_equal(busy.y, [np.nan, 4.25, 2.0])  # of a rank by round, where a seed knows it
+
+
 def test_a_part_that_is_alone_is_named_at_the_axis(recorded):
     """One rank waits for nobody, and bars of one colour have no legend."""
     runs = [recorded(), recorded(scheme__name="fedavg")]

@@ -72,9 +72,13 @@ def _table(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _schemes(path: str, values: dict[str, Any]) -> tuple[str, ...]:
-    given = values.get("study.schemes", "all")
+    given, has_controls = values.get("study.schemes", "all"), values.get("study.controls", True)
+    if given != "all" and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        raise UsageError(f'{path}: study.schemes={given}: must be "all" or a list of names, for example ["fedavg"]')
+    if not isinstance(has_controls, bool):
+        raise UsageError(f"{path}: study.controls={has_controls}: must be true or false")
     names = tuple(schemes.PAPER) if given == "all" else tuple(given)
-    names += tuple(schemes.CONTROLS) if values.get("study.controls", True) else ()
+    names += tuple(schemes.CONTROLS) if has_controls else ()
     if not names:
         raise UsageError(f"{path}: study.schemes=[]: name one scheme at least")
     for name in names:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, estimate
-from hkd_hpc.compare.runs import Runs, chained, check_origin, paper_runs, summary_of
+from hkd_hpc.compare.runs import Run, Runs, chained, check_origin, paper_runs, summary_of
 from hkd_hpc.compare.spec import Spec, Tuning
 from hkd_hpc.compare.tuning import choices, chosen_text, tuned_runs, unmeasured
 from hkd_hpc.compare.waves import all_trials, chosen_runs
@@ -33,9 +33,20 @@ def tables_of(spec: Spec, root: Path, strict_code: bool = False) -> tuple[Parts,
         own, faults = tuned(spec, spec.tuning, trials, root)
         parts += ["", *own]
         runs += [*chained(trials), *chosen_runs(spec, trials, root)]
-    for line in check_origin(runs, root, strict_code, {}):
+    for line in [*gaps(chained(papers), root), *check_origin(runs, root, strict_code, {})]:
         parts += ["", f"Remark: {line}."]
     return [*parts, "", header()], faults
+
+
+def gaps(runs: list[Run], root: Path) -> list[str]:
+    """A line for each accuracy that a finished run does not have: the mean is over those that did not diverge."""
+    return [
+        f"{run.name} came to its end without a {goal} accuracy, and is in no mean of it"
+        for run in runs
+        if (summary := summary_of(run, root))
+        for goal in GOALS
+        if np.isnan(summary.get(COLUMNS[goal], np.nan))
+    ]
 
 
 def interval_text(seeds: tuple[int, ...]) -> str:

@@ -247,6 +247,17 @@ def test_table_says_how_it_was_told():
     )
 
 
+def test_a_run_that_is_in_no_mean_is_named(tmp_path):
+    found = [runs.Run(f"moon-paper-s{seed}", ()) for seed in range(3)]
+    for run, (local, whole) in zip(found, [(0.5, 0.4), (NAN, 0.4)]):
+        (tmp_path / run.name).mkdir()
+        summary = {"local_test_accuracy_last": local, "global_test_accuracy_last": whole}
+        save_tree(tmp_path / run.name / "metrics.h5", {"summary": summary})
+    assert tables.gaps(found, tmp_path) == [
+        "moon-paper-s1 came to its end without a local accuracy, and is in no mean of it"
+    ]
+
+
 def test_table_shows_what_was_measured_only():
     row = {name: [NAN, NAN] for name in COLUMNS} | {"local": [0.5, 0.7], "global": [0.25, 0.25]}
     lines = document(tables.table("title", {"fedavg": row, "other": row | {"local": [0.6, 0.8]}})).splitlines()

@@ -25,7 +25,10 @@ def prepare(env: MutableMapping[str, str] = os.environ) -> None:
         return
     for name in doubled_masks(env, vendor):
         del env[name]
-    folder = scratch_folder(env)
+    try:
+        folder = scratch_folder(env)
+    except OSError:  # no disk of this node takes anything: the libraries do without, or find a place themselves
+        return
     for name in CACHES[vendor]:
         if not env.get(name):
             env[name] = os.path.join(folder, name.lower())
@@ -89,7 +92,8 @@ def doubled_masks(env: Mapping[str, str], vendor: str) -> list[str]:
 
 
 def scratch_folder(env: Mapping[str, str]) -> str:
-    """This user's and job's folder on the node's own disk, made if need be; jobs of SLURM name it and remove it."""
+    """This user's and job's folder on the node's own disk, made if need be; jobs of SLURM name it and remove it.
+    Raises OSError."""
     job = f"-{env['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in env else ""
     folder = env.get("HKD_SCRATCH") or os.path.join(tempfile.gettempdir(), f"hkd-{os.getuid()}{job}")
     with contextlib.suppress(OSError):

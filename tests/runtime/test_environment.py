@@ -65,6 +65,13 @@ def test_jobs_of_one_user_have_different_folders(tmp_path, monkeypatch):
     assert found == [f"hkd-{os.getuid()}-7", f"hkd-{os.getuid()}-8", f"hkd-{os.getuid()}"]
 
 
+def test_where_no_disk_takes_a_folder_there_are_no_caches(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/proc")  # takes no files, whoever asks
+    env = {"GPU": "amd", "ROCR_VISIBLE_DEVICES": "3", **ALL}
+    prepare(env)
+    assert env == {"GPU": "amd", "ROCR_VISIBLE_DEVICES": "3"}
+
+
 def test_without_a_gpu_nothing_is_made(tmp_path):
     env = {"GPU": "none", "HKD_SCRATCH": f"{tmp_path}/x"}
     before = dict(env)

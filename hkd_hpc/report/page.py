@@ -117,12 +117,13 @@ def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, st
 
 
 def drawn_of(runs: Sequence[Run], trials: Sequence[Trial], names: dict[Run, str]) -> list[Drawn]:
-    """Of a study the figures over seeds, then of the first run of each trial its own."""
+    """Of a study the figures over seeds, then of the first run of each trial that has a round its own."""
     twice = {run for trial in trials for run in copies(trial.runs)}
     good = sorted((run for run in runs if run.state != "broken" and run not in twice), key=order_of_run)
     if len(good) < 2:
         return [Drawn("figures", "Figures", figures.of_run(run)) for run in good]
-    firsts = [next(run for run in trial.runs if run not in twice) for trial in trials][:MOST_FIGURED]
+    begun = [[run for run in trial.runs if len(run) and run not in twice] for trial in trials]
+    firsts = [own[0] for own in begun if own][:MOST_FIGURED]
     over_seeds = figures.of_study(good)
     taken = {figure.name.lower() for figure in over_seeds}
     own = [

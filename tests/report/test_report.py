@@ -263,6 +263,14 @@ def test_clients_and_beta_stand_across(tmp_path):
     assert row[-3:-1] == ["0.002paper 33.627", "1.00paper 20.52"]  # Table 2 (beta .2) has none, Table 1 (beta .5) has
 
 
+def test_figures_of_a_trial_are_those_of_its_first_run_with_a_round(tmp_path):
+    """Of fedavg's the first has just begun; none of fedprox's has ended a round."""
+    for name, scheme, seed, local in (("a", "fedavg", 0, []), ("b", "fedavg", 1, [0.5]), ("c", "fedprox", 0, [])):
+        write_run(tmp_path / name, [*PAPER, f"scheme.name={scheme}", f"run.seed={seed}"], local, local)
+    drawn = page.page_of(find_runs(tmp_path)).drawn
+    assert [part.title for part in drawn] == ["Figures over seeds", "Run b"]
+
+
 def test_runs_of_like_names_have_pictures_of_their_own(tmp_path):
     """Letters and digits alone are in a picture's name, and some names have none."""
     for place, name in enumerate(("run-1", "run_1", "β", "γ")):

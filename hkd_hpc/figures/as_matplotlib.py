@@ -190,7 +190,7 @@ def _is_slanting(names: np.ndarray) -> bool:
 def _name_places(axes: Axes, names: np.ndarray) -> None:
     slant: dict[str, Any] = dict(rotation=40, ha="right", rotation_mode="anchor") if _is_slanting(names) else {}
     step = 1 if slant else max(1, math.ceil(_crowding(names)))
-    axes.set_xticks(np.arange(0, len(names), step), names[::step], **slant)
+    axes.set_xticks(np.arange(0, len(names), step), names[::step], parse_math=False, **slant)
 
 
 def _legend_columns(names: Sequence[str], width_in: float) -> int:
@@ -210,7 +210,9 @@ def _legend(canvas: Canvas, all_axes: Sequence[Axes], names: Sequence[str], colu
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels())}
     told = [name for name in names if name in handles]  # matplotlib tells no name that begins with "_"
     if told:
-        canvas.legend([handles[name] for name in told], told, loc="outside lower center", ncols=columns)
+        legend = canvas.legend([handles[name] for name in told], told, loc="outside lower center", ncols=columns)
+        for text in legend.get_texts():  # a name with $ is no formula, and one that is none would end all
+            text.set_parse_math(False)
 
 
 # ---- heat maps
@@ -250,5 +252,5 @@ def _name_cells(canvas: Canvas, axes: Axes, figure: HeatMap) -> None:
         (figure.y, (height_in - 0.5) / 0.12, axes.yaxis),
     ):
         step = max(1, math.ceil(len(names) / most))
-        axis.set_ticks(np.arange(0, len(names), step), list(names[::step]))
+        axis.set_ticks(np.arange(0, len(names), step), list(names[::step]), parse_math=False)
     axes.tick_params(length=2)

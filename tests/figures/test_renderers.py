@@ -49,6 +49,17 @@ def rows(text):
     return list(csv.reader(io.StringIO(text)))
 
 
+def test_names_with_dollars_are_no_formulas(lines, bars, heat_map):
+    """As a formula ${ b$ cannot be set at all."""
+    odd = "a ${ b$"
+    named = replace(lines, series=tuple(replace(one, name=f"{one.name} {odd}") for one in lines.series))
+    barred = replace(bars, series=tuple(replace(one, x=np.array([odd, "$5 and $6"])) for one in bars.series))
+    for figure in (named, barred, replace(heat_map, x=(odd, "$5 and $6", "2"), y=("a", odd))):
+        drawn = io.StringIO()
+        draw(figure).savefig(drawn, format="svg")
+        assert odd in drawn.getvalue()
+
+
 def test_csv_of_lines_comes_back(lines):
     head, *found = rows(csv_of(lines))
     assert head == ["panel", "series", "round", "accuracy", "low", "high"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import submitit  # noqa: F401  (before absl, of dp-accounting, whose log handler it closes with all it writes to)
 import torch
+from gpus import masks_for
 from torch import nn
 
 from hkd_hpc import config, schemes
@@ -22,6 +24,11 @@ from hkd_hpc.schemes.base import RunInfo
 from hkd_hpc.training import LocalTrainer
 
 MARK_OF_FIXTURE = {"cluster": "slurm", "gpu": "gpu"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before CUDA looks: what it sees first holds for the whole process."""
+    os.environ.update(masks_for(config.args, config.invocation_params.dir))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,5 @@
-"""`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere what needs one is skipped."""
+"""`python -m pytest tests/gpu` on a machine with a GPU (CUDA or ROCm); elsewhere, and among other tests, what needs
+one is skipped."""
 
 import os
 

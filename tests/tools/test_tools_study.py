@@ -422,6 +422,7 @@ def test_the_page_begins_with_what_has_come_to_its_end():
         answers.above("fedhkd", "fedavg", "local", "ended", worse),
         answers.above("fedhkd", "fedavg", "local", "under way", few),
         answers.best("local", "lacks schemes", study(STEADY)),
+        answers.above("fedhkd_star", "fedproto", "global", "under way", tables.Results([])),
         answers.above("fedhkd_star", "fedproto", "global", "not begun", tables.Results([])),
         answers.little_time("ResNet18", [1.0, 1.02]),
         answers.little_time("ResNet18", []),

@@ -14,7 +14,9 @@ def in_short(told: Sequence[Answer]) -> str:
     lists = [
         claims_list(title, [one for one in final if one.verdict.startswith(kind)]) for kind, title in kinds.items()
     ]
-    waiting = dict.fromkeys(one.table for one in told if not one.is_final)
+    unfinished = dict.fromkeys(one.table for one in told if not one.is_final)
+    # a claim on schemes that have not run yet names the table without its seeds, beside others that name it with them
+    waiting = [table for table in unfinished if not any(other.startswith(f"{table} (") for other in unfinished)]
     parts = [*filter(None, lists), f"**Not run to the end yet:** {'; '.join(waiting)}." if waiting else ""]
     return "\n\n".join(filter(None, parts))
 

@@ -443,6 +443,13 @@ def test_the_page_begins_with_what_has_come_to_its_end():
     )
 
 
+@pytest.mark.parametrize("seeds, told", [(2, "All nine"), (9, "All nine"), (10, "Table 1")])
+def test_the_readme_has_the_table_of_the_most_seeds(seeds, told):
+    first = study({"fedhkd": ALL["fedhkd"][:seeds]})
+    found = sections.summary({"table1": first, "small": study(ALL), "smoke": tables.Results([])})
+    assert found.startswith(told)
+
+
 def test_nothing_is_the_best_before_all_have_run():
     found = answers.best("local", "t", study(STEADY))
     assert found.verdict == ("cannot be told before all runs of FedProx, FedAlign, FedGen, FedMD, FedProto are there")

@@ -52,10 +52,11 @@ def section(asked: Asked, results: Mapping[str, Results]) -> str:
 
 
 def summary(results: Mapping[str, Results]) -> str:
-    """Of the README: the best table that there is, in short."""
-    asked = next((asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name])), None)
-    if asked is None:
+    """Of the README, in short: the table of the most seeds, of several the first."""
+    paired = [asked for asked in ASKED if asked.name in MAIN and has_pairs(results[asked.name])]
+    if not paired:
         return "No pairs of runs are finished yet."
+    asked = max(paired, key=lambda asked: len(results[asked.name].compared.seeds))
     own = without_controls(results[asked.name].compared)
     rows = {row: {goal: own.values(row, LAST[goal]) for goal in GOALS} for row in own.rows}
     family = len(asked.schemes_asked) - 1

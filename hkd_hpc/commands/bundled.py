@@ -9,6 +9,7 @@ Exit codes: 0 done, 2 wrong usage.
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import shutil
 import sys
@@ -44,7 +45,8 @@ def files_of(kind: str) -> dict[str, Path]:
 
 
 def copy(kind: str, folder: Path) -> list[Path]:
-    """The copies, in a folder that is made. UsageError where it has one of the files already, or cannot be written."""
+    """The copies, in a folder that is made. UsageError where it has one of the files already, or cannot be written; then
+    no copy is left."""
     targets = {folder / name: path for name, path in files_of(kind).items()}
     there = [target for target in targets if target.exists()]
     if there:
@@ -56,6 +58,9 @@ def copy(kind: str, folder: Path) -> list[Path]:
         if kind == "docs":
             fill(target for target in targets if target.suffix == ".md")
     except OSError as error:
+        for target in targets:  # the next attempt would say that they are there already
+            with contextlib.suppress(OSError):
+                target.unlink()
         raise UsageError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     return list(targets)
 

@@ -317,3 +317,12 @@ def test_copies_that_cannot_be_written_are_told(tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"hkd_hpc: {tmp_path}/file: cannot be written (File exists); name another folder\n"
     )
+
+
+def test_copies_that_cannot_all_be_written_are_none(tmp_path, capsys):
+    (tmp_path / "sites").touch()  # where a folder of scripts belongs
+    assert bundled.main(["slurm", "copy", str(tmp_path)]) == 2
+    assert "cannot be written (File exists)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["sites"]
+    (tmp_path / "sites").unlink()
+    assert bundled.main(["slurm", "copy", str(tmp_path)]) == 0

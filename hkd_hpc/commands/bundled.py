@@ -45,8 +45,8 @@ def files_of(kind: str) -> dict[str, Path]:
 
 
 def copy(kind: str, folder: Path) -> list[Path]:
-    """The copies, in a folder that is made. UsageError where it has one of the files already, or cannot be written; then
-    no copy is left."""
+    """The copies, in a folder that is made. UsageError where it has one of the files already, or cannot be written: no
+    copy is left then."""
     targets = {folder / name: path for name, path in files_of(kind).items()}
     there = [target for target in targets if target.exists()]
     if there:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -139,8 +139,6 @@ class Server:
 
     def begin_round(self, round: int) -> None:
         """Of a release, before the training of a round: from here on something of it may be released."""
-        if self.restarts_by_round[round] and len(self.history):
-            self.write_metrics()  # without its row of then, in which this time would not be counted
         self.folder.record_begun(round)
 
     def combine(self, round: int, gathered: np.ndarray) -> np.ndarray:
@@ -214,13 +212,18 @@ class Server:
             seconds={**result.seconds, "save": self.write_s},
             knowledge=shared_knowledge(self.trainer.scheme, result.reports[is_accepted]),
             privacy_mu=self._privacy_mu(result),
+            begun=self._times_begun(result.state.round),
         )
+
+    def _times_begun(self, round: int) -> int:
+        """How often the present round of a release was begun; 0 where nothing is released."""
+        return self.restarts_by_round[round] + 1 if self.config.privacy.mode == RELEASE else 0
 
     def _privacy_mu(self, result: RoundResult) -> dict[str, np.ndarray]:
         """What the clients of the round released; a round that was begun twice counts twice."""
         if self.spending is None or not (self.spending.is_told or WHOLE in self.history.clients):
             return {}  # a record that has begun goes on
-        return self.spending.of_reports(result.reports, self.restarts_by_round[result.state.round] + 1)
+        return self.spending.of_reports(result.reports, self._times_begun(result.state.round) or 1)
 
     def _payload_bytes(self, reports: np.ndarray, message: np.ndarray) -> dict[str, np.ndarray]:
         """What the paper counts, by kind, of each sampled client: weights and knowledge, up and down."""
@@ -288,8 +291,11 @@ class Server:
     @property
     def ledger(self) -> Ledger | None:
         """Of the rounds so far; None where there is none, or no round."""
-        ledger = self._ledger_of_rows
-        return replace(ledger, begun=self._rounds_begun()) if ledger else None
+        if self.spending is None:
+            return None
+        return ledger_of(
+            self.spending.terms, self.history.clients, self._rounds_begun(), self.history.rounds.get("begun")
+        )
 
     @property
     def _ledger_of_rows(self) -> Ledger | None:

@@ -53,6 +53,7 @@ class RoundNumbers:
         knowledge: that clients shared by class.
         privacy_mu: what each sampled client released, (reports, kinds) by column (protection/spending.py); empty
             without a ledger.
+        begun: how often the round was begun, of a release; 0: it is none.
     """
 
     round: int
@@ -70,6 +71,7 @@ class RoundNumbers:
     seconds: Mapping[str, float]
     knowledge: SharedKnowledge
     privacy_mu: Mapping[str, np.ndarray] = field(default_factory=dict)
+    begun: int = 0
 
     @property
     def accepted(self) -> np.ndarray:
@@ -578,6 +580,17 @@ METRICS: tuple[Metric | MetricGroup, ...] = (
         "privacy_mu_whole",
         {"unit": "1", "axes": "round, client, kind", "meaning": f"{_MU}, in the worst case"},
         of_clients=lambda r: r.privacy_mu.get("privacy_mu_whole"),
+        since=2,
+    ),
+    Metric(
+        "begun",
+        {
+            "unit": "1",
+            "meaning": "how often the round was begun, this time with it, as privacy_mu_* of its row count (only with "
+            "privacy.mode=release)",
+        },
+        lambda r: r.begun or None,
+        dtype="int64",
         since=2,
     ),
     MetricGroup(

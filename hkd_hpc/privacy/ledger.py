@@ -66,10 +66,21 @@ def terms_of(settings: Any, releases: Releases) -> Terms:
     return Terms(settings.mode, settings.adjacency, settings.delta, told, mends)
 
 
-def ledger_of(terms: Terms, columns: Mapping[str, Any], begun: Mapping[int, int] | None = None) -> Ledger | None:
-    """Of the columns of /clients, each (rounds, clients, ...); None where they have no ledger. `begun`: as of Ledger.
+def ledger_of(
+    terms: Terms,
+    columns: Mapping[str, Any],
+    begun: Mapping[int, int] = {},
+    counted_R: Sequence[float] | np.ndarray | None = None,
+) -> Ledger | None:
+    """What is recorded; None where that has no ledger.
 
     Rounds before there was one have no bound: something was released, and nobody wrote down what.
+
+    Args:
+        terms: what the figures mean.
+        columns: of /clients, each (rounds, clients, ...).
+        begun: as of Ledger.
+        counted_R: column `begun` of /rounds; where it is NaN, or there is none, a row counts all times of its round.
     """
     if WHOLE not in columns:
         return None
@@ -77,7 +88,9 @@ def ledger_of(terms: Terms, columns: Mapping[str, Any], begun: Mapping[int, int]
     unknown_RM = np.isnan(whole_RMK).all(2) & ~np.isnan(np.array(columns["status"], float))
     for mu_RMK in (fixed_RMK, whole_RMK):
         mu_RMK[unknown_RM] = math.inf
-    return Ledger(terms, fixed_RMK, whole_RMK, begun or {})
+    known_R = np.full(len(whole_RMK), math.nan) if counted_R is None else np.array(counted_R, float)
+    counted = {n: begun.get(n, 1) if math.isnan(times) else int(times) for n, times in enumerate(known_R, 1)}
+    return Ledger(terms, fixed_RMK, whole_RMK, begun, counted)
 
 
 @dataclass(frozen=True)
@@ -91,14 +104,16 @@ class Ledger:
         fixed_RMK: mu by round, client and kind (releases.KINDS) for a fixed extractor; NaN of a client that was not
             drawn.
         whole_RMK: the same without that assumption.
-        begun: of a release, how often each round was begun, by its number. All times of a recorded round are in its
-            row; a later one counts for each client as the costliest that is recorded.
+        begun: of a release, how often each round was begun, by its number.
+        counted: how many of these times the row of a recorded round counts: all until it was done. Each other counts
+            for each client as the costliest that is recorded.
     """
 
     terms: Terms
     fixed_RMK: np.ndarray
     whole_RMK: np.ndarray
     begun: Mapping[int, int] = field(default_factory=dict)
+    counted: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -107,8 +122,9 @@ class Ledger:
 
     @property
     def unfinished(self) -> dict[int, int]:
-        """How often each round was begun that is not recorded: each time something may have been released."""
-        return {round: times for round, times in sorted(self.begun.items()) if round > self.rounds}
+        """How often each round was begun that no row counts: each time something may have been released."""
+        times = {round: times - self.counted.get(round, 0) for round, times in sorted(self.begun.items())}
+        return {round: more for round, more in times.items() if more > 0}
 
     def mu(self, figure: str = "whole", kinds: Iterable[str] = KINDS) -> np.ndarray:
         """(clients,) of all rounds together.
@@ -122,7 +138,7 @@ class Ledger:
         squared_RM = np.nansum(mu_RMK[:, :, places] ** 2, axis=2)
         spent_M = squared_RM.sum(0)
         if self.unfinished:
-            times_R = np.array([self.begun.get(round, 1) for round in range(1, self.rounds + 1)])
+            times_R = np.array([self.counted.get(round, 1) for round in range(1, self.rounds + 1)])
             spent_M = spent_M + sum(self.unfinished.values()) * (squared_RM / times_R[:, None]).max(initial=0)
         return np.sqrt(spent_M)
 

@@ -210,8 +210,10 @@ class Run:
         `run.privacy.table` by kind. None where there was no noise and no setting of section `privacy`.
         """
         terms = self.part("privacy")
+        if not terms:
+            return None
         begun = RunFolder(self.metrics_path.parent).rounds_begun()  # none but of a release
-        return ledger_of(Terms.from_tree(terms), self.client_columns, begun) if terms else None
+        return ledger_of(Terms.from_tree(terms), self.client_columns, begun, self.round_columns.get("begun"))
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A small group of the file, such as baselines, parameters or world; empty where there is none."""

@@ -174,17 +174,42 @@ def test_a_round_once_more_is_not_hidden_by_its_row_of_then(tmp_path, data):
     toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(4, "weights"))
     toy.train(1, "--resume", "--out", folder, patch=stopped_in(3, "weights"))
     assert paid(folder) == pytest.approx(5)
-    assert Run(folder).privacy.unfinished == {3: 2, 4: 1}
+    assert Run(folder).privacy.unfinished == {3: 1, 4: 1}  # beside the row of round 3
     train(folder, data, *more, "--resume")
     assert paid(folder) == pytest.approx(9)
     assert Run(folder).privacy.unfinished == {}
+
+
+def test_rounds_begun_anew_count_before_one_of_them_is_done(tmp_path, data):
+    """Without checkpoints: killed in round 3, then in round 1, then in round 2."""
+    folder = tmp_path / "run"
+    more = (ROUNDS, "privacy.mode=release", "run.checkpoint_every=9")
+    toy.train(1, "--out", folder, *toy.settings(data, *PRIVATE, *more), patch=stopped_in(3, "weights"))
+    assert (paid(folder), Run(folder).privacy.unfinished) == (pytest.approx(3), {3: 1})
+    toy.train(1, "--resume", "--out", folder, patch=stopped_in(1, "weights"))
+    assert (paid(folder), Run(folder).privacy.unfinished) == (pytest.approx(4), {1: 1, 3: 1})
+    toy.train(1, "--resume", "--out", folder, patch=stopped_in(2, "weights"))
+    assert (paid(folder), Run(folder).privacy.unfinished) == (pytest.approx(6), {2: 2, 3: 1})
+    train(folder, data, *more, "--resume")
+    assert (paid(folder), Run(folder).privacy.unfinished) == (pytest.approx(6 + 6), {})
+    assert Run(folder).round_columns["begun"].tolist() == [4, 3, 2, 1, 1, 1]
+
+
+def test_a_record_without_the_times_of_its_rows_counts_them_in_the_rows():
+    """Column `begun` began with round 2: round 1 is as it was before."""
+    mu_RMK = np.ones((2, 1, len(KINDS)))
+    columns = {"privacy_mu_fixed": mu_RMK, "privacy_mu_whole": mu_RMK, "status": np.zeros((2, 1))}
+    ledger = ledger_of(Terms("release", "image", DELTA, {}), columns, {1: 3, 2: 4}, [np.nan, 2.0])
+    assert (ledger.counted, ledger.unfinished) == ({1: 3, 2: 2}, {2: 2})
 
 
 def test_what_was_begun_counts_as_the_costliest_round_once():
     """Client 0 paid 1 and twice 2, client 1 nothing and twice 3: three more times 3 for both."""
     squared_RM = np.array([[1.0, np.nan], [4.0, 6.0]])
     mu_RMK = np.where(np.arange(len(KINDS)) == 4, np.sqrt(squared_RM)[:, :, None], 0.0)
-    ledger = Ledger(Terms("release", "image", DELTA, {"weights": ""}), mu_RMK, mu_RMK, {4: 1, 1: 1, 2: 2, 3: 2})
+    ledger = Ledger(
+        Terms("release", "image", DELTA, {"weights": ""}), mu_RMK, mu_RMK, {4: 1, 1: 1, 2: 2, 3: 2}, {1: 1, 2: 2}
+    )
     assert (ledger.mu() ** 2).tolist() == pytest.approx([5 + 9, 6 + 9])
     assert ledger.mu("whole", ["features"]).tolist() == [0, 0]
     assert ledger.begun_lines() == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from hkd_hpc.config import HOW, is_location
 from hkd_hpc.figures.run import Run
+from hkd_hpc.runtime.provenance import CONTENT, short
 
 SEED = "run.seed"
 SCHEME = "scheme."
@@ -40,10 +42,14 @@ class Group:
 
 def groups_of(runs: Iterable[Run]) -> list[Group]:
     """The groups among runs, in the order of their first; of locations (`is_location`) that of the data counts alone,
-    by its last part."""
+    by its last part, and by its content where runs had different images under one name."""
     by_settings: dict[tuple, list[Run]] = {}
-    for run in runs:
-        by_settings.setdefault(_settings_but_seed(run), []).append(run)
+    runs = list(runs)
+    images = [(data_set(run.settings), run.identity.get(CONTENT, "")) for run in runs]
+    twice = [name for name, count in Counter(name for name, content in {*images} if content).items() if count > 1]
+    for run, (name, content) in zip(runs, images):
+        told = f"{name} {short(content)}" if name in twice and content else name
+        by_settings.setdefault(_settings_but_seed(run, told), []).append(run)
     found = {key: dict(key) for key in by_settings}
     shared = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
     elsewhere = fewest(list(found.values()), sorted(shared, key=lambda key: key not in FIRST))
@@ -58,10 +64,10 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
     ]
 
 
-def _settings_but_seed(run: Run) -> tuple[tuple[str, str], ...]:
+def _settings_but_seed(run: Run, data: str) -> tuple[tuple[str, str], ...]:
     told = [key for key in run.settings if key not in (SEED, *HOW) and not is_location(key)]
     own = {key: str(run.settings[key]) for key in told}
-    return tuple({**own, DATA: data_set(run.settings)}.items())
+    return tuple({**own, DATA: data}.items())
 
 
 def data_set(settings: Mapping[str, Any]) -> str:

@@ -16,6 +16,9 @@ class Run(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
 
     @property
+    def identity(self) -> Mapping[str, str]: ...
+
+    @property
     def round_columns(self) -> Mapping[str, np.ndarray]: ...
 
     @property
@@ -43,6 +46,7 @@ class Planned:
     client_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     client_ranks: Sequence[int] = ()
     sessions: Sequence[Mapping[str, Any]] = ()
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str) -> Mapping[str, Any]:
         return {}

@@ -44,6 +44,7 @@ class Record:
     partition: Mapping[str, Any]
     client_ranks: list[int]
     sessions: list[dict[str, Any]] = field(default_factory=list)
+    identity: Mapping[str, str] = field(default_factory=dict)
     confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), int))
 
     def part(self, name: str) -> Mapping[str, Any]:

@@ -66,6 +66,16 @@ def test_runs_of_two_files_are_no_seeds_of_one_line(recorded):
     assert found == [("x", 2), ("y", 1)]
 
 
+def test_runs_of_different_images_under_one_name_are_no_seeds_of_one_line(recorded):
+    """Nobody knows what the fourth was of."""
+    runs = [recorded(data__name="file", data__path="/x.npz", run__seed=seed) for seed in range(4)]
+    for run, digit in zip(runs, "aba"):
+        run.identity = {"data.content": digit * 64}
+    found = [(group.setting, group.seeds) for group in groups_of(runs)]
+    assert found == [("x aaaaaaaa", 2), ("x bbbbbbbb", 1), ("x", 1)]
+    assert [group.seeds for group in groups_of(runs[::2])] == [2]
+
+
 def test_a_shorter_seed_counts_as_long_as_it_goes(recorded):
     seeds = [recorded(), recorded((0.4, 0.6), run__seed=1)]
     local = by_series(by_name(of_study(seeds))["accuracy_rounds"])["local"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Drawn:
     client_columns: Mapping[str, np.ndarray]
     client_ranks: Sequence[int] = ()
     sessions: Sequence[Mapping[str, Any]] = ()
+    identity: Mapping[str, str] = field(default_factory=dict)  # `tables` rejects runs of different images
 
     @property
     def settings(self) -> Mapping[str, Any]:

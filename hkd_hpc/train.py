@@ -119,7 +119,7 @@ def work_in(folder: RunFolder | None, request: Request, world: World, stop: Stop
     if text is None:
         return True
     config = config_module.from_json(text)
-    for line in without_effect(config, set(request.asked) - request.soft) if world.rank == 0 else ():
+    for line in without_effect(config, set(request.asked) - request.soft.keys()) if world.rank == 0 else ():
         messages.warn(line)
     os.environ.update(torch_environment(config.run.threads))
     with handlers_kept():

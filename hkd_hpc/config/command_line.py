@@ -34,7 +34,7 @@ class Request(ResumeOptions):
 
     config: Config  # to resume: without settings of the stored run's scheme
     asked: dict[str, Any]  # the settings given by preset, file or name, raw
-    soft: set[str]  # those of them that only a preset gave, or a run's config.json
+    soft: dict[str, str]  # which preset, or config.json of a run, gave those that nothing else did
     out: Path | None  # None: a new folder below runs/
     dry_run: bool
     level: Level = Level.NORMAL  # how much the terminal shows

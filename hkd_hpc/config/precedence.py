@@ -36,23 +36,28 @@ def resolve(preset_names: Iterable[str] = (), file: str | None = None, overrides
 
 def collect(
     preset_names: Iterable[str] = (), file: str | None = None, overrides: Iterable[str] = ()
-) -> tuple[dict[str, Any], set[str]]:
-    """({"section.key": raw value} of everything that was asked for, the keys that only a preset or a run's config.json
-    asked for)."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """({"section.key": raw value} of everything that was asked for, {"section.key": which preset or config.json of a
+    run gave it} of what nothing else asked for)."""
     stored, given = read_file(file) if file else ({}, {})
-    groups = [*(preset(name) for name in preset_names), stored]
+    groups = [*((f"--preset {name}", preset(name)) for name in preset_names), (f"--config {file}", stored)]
     over = dict(split_override(text) for text in overrides)
     hard = with_paths({**given, **over})
-    scheme = {key: value for group in [*groups, hard] for key, value in group.items()}.get("scheme.name")
+    scheme = {key: value for group in [*(own for _, own in groups), hard] for key, value in group.items()}.get(
+        "scheme.name"
+    )
     if file and given:
         check_given(file, {key: value for key, value in given.items() if key not in over}, scheme)
     values: dict[str, Any] = {}
-    for group in groups:
+    giver: dict[str, str] = {}
+    for who, group in groups:
         alien = group.get("scheme.name", scheme) != scheme  # it speaks of another scheme than the one chosen in the end
-        values.update({key: value for key, value in group.items() if not (alien and key.startswith("scheme."))})
+        own = {key: value for key, value in group.items() if not (alien and key.startswith("scheme."))}
+        values.update(own)
+        giver.update(dict.fromkeys(own, who))
     if {**values, **hard}.get("data.partition") in ("natural", "file") and "fed.clients" not in stored:
         values.pop("fed.clients", None)  # a preset speaks of another data set's clients
-    return {**values, **hard}, set(values) - set(hard)
+    return {**values, **hard}, {key: giver[key] for key in values if key not in hard}
 
 
 def check_given(file: str, given: dict[str, Any], scheme: Any) -> None:

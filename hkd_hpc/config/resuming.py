@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from hkd_hpc.common.errors import UsageError
@@ -23,7 +23,7 @@ FIXED = (
 )  # even with --allow-change
 
 
-def difference(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -> str | None:
+def difference(stored: Config, asked: dict[str, Any], soft: Mapping[str, str] = {}) -> str | None:
     """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
     before = as_values(stored)
     if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
@@ -47,7 +47,7 @@ def changes(stored: Config, config: Config) -> dict[str, list]:
     }
 
 
-def changed(stored: Config, asked: dict[str, Any], soft: Collection[str] = ()) -> Config:
+def changed(stored: Config, asked: dict[str, Any], soft: Mapping[str, str] = {}) -> Config:
     """The stored settings with what --allow-change may change in the middle of a run. UsageError for what it may
     not.
     """

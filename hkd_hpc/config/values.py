@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from hkd_hpc import loggers, schemes
@@ -21,12 +21,13 @@ from hkd_hpc.models.registry import MODELS
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
 
 
-def from_values(values: dict[str, Any], soft: Collection[str] = (), complete: bool = True) -> Config:
+def from_values(values: dict[str, Any], soft: Mapping[str, str] = {}, complete: bool = True) -> Config:
     """The settings of a run from raw values.
 
     Args:
         values: {"section.key": raw value}, text or of its type.
-        soft: keys of section `scheme` that only a preset gave; dropped where the chosen scheme has no such setting.
+        soft: who gave the keys that the command line did not (`collect`); of section `scheme` they are dropped where
+            the chosen scheme has no such setting.
         complete: whether these are all; else they are only some, to be joined with stored ones.
 
     Returns:
@@ -51,12 +52,12 @@ def from_values(values: dict[str, Any], soft: Collection[str] = (), complete: bo
     return config
 
 
-def told_of_preset(error: UsageError, soft: Collection[str]) -> UsageError:
+def told_of_preset(error: UsageError, soft: Mapping[str, str]) -> UsageError:
     """The same, with who gave the setting that it begins with, where the command line did not."""
     key = str(error).partition("=")[0]
     if key not in soft:
         return error
-    return UsageError(f"{error} ({key} is of a preset or of a run's config.json; give it anew beside the others)")
+    return UsageError(f"{error} ({key} is of {soft[key]}; give it anew beside the others)")
 
 
 def check_together(config: Config) -> None:

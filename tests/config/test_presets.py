@@ -100,14 +100,18 @@ def test_a_papers_training_serves_every_scheme(preset):
     assert other.scheme == config.resolve().scheme
 
 
-def test_a_setting_of_a_preset_that_others_make_void_is_told_as_such():
+def test_a_setting_of_a_preset_that_others_make_void_is_told_as_such(tmp_path):
     with pytest.raises(UsageError) as told:
         config.resolve(["moon-paper"], overrides=["train.optimizer=adam"])
     assert str(told.value) == (
         "train.momentum=0.9: only train.optimizer=sgd has it; train.optimizer is adam, which wants train.momentum=0 "
-        "(train.momentum is of a preset or of a run's config.json; give it anew beside the others)"
+        "(train.momentum is of --preset moon-paper; give it anew beside the others)"
     )
     assert config.resolve(["moon-paper"], overrides=["train.optimizer=adam", "train.momentum=0"]).train.momentum == 0
     with pytest.raises(UsageError) as told:
         config.resolve(overrides=["train.momentum=0.9", "train.optimizer=adam"])
     assert "preset" not in str(told.value)
+    stored = tmp_path / "config.json"
+    stored.write_text(config.resolve(["moon-paper"]).to_json())
+    with pytest.raises(UsageError, match=rf"train.momentum is of --config {stored}; give it anew beside the others"):
+        config.resolve(["cifar10"], str(stored), ["train.optimizer=adam"])

@@ -39,13 +39,6 @@ class Request(ResumeOptions):
     dry_run: bool
     level: Level = Level.NORMAL  # how much the terminal shows
 
-    @property
-    def stored_at(self) -> Path:
-        """The folder of the run to resume."""
-        if self.out is None:
-            raise UsageError("--resume: say which run to resume with --out DIR")
-        return self.out
-
 
 class TrainParser(Parser):
     """Knows that --resume may have one value."""

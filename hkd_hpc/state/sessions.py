@@ -9,13 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from hkd_hpc.comm.launchers import batch_job, read_hint
 from hkd_hpc.comm.transports.base import Comm
 from hkd_hpc.runtime.machine import cpu_kind
-
-Session = dict[str, Any]
 
 
 def begun(comm: Comm) -> str:

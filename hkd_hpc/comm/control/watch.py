@@ -25,10 +25,6 @@ RELEASE_S = 1.5  # once a rank has printed and ended, the launcher ends the othe
 Problem = Callable[[], "str | None"]  # one line when a wait is hopeless, else None
 
 
-def no_problem() -> None:
-    """What a guard that is content says."""
-
-
 def parent_of(pid: int) -> int:
     """The parent's process id; 0 when the process is gone or the system has no /proc (other processes only)."""
     if pid == os.getpid():

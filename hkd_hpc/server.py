@@ -32,7 +32,7 @@ from hkd_hpc.schemes.base import Scheme, SchemeServer
 from hkd_hpc.schemes.shared_knowledge import shared_knowledge
 from hkd_hpc.state import checkpoint
 from hkd_hpc.state.checkpoint import RoundState
-from hkd_hpc.store.digest import weights_sha256
+from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import LAYOUT, WIRE_KINDS, History, client_column
@@ -354,7 +354,7 @@ class Server:
         """
         start_s = time.perf_counter()
         arrays = self.trainer.flat.arrays(state.weights_V, state.counters)
-        self.history.set_last(weights_sha256=weights_sha256(arrays))
+        self.history.set_last(weights_sha256=arrays_sha256(arrays))
         if is_due:
             save_s = time.perf_counter()
             self._save_checkpoint(state, arrays)

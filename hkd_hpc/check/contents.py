@@ -14,7 +14,7 @@ from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config
 from hkd_hpc.data.partition import partition_sha256
-from hkd_hpc.store.digest import weights_sha256
+from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.history import History
 from hkd_hpc.store.tree import BadFile, TreeFile, load_tree, open_tree
@@ -135,7 +135,7 @@ def check_weights(folder: RunFolder, round: int, file: TreeFile) -> str:
     if set(names) != set(tensors):
         other = ", ".join(sorted(set(names) ^ set(tensors)))[:200]
         raise FileProblem(f"its global weights are not those that it names ({other})")
-    found = weights_sha256({name: np.asarray(tensors[name]) for name in names})
+    found = arrays_sha256({name: np.asarray(tensors[name]) for name in names})
     rows = {
         "its own row": row_sha(history_of(file), round),
         "metrics.h5": row_sha(history_in(folder.metrics_path), round),

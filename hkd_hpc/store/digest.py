@@ -7,11 +7,6 @@ import hashlib
 import numpy as np
 
 
-def weights_sha256(arrays: dict[str, np.ndarray]) -> str:
-    """Of the tensors of a state dict, in its own order: 64 hex digits."""
-    return arrays_sha256(arrays)
-
-
 def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:
     """64 hex digits over names, dtypes, shapes and bytes (little-endian, C order) in the order of the dict."""
     digest = hashlib.sha256()

@@ -15,7 +15,7 @@ from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.models.flat import FlatModel
 from hkd_hpc.server import Images, Server
-from hkd_hpc.store.digest import weights_sha256
+from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.worker import report_type, unpack_counters
 
 
@@ -120,7 +120,7 @@ def test_hash_covers_names_dtypes_shapes_and_bytes():
     text = hashlib.sha256(
         b"a <f4 (1, 2)\n" + np.array([1, 2], "<f4").tobytes() + b"n <i8 ()\n" + np.array(3, "<i8").tobytes()
     )
-    assert weights_sha256(arrays) == text.hexdigest()
+    assert arrays_sha256(arrays) == text.hexdigest()
     others = [
         {"b": arrays["a"], "n": arrays["n"]},
         {"a": arrays["a"].T, "n": arrays["n"]},
@@ -128,7 +128,7 @@ def test_hash_covers_names_dtypes_shapes_and_bytes():
         {"a": -arrays["a"], "n": arrays["n"]},
         {"a": arrays["a"], "n": np.array(4, np.int64)},
     ]
-    assert len({weights_sha256(tree) for tree in [arrays, *others]}) == 6
+    assert len({arrays_sha256(tree) for tree in [arrays, *others]}) == 6
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkd_hpc.store.digest import weights_sha256
+from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.tree import BadFile, load_tree
 
@@ -199,7 +199,7 @@ def judge_checkpoints(folder: Path, known: Known, expected: Expected) -> list[Ve
             continue
         known.saved = max(known.saved, round)
         weights = {str(name): np.asarray(tree["global"][name]) for name in tree["global_names"]}
-        if weights_sha256(weights) != expected.sha256(round):
+        if arrays_sha256(weights) != expected.sha256(round):
             found.append(Verdict(WRONG, f"the weights in {path.name} are not the reference run's"))
     return found
 

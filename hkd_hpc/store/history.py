@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.metrics import NAN, attributes_of
-from hkd_hpc.store.tree import Leaf
+from hkd_hpc.store.tree import Leaf, place
 
 LAYOUT = {"layout_version": 2}  # attribute of metrics.h5's root: what may be in it (store/layout.py); without it, 1
 PHASES = ("train", "weights", "knowledge", "state", "evaluate_and_save")  # of rank 0
@@ -82,9 +82,11 @@ class History:
             slice(since.get(table, 0), until.get(table)) for table in ("rounds", "clients", "events")
         )
         for name, values in self.rounds.items():
-            _put(tree["rounds"], name, Leaf(np.array(values[rounds]), attributes_of(name)))
+            place(tree["rounds"], name, Leaf(np.array(values[rounds]), attributes_of(name)))
         for name, rows in self.clients.items():
-            _put(tree["clients"], name, Leaf(np.array(rows[clients]), {"axes": "round, client", **attributes_of(name)}))
+            place(
+                tree["clients"], name, Leaf(np.array(rows[clients]), {"axes": "round, client", **attributes_of(name)})
+            )
         if self.counts()["events"] and until.get("events") != 0:
             tree["events"] = {name: np.array(values[events]) for name, values in self.events.items()}
         return tree
@@ -113,13 +115,6 @@ def client_column(clients: int, ids: np.ndarray, values: np.ndarray) -> np.ndarr
     column = np.full((clients, *values.shape[1:]), NAN, np.result_type(values, np.float16))
     column[ids] = values
     return column
-
-
-def _put(tree: dict, name: str, value: Any) -> None:
-    *groups, leaf = name.split("/")
-    for group in groups:
-        tree = tree.setdefault(group, {})
-    tree[leaf] = value
 
 
 def flattened(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -108,7 +108,7 @@ def load_tree(path: str | Path, only: Iterable[str] | None = None) -> dict[str, 
             return file.load()
         parts: dict[str, Any] = {}
         for key in only:
-            _place(parts, key, file.load(key))
+            place(parts, key, file.load(key))
         return parts
 
 
@@ -180,7 +180,9 @@ class TreeFile:
         """The shapes of all values below the group at `key`, by their paths from there on."""
         with _bad_file(self.path):
             found: dict[str, tuple[int, ...]] = {}
-            self._node(key).visititems(lambda path, node: found.update({path: node.shape} if _is_value(node) else {}))
+            self._node(key).visititems(
+                lambda path, node: found.update({path: node.shape} if hasattr(node, "shape") else {})
+            )
             return found
 
     def _node(self, key: str) -> Any:
@@ -480,15 +482,12 @@ def _load(node: Any) -> Any:
     return value if exact else _python_scalar(value)  # a float32 must not come back as a float64
 
 
-def _is_value(node: Any) -> bool:
-    return hasattr(node, "shape")
-
-
 def _python_scalar(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+def place(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at its place in a tree: "a/b" into the group "a", which is made where there is none."""
     *groups, name = key.split("/")
     for group in groups:
         tree = tree.setdefault(group, {})

@@ -53,6 +53,7 @@ class Client:
         name: of a natural client whose id in the data is another than `id`.
         member: of unequal models (models/family.py), which one it has.
         phase: the name of the present part of its local training (`Scheme.phases`).
+        epochs_left: of its local training of the round, after the present one.
         noise_from: where its noise comes from (privacy.mode).
         drawn_N3: of the current epoch: what is drawn for the augmentation of each training image; None without.
         net: while it trains: the model, net(x_BCHW) = (feature_BD, logits_BC).
@@ -77,6 +78,7 @@ class Client:
     name: str = ""
     member: str = ""
     phase: str = ""
+    epochs_left: int = 0
     noise_from: str = SIMULATION
     drawn_N3: torch.Tensor | None = None
     net: torch.nn.Module = field(init=False, repr=False, compare=False)

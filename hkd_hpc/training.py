@@ -202,9 +202,13 @@ class LocalTrainer:
         """Each epoch of a client's round, phase by phase; (terms,): the mean of each loss term, still on the device."""
         client, draws, usual = given.client, Draws.of(given.client), self.config.train.epochs
         epochs = usual if given.epochs is None else given.epochs
-        for phase in contract.phases(self.scheme, self.scheme.phases(client, epochs), len(self.flat.values_V)):
+        phases = contract.phases(self.scheme, self.scheme.phases(client, epochs), len(self.flat.values_V))
+        counts = [min(phase.epochs, epochs) if epochs < usual else phase.epochs for phase in phases]
+        client.epochs_left = sum(counts)
+        for phase, count in zip(phases, counts):
             self._begin_phase(given, phase)
-            for _ in range(min(phase.epochs, epochs) if epochs < usual else phase.epochs):
+            for _ in range(count):
+                client.epochs_left -= 1
                 yield self.epoch(client, draws)
 
     def _begin_phase(self, given: ClientRound, phase: Phase) -> None:

@@ -209,14 +209,18 @@ class Watched(Scheme):
     def adjust_gradient(self, client):
         client.cache["steps"].append((client.phase, client.flat.parameters_P.clone()))
         SEEN[client.id] = client.cache["steps"]
+        LEFT.append(client.epochs_left)
 
 
 SEEN: dict[int, list] = {}
+LEFT: list[int] = []  # epochs, after that of each step
 
 
 def test_what_is_frozen_stays_to_the_bit_and_the_rest_moves_from_the_first_step_on(data):
+    LEFT.clear()
     run = Federation(data, f"{__name__}:Watched", "train.epochs=3", "train.clip_norm=1")
     run.play(1)
+    assert LEFT[:15] == [4, 4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
     of_head = torch.zeros(len(run.flat.parameters_P), dtype=torch.bool)
     for start, stop in run.flat.spans_of(HEAD):
         of_head[start:stop] = True
@@ -238,6 +242,7 @@ def test_no_phase_of_a_straggler_is_longer_than_its_epochs(data, head, straggler
     late = ("fed.straggler_rate=1", f"fed.straggler_epochs={straggler}", "train.epochs=5", "fed.clients=3")
     run = Federation(data, "fedrep", f"scheme.head_epochs={head}", *late)
     run.play(1)
+    assert [client.epochs_left for client in run.clients] == [0, 0, 0]
     assert run.part.trainer.steps == 3 * steps
 
 

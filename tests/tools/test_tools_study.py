@@ -14,6 +14,7 @@ import pytest
 from hkd_hpc import compare
 from hkd_hpc.analysis.statistics import seeds_to_see, verdicts
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.words import counted
 from hkd_hpc.compare import read_spec
 from hkd_hpc.compare.runs import config_of, paper_run
 from hkd_hpc.config import is_location
@@ -35,6 +36,7 @@ SPECS = {
     "constant": 30,
     "why": 55,
     "gradients": 3,
+    "gradients_resnet18": 1,
     "tuned": 110,
     "smoke": 33,
 }
@@ -138,7 +140,7 @@ def test_a_part_that_nobody_computes_is_wrong_input(copied, capsys):
 def test_specs_ask_for_as_many_runs_as_they_say(asked):
     head = (tables.SPECS / asked.spec).read_text().split("\n[")[0]
     assert len(asked.required) == SPECS[asked.name]
-    assert f"# {SPECS[asked.name]} runs" in head
+    assert f"# {counted(SPECS[asked.name], 'run')}" in head
 
 
 def test_choices_differ_from_the_small_table_in_the_choice_alone():

@@ -19,7 +19,7 @@ from hkd_hpc.runtime.machine import computed_as
 from . import drawings
 from .answers import LAST, LAST_SEEDS, MAIN, REFERENCE, STAR, count_text, interval_text, named, shown, without_controls
 from .records import NOISE, Record
-from .tables import ASKED, OURS, TRIAL, TUNED, Asked, Results, is_tuning
+from .tables import ASKED, MEASURED, OURS, TRIAL, TUNED, Asked, Results, is_tuning
 
 MEASURES = {
     "local": LAST["local"],
@@ -46,7 +46,7 @@ def section(asked: Asked, results: Mapping[str, Results]) -> str:
     if not own.compared.seeds:
         return f"Not run yet: `{asked.command}`"
     figure = figure_of(asked, results[asked.name])
-    tell = {"why": choices, "gradients": gradients, "tuned": tuned}.get(asked.name, compared)
+    tell = {**dict.fromkeys(MEASURED, gradients), "why": choices, "tuned": tuned}.get(asked.name, compared)
     parts = [state_text(asked, own), *tell(asked, results)]
     return "\n\n".join([*parts, *([f"![{figure.title}]({figure.name}.svg)"] if figure else []), made_text(asked, own)])
 
@@ -294,8 +294,8 @@ def tuned(asked: Asked, results: Mapping[str, Results]) -> list[str]:
 def gradients(asked: Asked, results: Mapping[str, Results]) -> list[str]:
     """Means over the seeds: each term of FedHKD's loss, and the norm of its gradient."""
     own = results[asked.name]
-    seeds = ", ".join(map(str, own.seeds))
-    return [str(rounds_table(own.records)), f"Seeds {seeds}; the weights are those of FedHKD's runs above, to the bit."]
+    told = f"Seeds {', '.join(map(str, own.seeds))}" if own.seeds[1:] else "Seed 0"
+    return [str(rounds_table(own.records)), f"{told}; the weights are those of FedHKD's runs above, to the bit."]
 
 
 def chosen_rows(own: Results, scheme: str) -> dict[str, str]:

@@ -26,7 +26,10 @@ SPECS = PACKAGE / "specs"
 IMAGES = "data.path=cifar10.npz"
 PAIRED = ("small", "beta02", "beta5", "constant", "why")  # tables whose runs are compared with each other
 OURS = "fedhkd"
-MEASURED = {"gradients": ("small", OURS)}  # its runs are those of this table and row, with measurements beside
+MEASURED = {  # its runs are those of this table and row, with measurements beside
+    "gradients": ("small", OURS),
+    "gradients_resnet18": ("table1", OURS),
+}
 TRIAL, TUNED = "-trial", "-tuned"  # in the rows of a comparison that tunes
 
 RowSeed = tuple[str, int]  # row and seed
@@ -138,6 +141,7 @@ ASKED = (
     Asked("constant", "A constant learning rate, small net", "study_constant.toml"),
     Asked("why", "Why: FedHKD's choices, small net", "study_why.toml", is_sweep=True),
     Asked("gradients", "Why: the gradients of FedHKD's terms, small net", "study_gradients.toml"),
+    Asked("gradients_resnet18", "Why: the gradients of FedHKD's terms, ResNet18", "study_gradients_resnet18.toml"),
     Asked("tuned", "Every scheme tuned, small net, 10 rounds", "study_tuned.toml"),
     Asked(
         "smoke", "Smoke test: nine schemes, small net, 10 rounds", "cifar10_smoke.toml", more=("run.evaluate_every=1",)

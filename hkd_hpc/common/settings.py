@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -20,6 +21,12 @@ NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 )  # Python also takes 1_0, spaces and other scripts
 KINDS = ("int", "float", "bool", "str")
+BOUNDS = {
+    "low": (">=", operator.ge),
+    "above": (">", operator.gt),
+    "high": ("<=", operator.le),
+    "below": ("<", operator.lt),
+}
 LEAST_LIKENESS = 0.75  # of two names, one of which may have been meant by the other: apth and path
 
 
@@ -63,8 +70,7 @@ def allowed_text(field: dataclasses.Field) -> str:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
-    signs = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
-    bounds = [f"{sign} {meta[name]}" for name, sign in signs if meta.get(name) is not None]
+    bounds = [f"{sign} {meta[name]}" for name, (sign, _) in BOUNDS.items() if meta.get(name) is not None]
     return " ".join([words, " and ".join(bounds)]).strip() + or_none
 
 
@@ -122,33 +128,23 @@ def _to_float(value: Any) -> float:
 
 
 def _to_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    return {"true": True, "false": False}[str(value).lower()] if str(value).lower() in ("true", "false") else _fail()
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError
+    return str(value).lower() == "true"
 
 
 def _to_str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    if any(ord(c) < 32 for c in value):
+    if not isinstance(value, str) or any(ord(c) < 32 for c in value):
         raise ValueError
     return value
-
-
-def _fail():
-    raise ValueError
 
 
 def _in_range(meta: Mapping[str, Any], value: Any) -> bool:
     if value is None:
         return True
-    return (
-        (not meta.get("choices") or value in meta["choices"] or bool(meta["own"] and ":" in value))
-        and (meta.get("low") is None or value >= meta["low"])
-        and (meta.get("above") is None or value > meta["above"])
-        and (meta.get("high") is None or value <= meta["high"])
-        and (meta.get("below") is None or value < meta["below"])
-    )
+    if meta.get("choices") and not (value in meta["choices"] or (meta["own"] and ":" in value)):
+        return False
+    return all(holds(value, meta[name]) for name, (_, holds) in BOUNDS.items() if meta.get(name) is not None)
 
 
 def build(section: str, cls: type, values: dict[str, Any]):

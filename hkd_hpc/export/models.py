@@ -10,7 +10,7 @@ import numpy as np
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.lazy import torch
 from hkd_hpc.results.models import read_inputs, read_model
-from hkd_hpc.store.atomic import replace_file
+from hkd_hpc.store.atomic import replace_bytes
 
 
 def export_model(run: Path, out: Path, client: int | None, architecture: str = "") -> str:
@@ -50,7 +50,7 @@ def write_model(path: Path, arrays: dict[str, np.ndarray]) -> None:
         content = safetensors_of(tensors)
     else:
         raise UsageError(f"--out {path}: the name must end in .pt or .safetensors")
-    replace_file(path, lambda temporary: temporary.write_bytes(content))
+    replace_bytes(path, content)
 
 
 def safetensors_of(tensors: dict) -> bytes:

@@ -29,7 +29,7 @@ from hkd_hpc.console import messages
 from hkd_hpc.doctor import output
 from hkd_hpc.doctor.findings import Section
 from hkd_hpc.runtime import environment
-from hkd_hpc.runtime.paths import named_path
+from hkd_hpc.runtime.paths import named_path, nearest_existing
 
 ENDING = "The examination ends here, as a run would."
 LIMITS_S = {"comm.timeout_s": 60.0, "comm.start_timeout_s": 60.0}  # instead of a run's; settings as any other
@@ -89,7 +89,7 @@ def folder_at(path: str) -> Path:
     """Where runs would write. UsageError for a file, or below one."""
     out = Path(os.path.abspath(named_path(path, "--out ")))
     try:
-        place = next(place for place in (out, *out.parents) if place.exists())
+        place = nearest_existing(out)
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be looked at ({error.strerror})") from None
     if not place.is_dir():

@@ -25,7 +25,8 @@ from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.doctor.clocks import SKEW_S
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
-from hkd_hpc.store.atomic import replace_file, replace_text
+from hkd_hpc.runtime.paths import nearest_existing
+from hkd_hpc.store.atomic import replace_text
 from hkd_hpc.store.lock import RunLock
 from hkd_hpc.store.tree import load_tree, save_tree
 
@@ -182,14 +183,9 @@ def needed_bytes(context: Context) -> int:
     return 4 * (3 * (len(flat.values_V) + numbers_in(trainer.own_shapes())) + 2 * usual + last)
 
 
-def nearest(folder: Path) -> Path:
-    """The folder itself, or the one in which it would be made."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
 def measure(folder: Path, needed: int) -> Measured:
     """Look at the file system, and do what a run does there; the folder is as before afterwards."""
-    place = nearest(folder)
+    place = nearest_existing(folder)
     disk, (kind, source) = os.statvfs(place), mount_of(place, Path("/proc/self/mountinfo").read_text())
     measured = Measured(
         place=str(place),
@@ -268,7 +264,7 @@ def save_often(own: Path, measured: Measured) -> None:
     path = own / "config.json"
     measured.save_s = seconds_of(lambda: replace_text(path, "{}"))
     before_s = time.time()
-    replace_file(path, lambda temporary: temporary.write_text("{}"))
+    replace_text(path, "{}")
     changed_s, after_s = path.stat().st_mtime, time.time()
     measured.clock_off_s = max(before_s - changed_s, changed_s - after_s, 0.0)
 

@@ -19,6 +19,7 @@ from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.jobs.work import data_sizes
 from hkd_hpc.models import initial
 from hkd_hpc.runtime import versions
+from hkd_hpc.runtime.paths import nearest_existing
 from hkd_hpc.store.folder import RunFolder
 
 
@@ -79,7 +80,7 @@ def told(tests: Iterable[Callable[[], None]]) -> list[str]:
 
 def check_no_file(root: Path) -> Path:
     """The folder that the root is or would be made in; UsageError for a file."""
-    place = next(path for path in (root, *root.parents) if path.exists())
+    place = nearest_existing(root)
     if not place.is_dir():
         raise UsageError(f"--root {root}: {place} is a file; name a folder")
     return place

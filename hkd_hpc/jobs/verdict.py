@@ -6,9 +6,12 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.console.messages import bytes_text, seconds_text
 from hkd_hpc.jobs.estimate import Estimate, Forecast
+from hkd_hpc.runtime.paths import nearest_existing
 
 GUESS_MARGIN = 0.5  # a time that was not measured in this study may be twice too long: no rejection on its account
 
@@ -30,18 +33,22 @@ def too_many_nodes(out: Forecast) -> list[str]:
 
 
 def too_little_disk(out: Forecast) -> list[str]:
-    place = next(path for path in (out.root, *out.root.parents) if path.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if out.disk_bytes <= free_bytes:
+    free = free_bytes(out.root)
+    if out.disk_bytes <= free:
         return []
     means = ["name a folder on a larger disk"]
     option = {"slurm": "--array-parallelism", "local": "--parallel"}.get(out.executor)
     means += [f"{option} N for fewer trials at a time"] * (option is not None and out.at_a_time > 1)
     means += ["run.client_models=false"] * any(e.trial.config().run.client_models for e in out.estimates)
     return [
-        f"--root {out.root}: {bytes_text(free_bytes)} are free there and {bytes_text(out.disk_bytes)} are needed "
+        f"--root {out.root}: {bytes_text(free)} are free there and {bytes_text(out.disk_bytes)} are needed "
         f"({bytes_text(out.finished_bytes)} when all is finished); {', or '.join(means)}"
     ]
+
+
+def free_bytes(root: Path) -> int:
+    """Of the disk on which a folder is or would be made."""
+    return shutil.disk_usage(nearest_existing(root)).free
 
 
 def too_short(out: Forecast) -> list[str]:
@@ -110,11 +117,10 @@ def lines(out: Forecast, most: int = 40) -> list[str]:
     gpu_hours = sum(e.gpu_hours for e in out.estimates)
     hours = f"{gpu_hours:.3g} GPU hours, " if gpu_hours else ""
     peak = f"disk {bytes_text(out.disk_bytes)} at most, {bytes_text(out.finished_bytes)} when finished"
-    free = shutil.disk_usage(next(path for path in (out.root, *out.root.parents) if path.exists())).free
     return [
         *rows(out, most),
         f"in all about {hours}{seconds_text(out.wall_s)} with {out.at_a_time} at a time; {peak} "
-        f"({bytes_text(free)} free there; a quota cannot be seen from here)",
+        f"({bytes_text(free_bytes(out.root))} free there; a quota cannot be seen from here)",
         *(f"seconds of {count} trials: {basis}" for basis, count in Counter(e.basis for e in out.estimates).items()),
         "bytes: of the real model and scheme; memory: host memory of a trial's first node, as a probe here had it"
         + ", without what a GPU's libraries take" * (not (out.probed and out.probed["models"])),
@@ -150,5 +156,4 @@ def rows(out: Forecast, most: int) -> list[str]:
         )
     if not any(each.gpu_hours for each in out.estimates):
         table = [row[:-4] + row[-3:] for row in table]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in table]
+    return aligned(table)

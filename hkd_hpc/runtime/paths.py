@@ -51,6 +51,11 @@ def named_path(path: str | os.PathLike, what: str) -> Path:
     return Path(expanded(path, what))
 
 
+def nearest_existing(path: Path) -> Path:
+    """What is there of a path: itself, or the folder below which it would be made. Raises OSError."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def path_argument(text: str) -> Path:
     """The same for `type=` of argparse, which names the option itself. Raises ArgumentTypeError."""
     try:

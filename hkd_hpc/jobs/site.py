@@ -49,12 +49,7 @@ VARIABLES = (
 )
 # options that a key of the site file stands for, or that the launcher and the scripts need to set themselves
 TAKEN = (
-    "account",
-    "partition",
-    "qos",
-    "constraint",
-    "gres",
-    "gpus-per-node",
+    *OWN_KEYS,
     "exclusive",
     "mem",
     "nodes",
@@ -176,7 +171,7 @@ class Site:
         for name in self.environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise UsageError(f"environment.{name}: is no name of a variable")
-        for name, _value in self.sbatch.items():
+        for name in self.sbatch:
             if name in TAKEN or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 raise UsageError(
                     f"sbatch.{name}: not allowed; {', '.join(TAKEN)} have keys of their own or are set by "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -60,25 +61,21 @@ def shortened(values: Iterable[str]) -> str:
 
 def facts_table(names: dict[Run, str]) -> Table:
     """Versions, hashes of code and data, hosts, devices: each value, and how many runs have it."""
-    found: dict[tuple[str, str], int] = {}
-    for run in names:
-        for fact in facts_of(run):
-            found[fact] = found.get(fact, 0) + 1
+    found = Counter(fact for run in names for fact in facts_of(run))
     rows = [[name, value, f"{count} of {len(names)}"] for (name, value), count in sorted(found.items())]
     return Table(["what", "value", "runs"], rows, "Versions, hashes, hosts and devices")
 
 
-def facts_of(run: Run) -> dict[tuple[str, str], None]:
+def facts_of(run: Run) -> set[tuple[str, str]]:
     """(name, value) of each."""
     found = {
-        ("revision of the code" if name == REVISION else f"version of {name}", str(value)): None
+        ("revision of the code" if name == REVISION else f"version of {name}", str(value))
         for name, value in run.versions.items()
     }
-    found |= {(f"SHA-256 of {name}", str(value)): None for name, value in run.identity.items()}
+    found |= {(f"SHA-256 of {name}", str(value)) for name, value in run.identity.items()}
     for session in run.sessions:
-        for what in ("hosts", "devices"):
-            found |= {(what, value): None for value in map(str, session.get(what, {}))}
-        found |= {(what, str(session[what])): None for what in ("ranks", "launcher") if what in session}
+        found |= {(what, str(value)) for what in ("hosts", "devices") for value in session.get(what, {})}
+        found |= {(what, str(session[what])) for what in ("ranks", "launcher") if what in session}
     return found
 
 

@@ -105,6 +105,6 @@ def of_loaded(data: DataSettings) -> Sizes:
 
 def dtype_seen(x_train: np.ndarray) -> str:
     """Of inputs as networks see them."""
-    if x_train.dtype == np.uint8 or x_train.dtype.kind == "f" or not is_flat(x_train):
-        return "float32" if x_train.dtype.kind == "f" else "uint8"
-    return "int64"
+    if x_train.dtype.kind == "f":
+        return "float32"
+    return "int64" if is_flat(x_train) else "uint8"

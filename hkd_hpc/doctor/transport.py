@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.comm.devices import nccl_members
-from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, NCCL, address_of, interface_of, own_address_towards
+from hkd_hpc.comm.interfaces import GLOO, NCCL, address_of, interface_of, own_address_towards
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import NOTE, WARNING, Finding, Kind, Section
 
@@ -50,7 +50,7 @@ def collect(context: Context) -> Section | None:
 
 def own_facts(context: Context) -> dict[str, Any]:
     """Of this rank: its way to rank 0, and what else it could take."""
-    own = LOCALHOST if context.world.address == LOCALHOST else own_address_towards(context.world.address)
+    own = own_address_towards(context.world.address)
     return {
         "host": context.comm.hosts[context.comm.rank],
         "address": own,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hkd_hpc.comm.interfaces import GLOO, LOCALHOST, interface_of, own_address_towards
+from hkd_hpc.comm.interfaces import GLOO, interface_of, own_address_towards
 from hkd_hpc.comm.transports.base import Comm, ControlPlane, HostStaging, RankInfo
 from hkd_hpc.common.errors import LinkError
 
@@ -99,8 +99,7 @@ def _choose_interface(address: str) -> None:
     """Host names that do not resolve are common: set gloo's interface, unless the user did."""
     if os.environ.get(GLOO):
         return
-    own = LOCALHOST if address == LOCALHOST else own_address_towards(address)
-    name = interface_of(own)
+    name = interface_of(own_address_towards(address))
     if name:
         os.environ[GLOO] = name
 

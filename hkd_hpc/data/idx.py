@@ -6,12 +6,12 @@ import gzip
 import string
 import zipfile
 import zlib
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from hkd_hpc.data.raw import RawData, broken
+from hkd_hpc.data.settings import DataSettings
 
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
 _UINT8 = 8  # IDX's code of the type
@@ -32,9 +32,9 @@ def read_mnist(files: list[Path], _: object = None) -> RawData:
     return RawData({part: _read(file, _axes(part)) for part, file in zip(_PARTS, files)})
 
 
-def _read_emnist(split: str, files: list[Path], _: object = None) -> RawData:
+def read_emnist(files: list[Path], data: DataSettings) -> RawData:
     """The same of one split of EMNIST's zip; images upright, letters from 0."""
-    [file] = files
+    [file], split = files, data.name.removeprefix("emnist_")
     try:
         with zipfile.ZipFile(file) as archive:
             content = {part: gzip.decompress(archive.read(_emnist_name(split, part))) for part in _PARTS}
@@ -47,14 +47,6 @@ def _read_emnist(split: str, files: list[Path], _: object = None) -> RawData:
     for labels in ("y_train", "y_test"):
         arrays[labels] = arrays[labels].astype(np.int64) - first
     return RawData(arrays, tuple(EMNIST_CLASSES[split]))
-
-
-read_emnist_byclass = partial(_read_emnist, "byclass")
-read_emnist_bymerge = partial(_read_emnist, "bymerge")
-read_emnist_balanced = partial(_read_emnist, "balanced")
-read_emnist_letters = partial(_read_emnist, "letters")
-read_emnist_digits = partial(_read_emnist, "digits")
-read_emnist_mnist = partial(_read_emnist, "mnist")
 
 
 def _emnist_name(split: str, part: str) -> str:

@@ -84,18 +84,10 @@ def _cifar_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
         raise broken(path, f"key {label_key}: a list of integers is expected") from error
 
 
-def read_cifar10(files: list[Path], _: DataSettings) -> RawData:
-    """CIFAR10's python pickles; the last file is the test split."""
-    return _read_cifar(files, "labels")
-
-
-def read_cifar100(files: list[Path], _: DataSettings) -> RawData:
-    """CIFAR100's python pickles, fine labels; the last file is the test split."""
-    return _read_cifar(files, "fine_labels")
-
-
-def _read_cifar(files: list[Path], label_key: str) -> RawData:
-    """Images (N,3,32,32) uint8 and labels (N,), the training files joined in order."""
+def read_cifar(files: list[Path], data: DataSettings) -> RawData:
+    """Images (N,3,32,32) uint8 and labels (N,), of CIFAR100 the fine ones, of the python pickles: the training files in
+    their order, last the test split."""
+    label_key = {"cifar10": "labels", "cifar100": "fine_labels"}[data.name]
     *batches, (x_test, y_test) = (_cifar_batch(path, label_key) for path in files)
     x_train = batches[0][0] if len(batches) == 1 else np.concatenate([pixels for pixels, _ in batches])
     y_train = np.concatenate([labels for _, labels in batches])

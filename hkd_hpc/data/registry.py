@@ -120,7 +120,7 @@ def _emnist(split: str, train: int, test: int, classes: int) -> Source:
     url, md5 = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
     return Source(
         f"emnist_{split}",
-        f"hkd_hpc.data.idx:read_emnist_{split}",
+        "hkd_hpc.data.idx:read_emnist",
         Sizes(train, test, classes),
         downloads=(Download(url, md5, folder="EMNIST/raw"),),
     )
@@ -132,7 +132,7 @@ SOURCES = {
         Source("fmnist", "hkd_hpc.data.readers:read_file", Sizes(5_000, 1_000, 10), bundled="fmnist.h5"),
         Source(
             "cifar10",
-            "hkd_hpc.data.readers:read_cifar10",
+            "hkd_hpc.data.readers:read_cifar",
             Sizes(50_000, 10_000, 10),
             downloads=(
                 Download(
@@ -152,7 +152,7 @@ SOURCES = {
         ),
         Source(
             "cifar100",
-            "hkd_hpc.data.readers:read_cifar100",
+            "hkd_hpc.data.readers:read_cifar",
             Sizes(50_000, 10_000, 100),
             downloads=(
                 Download(

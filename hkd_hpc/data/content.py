@@ -12,10 +12,8 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-
-import numpy as np
 
 from hkd_hpc.common.errors import RunError
 from hkd_hpc.data import sources
@@ -60,7 +58,7 @@ def load(data: DataSettings) -> sources.DataSet:
     source = sources.source_of(data.name)
     stamp = "" if source.is_loader else stamp_of(data)  # what else than its files a loader reads, nobody knows
     dataset = sources.read(data)
-    if source.is_loader or sum(array.nbytes for array in arrays_of(dataset).values()) < WORTH_KEEPING_BYTES:
+    if source.is_loader or sum(array.nbytes for array in dataset.arrays().values()) < WORTH_KEEPING_BYTES:
         return replace(dataset, sha256=sha256_of(dataset))
     kept = Path(environment.scratch_folder(os.environ), f"content-{stamp}")
     sha256 = look_up(kept)
@@ -73,12 +71,7 @@ def load(data: DataSettings) -> sources.DataSet:
 
 def sha256_of(dataset: sources.DataSet) -> str:
     """64 hex digits over images, labels and client ids of both splits: names, dtypes, shapes and bytes."""
-    return arrays_sha256(arrays_of(dataset))
-
-
-def arrays_of(dataset: sources.DataSet) -> dict[str, np.ndarray]:
-    values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
-    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    return arrays_sha256(dataset.arrays())
 
 
 def stamp_of(data: DataSettings) -> str:

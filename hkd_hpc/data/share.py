@@ -10,7 +10,6 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,8 @@ def _aligned(offset: int) -> int:
 
 def _layout(dataset: DataSet) -> tuple[bytes, list[np.ndarray]]:
     """The head of the file (padded to a multiple of 64 bytes) and the arrays that follow it."""
-    values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
-    arrays = {key: np.ascontiguousarray(value) for key, value in values.items() if isinstance(value, np.ndarray)}
-    header: dict = {"plain": {key: value for key, value in values.items() if key not in arrays}, "arrays": {}}
+    arrays = {key: np.ascontiguousarray(value) for key, value in dataset.arrays().items()}
+    header: dict = {"plain": {key: value for key, value in vars(dataset).items() if key not in arrays}, "arrays": {}}
     offset = 0
     for key, array in arrays.items():
         header["arrays"][key] = {"dtype": array.dtype.str, "shape": array.shape, "offset": offset}

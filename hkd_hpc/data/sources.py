@@ -48,13 +48,16 @@ class DataSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    def arrays(self) -> Arrays:
+        """Images, labels and client ids of both splits, as far as there are any, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
     def shapes(self) -> dict[str, str]:
         """Classes, and of each array its shape and dtype, as text."""
-        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {
             "classes": str(self.classes),
             "normalised by": f"{self.mean} {self.std}",
-            **{name: f"{array.shape} {array.dtype}" for name, array in arrays.items()},
+            **{name: f"{array.shape} {array.dtype}" for name, array in self.arrays().items()},
         }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.words import counted
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
 DEVICE_OFFSET = (
@@ -94,14 +95,13 @@ def require_devices(plan: Plan, env: Mapping[str, str]) -> None:
 def describe(plan: Plan) -> str:
     """One line for people: ranks, hosts, what carries the weights and why, and the device of each rank, compacted."""
     hosts = len({host for host, _ in plan.device_by_rank})
-    size = len(plan.device_by_rank)
     groups = "; ".join(
         f"{rank_list(ranks)} {device or 'cpu'}{f' on {host}' if hosts > 1 else ''}"
         for (host, device), ranks in _by_device(plan.device_by_rank).items()
     )
     carrier = plan.backend + (f" among {rank_list(plan.nccl_ranks)}" if plan.nccl_ranks else "")
     return (
-        f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)}, weights by {carrier} "
+        f"{counted(len(plan.device_by_rank), 'rank')} on {counted(hosts, 'host')}, weights by {carrier} "
         f"({plan.reason}); devices: {groups}"
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hkd_hpc.common import words
 from hkd_hpc.common.errors import UsageError
 
 NUMBER = re.compile(
@@ -67,11 +68,11 @@ def allowed_text(field: dataclasses.Field) -> str:
     if meta.get("choices"):
         own = [f"or {meta['own']}"] * bool(meta["own"])
         return ", ".join(["one of " + ", ".join(map(str, meta["choices"])), *own]) + or_none
-    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
+    told = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind]
     if meta.get("low") is not None and meta.get("low") == meta.get("high"):
         return f"{meta['low']}"
     bounds = [f"{sign} {meta[name]}" for name, (sign, _) in BOUNDS.items() if meta.get(name) is not None]
-    return " ".join([words, " and ".join(bounds)]).strip() + or_none
+    return " ".join([told, " and ".join(bounds)]).strip() + or_none
 
 
 def type_text(field: dataclasses.Field) -> str:
@@ -169,7 +170,7 @@ def unknown(
     of_others: {name: how to tell it} of settings that cannot be given here, named where none of the known ones is near.
     """
     near = nearest(word[:100], known) or [of_others[name] for name in nearest(word[:100], of_others)]
-    hint = f"did you mean {', '.join(near[:-1])}{' or ' * (len(near) > 1)}{near[-1]}?" if near else listed
+    hint = f"did you mean {words.listed(near, 'or')}?" if near else listed
     return f"{shown(word)}: no such setting; {hint}"
 
 

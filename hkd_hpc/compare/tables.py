@@ -8,6 +8,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, estimate
+from hkd_hpc.common.words import counted
 from hkd_hpc.compare.runs import Run, Runs, chained, check_origin, paper_runs, summary_of
 from hkd_hpc.compare.spec import Spec, Tuning
 from hkd_hpc.compare.tuning import choices, chosen_text, tuned_runs, unmeasured
@@ -50,8 +51,7 @@ def gaps(runs: list[Run], root: Path) -> list[str]:
 
 
 def interval_text(seeds: tuple[int, ...]) -> str:
-    count = len(seeds)
-    told = f"{count} seed{'s' * (count > 1)}" + ("" if count > 4 else ", so a smoke test, no evidence")
+    told = counted(len(seeds), "seed") + ", so a smoke test, no evidence" * (len(seeds) < 5)
     return f"mean ± half of the 95 % interval over {told} (their number)"
 
 

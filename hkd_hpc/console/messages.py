@@ -14,6 +14,7 @@ import numpy as np
 
 from hkd_hpc.analysis.metrics import FINAL, SUMMARISED, SUMMARY_WAYS, TestResult
 from hkd_hpc.analysis.milestones import TARGETS, patience_ends
+from hkd_hpc.common.words import counted
 from hkd_hpc.console import output
 from hkd_hpc.console.output import Level
 from hkd_hpc.runtime import provenance
@@ -172,7 +173,7 @@ def patience_text(value_R: np.ndarray, whose: str, patience: int) -> str:
     """no better global accuracy on validation images in 5 tests after round 3 (0.512); value_R: those accuracies."""
     best = int(np.nanargmax(value_R[: patience_ends(value_R, patience)]))
     return (
-        f"no better {whose} accuracy on validation images in {patience} test{'s' * (patience > 1)} "
+        f"no better {whose} accuracy on validation images in {counted(patience, 'test')} "
         f"after round {best + 1} ({number_text(value_R[best])})"
     )
 

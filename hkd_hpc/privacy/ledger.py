@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.analysis.tables import Table, aligned
+from hkd_hpc.common import words
 from hkd_hpc.common.errors import UsageError
-from hkd_hpc.common.words import counted
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES, KINDS, NO_NOISE, WEIGHTS, Releases
 from hkd_hpc.privacy.settings import SIMULATION
@@ -224,7 +224,7 @@ class Ledger:
 
     def begun_lines(self) -> list[str]:
         """The rounds that were begun and are not recorded, in one line, if there are some: counted as round 2 ..."""
-        told = [f"round {round} (begun {counted(times, 'time')})" for round, times in self.unfinished.items()]
+        told = [f"round {round} (begun {words.counted(times, 'time')})" for round, times in self.unfinished.items()]
         return [f"not finished, and counted as the costliest of the others: {', '.join(told)}"] if told else []
 
     def figures(self) -> tuple[str, str, str, str, str]:
@@ -235,7 +235,7 @@ class Ledger:
 
     def title(self) -> str:
         """privacy (simulation, no privacy): epsilon at delta 1e-05 after 10 rounds, neighbours differ in one image"""
-        rounds = counted(self.rounds, "round")
+        rounds = words.counted(self.rounds, "round")
         return (
             f"privacy{self.label()}: epsilon at delta {self.terms.delta:g} after {rounds}, of the client that paid "
             f"most; neighbours differ in {self.differ_in}"
@@ -274,5 +274,4 @@ def rounded_up(number: float) -> str:
 
 def listed(kinds: Sequence[str]) -> str:
     """weights, predictions and BatchNorm's statistics"""
-    names = [NAMES.get(kind, kind) for kind in kinds]
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if names[1:] else names[0]
+    return words.listed([NAMES.get(kind, kind) for kind in kinds])

@@ -13,6 +13,7 @@ from typing import Any
 from hkd_hpc import figures
 from hkd_hpc.analysis.tables import FORMATS, Table
 from hkd_hpc.common.errors import UsageError, obtainable, printable
+from hkd_hpc.common.words import listed
 from hkd_hpc.figures import Figure, NotRecorded
 from hkd_hpc.figures.catalogue import distinct, titled
 from hkd_hpc.report import happened, origin
@@ -93,8 +94,7 @@ def title_of(trials: Sequence[Trial], names: dict[Run, str]) -> str:
     data = list(dict.fromkeys(str(trial.settings[DATA]) for trial in trials))
     if not trials:
         return ", ".join(list(names.values())[:3])
-    listed = ", ".join(schemes[:-1]) + " and " + schemes[-1] if 1 < len(schemes) < 5 else f"{len(schemes)} schemes"
-    return f"{schemes[0] if len(schemes) == 1 else listed} on {', '.join(data)}"
+    return f"{listed(schemes) if len(schemes) < 5 else f'{len(schemes)} schemes'} on {', '.join(data)}"
 
 
 def facts_of(runs: Sequence[Run], trials: Sequence[Trial]) -> list[tuple[str, str]]:

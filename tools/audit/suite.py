@@ -21,6 +21,7 @@ import torch
 
 from hkd_hpc.common.command import Parser, exit_code, program_of, tell
 from hkd_hpc.common.settings import first_paragraph
+from hkd_hpc.common.words import counted
 from hkd_hpc.config.protection import mechanism_of
 from hkd_hpc.privacy import accounting
 from hkd_hpc.privacy.releases import FEATURES
@@ -101,7 +102,7 @@ def vector(sizes: Sizes) -> list[Row]:
     rows = []
     for multiplier, trials, rounds in ((1, sizes.trials, 1), (7, sizes.composed, sizes.rounds)):
         pair = Pair.of("several", [*VECTOR, f"privacy.multiplier={multiplier}"], SILENT)
-        release = f"vector, multiplier {multiplier}: {rounds} report{'s' * (rounds > 1)}"
+        release = f"vector, multiplier {multiplier}: {counted(rounds, 'report')}"
         rows.append(features(release, pair, rounds, bound_of(report_scores(pair, trials, rounds))))
     return rows
 

@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 
 from hkd_hpc import schemes
+from hkd_hpc.common.words import counted
 from hkd_hpc.jobs import cost
 from hkd_hpc.jobs.cost import CLUSTER, CLUSTER_TEXT, Cost, Load, Network
 from hkd_hpc.jobs.forecast import REFERENCE_IMAGES, REFERENCE_S
@@ -322,7 +323,7 @@ def runs_text(title: str, found: list[Run], rank: Rank, network: Network) -> str
         ratio = f"{predicted_s / run.round_s:.2f}" if run.ranks > 2 else "fitted"
         rows.append(
             (
-                f"{run.ranks - 1} client rank{'s' * (run.ranks > 2)}",
+                counted(run.ranks - 1, "client rank"),
                 str(run.clients),
                 number(run.round_s),
                 f"{gain:.2f}",

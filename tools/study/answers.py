@@ -11,6 +11,7 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import NOTHING
+from hkd_hpc.common.words import counted
 from hkd_hpc.config import load_toml
 from hkd_hpc.report.paper import TABLES
 from hkd_hpc.results.differences import GOALS
@@ -213,7 +214,7 @@ def of_seeds(title: str, results: Results) -> str:
 
 
 def count_text(seeds: Sized) -> str:
-    return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    return counted(len(seeds), "seed")
 
 
 def has_ended(seeds: Sized) -> bool:

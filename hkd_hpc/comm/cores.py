@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from hkd_hpc.comm.devices import Plan, rank_list, runs_of
+from hkd_hpc.common.groups import grouped
 
 NUMA_FILES = "/sys/devices/system/node/node*/cpulist"
 
@@ -51,9 +52,7 @@ def own_cores() -> str:
 
 def describe_cores(texts: Sequence[str]) -> str:
     """One line, equal ones together on whatever host: `cores: ranks 0, 2 0-3; ranks 1, 3 4-7`."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        groups.setdefault(text, []).append(rank)
+    groups = grouped((text, rank) for rank, text in enumerate(texts))
     return "cores: " + "; ".join(f"{rank_list(ranks)} {text}" for text, ranks in groups.items())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.words import counted
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
@@ -128,10 +129,7 @@ def visible_devices(requested: str) -> int:
 
 
 def _by_device(host_devices: Sequence[HostDevice]) -> dict[HostDevice, list[int]]:
-    groups: dict[HostDevice, list[int]] = {}
-    for rank, host_device in enumerate(host_devices):
-        groups.setdefault(host_device, []).append(rank)
-    return groups
+    return grouped((host_device, rank) for rank, host_device in enumerate(host_devices))
 
 
 def rank_list(ranks: Sequence[int]) -> str:

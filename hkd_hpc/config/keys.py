@@ -8,6 +8,7 @@ from typing import Any
 
 from hkd_hpc import schemes
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.settings import shown, unknown
 from hkd_hpc.config.sections import SECTIONS
 
@@ -79,8 +80,8 @@ def no_setting(key: str, scheme: str, known: list[str]) -> UsageError:
 
 def owners_of_keys() -> dict[str, list[str]]:
     """{"scheme.mu": ["fedprox", ...]}: which of the schemes and controls here have a setting."""
-    owners: dict[str, list[str]] = {}
-    for scheme in (*schemes.REGISTRY, *schemes.CONTROLS):
-        for field in dataclasses.fields(schemes.settings_of(scheme)):
-            owners.setdefault(f"scheme.{field.name}", []).append(scheme)
-    return owners
+    return grouped(
+        (f"scheme.{field.name}", scheme)
+        for scheme in (*schemes.REGISTRY, *schemes.CONTROLS)
+        for field in dataclasses.fields(schemes.settings_of(scheme))
+    )

@@ -13,6 +13,7 @@ from typing import Any
 
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.common.errors import UsageError, obtainable
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config.identity import code_of
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, NOTE, WARNING, Finding, Kind, Section
@@ -184,9 +185,7 @@ def check_same(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
     names = dict.fromkeys(name for facts in ranks for name in facts["versions"])
     findings = []
     for name in names:
-        by_version: dict[str, list[int]] = {}
-        for rank, facts in enumerate(ranks):
-            by_version.setdefault(facts["versions"].get(name, "absent"), []).append(rank)
+        by_version = grouped((facts["versions"].get(name, "absent"), rank) for rank, facts in enumerate(ranks))
         if len(by_version) > 1:
             parts = [f"{version} on {of_hosts(ranks, members)}" for version, members in by_version.items()]
             findings.append(DIFFERENT.found(f"{name}: {', '.join(parts)}"))
@@ -234,11 +233,11 @@ def check_nccl(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def ranks_by_library(ranks: Sequence[Mapping[str, Any]], name: str) -> dict[tuple[str, str], list[int]]:
     """The ranks by (version that was built for, version that is loaded) of a library, where both are known."""
-    members: dict[tuple[str, str], list[int]] = {}
-    for rank, facts in enumerate(ranks):
-        if name in facts["built"] and name in facts["versions"]:
-            members.setdefault((facts["built"][name], facts["versions"][name]), []).append(rank)
-    return members
+    return grouped(
+        ((facts["built"][name], facts["versions"][name]), rank)
+        for rank, facts in enumerate(ranks)
+        if name in facts["built"] and name in facts["versions"]
+    )
 
 
 def check_no_driver(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:

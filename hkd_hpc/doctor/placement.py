@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from hkd_hpc.comm.cores import cores_text, format_cpulist, numa_nodes, parse_cpulist
 from hkd_hpc.comm.devices import rank_list
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.console.messages import bytes_text
 from hkd_hpc.doctor.context import Context
 from hkd_hpc.doctor.findings import ERROR, WARNING, Finding, Kind, Section
@@ -117,10 +118,7 @@ def section_of(placements: Sequence[RankPlacement]) -> Section:
 
 def by_host(placements: Sequence[RankPlacement]) -> list[list[RankPlacement]]:
     """The ranks of each machine."""
-    hosts: dict[str, list[RankPlacement]] = {}
-    for placement in placements:
-        hosts.setdefault(placement.machine, []).append(placement)
-    return list(hosts.values())
+    return list(grouped((placement.machine, placement) for placement in placements).values())
 
 
 def line_of(ranks: Sequence[RankPlacement]) -> str:
@@ -146,18 +144,12 @@ def binding_text(ranks: Sequence[RankPlacement]) -> str:
 
 def by_cores(ranks: Sequence[RankPlacement]) -> list[list[RankPlacement]]:
     """The ranks of a host that may use the same cores."""
-    groups: dict[tuple[int, ...], list[RankPlacement]] = {}
-    for placement in ranks:
-        groups.setdefault(tuple(placement.cores), []).append(placement)
-    return list(groups.values())
+    return list(grouped((tuple(placement.cores), placement) for placement in ranks).values())
 
 
 def by_device(ranks: Sequence[RankPlacement]) -> dict[str | None, list[RankPlacement]]:
     """The ranks on each device of a host; None: the CPU."""
-    groups: dict[str | None, list[RankPlacement]] = {}
-    for placement in ranks:
-        groups.setdefault(placement.device, []).append(placement)
-    return groups
+    return grouped((placement.device, placement) for placement in ranks)
 
 
 def allowed_of(ranks: Sequence[RankPlacement]) -> set[int]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.figures import accuracy, confusion, costs, federation, traffic
 from hkd_hpc.figures.figure import Bars, Figure, Lines, NotRecorded
-from hkd_hpc.figures.groups import Group, by_setting, groups_of
+from hkd_hpc.figures.groups import Group, groups_of
 from hkd_hpc.figures.run import Planned, Run
 
 MOST_LINES = 12  # in one figure: of more, no reader finds hers in the legend
@@ -67,7 +68,7 @@ def with_rounds(runs: Iterable[Run]) -> list[Run]:
 
 def _parts(groups: list[Group]) -> Iterator[tuple[tuple[str, ...], list[Group]]]:
     """Groups that share a figure, with what tells theirs from the others: the setting, "part 2"."""
-    for setting, own in by_setting(groups).items():
+    for setting, own in grouped((group.setting, group) for group in groups).items():
         for first in range(0, len(own), MOST_LINES):
             part = f"part {1 + first // MOST_LINES}" if len(own) > MOST_LINES else ""
             yield tuple(filter(None, (setting, part))), own[first : first + MOST_LINES]

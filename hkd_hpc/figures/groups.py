@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config import HOW, is_location
 from hkd_hpc.figures.run import Run
 from hkd_hpc.runtime.provenance import CONTENT, short
@@ -43,17 +44,16 @@ class Group:
 def groups_of(runs: Iterable[Run]) -> list[Group]:
     """The groups among runs, in the order of their first; of locations (`is_location`) that of the data counts alone,
     by its last part, and by its content where runs had different images under one name."""
-    by_settings: dict[tuple, list[Run]] = {}
     runs = list(runs)
     images = [(data_set(run.settings), run.identity.get(CONTENT, "")) for run in runs]
     twice = [name for name, count in Counter(name for name, content in {*images} if content).items() if count > 1]
-    for run, (name, content) in zip(runs, images):
-        told = f"{name} {short(content)}" if name in twice and content else name
-        by_settings.setdefault(_settings_but_seed(run, told), []).append(run)
+    told = [f"{name} {short(content)}" if name in twice and content else name for name, content in images]
+    by_settings = grouped((_settings_but_seed(run, data), run) for run, data in zip(runs, told))
     found = {key: dict(key) for key in by_settings}
     shared = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
     elsewhere = fewest(list(found.values()), sorted(shared, key=lambda key: key not in FIRST))
-    own = {name: differing(same) for name, same in _by_scheme(list(found.values())).items()}
+    by_scheme = grouped((one["scheme.name"], one) for one in found.values())
+    own = {name: differing(same) for name, same in by_scheme.items()}
     return [
         Group(
             _words(settings, ["scheme.name", *(k for k in own[settings["scheme.name"]] if k.startswith(SCHEME))]),
@@ -74,13 +74,6 @@ def data_set(settings: Mapping[str, Any]) -> str:
     """Its name; of a file of one's own that of the file, without its suffix: cifar10 of data/cifar10.npz."""
     path = str(settings.get("data.path") or "")
     return os.path.splitext(os.path.basename(path))[0] or str(settings.get("data.name", ""))
-
-
-def _by_scheme(settings: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
-    found: dict[str, list[dict[str, str]]] = {}
-    for one in settings:
-        found.setdefault(one["scheme.name"], []).append(one)
-    return found
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -107,14 +100,6 @@ def _words(settings: Mapping[str, str], keys: Iterable[str]) -> str:
     """cifar10, beta 0.5"""
     said = lambda key: settings[key] if key in SAID_BY_VALUE else f"{key.partition('.')[2]} {settings[key]}"
     return ", ".join(said(key) for key in keys if key in settings)
-
-
-def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each setting, which are compared with each other."""
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.setting, []).append(group)
-    return found
 
 
 def column(run: Run, name: str) -> np.ndarray | None:

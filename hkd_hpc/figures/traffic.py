@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc import schemes
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.figures import bars
 from hkd_hpc.figures.figure import Bars, Figure, Lines, Series
 from hkd_hpc.figures.groups import Group, column
@@ -41,10 +42,8 @@ def by_formula(kind: str, run: Run) -> np.ndarray:
 
 def formulas(groups: Sequence[Group]) -> Iterator[str]:
     """A sentence with the formulas of all their schemes, where there are any; and what its letters are."""
-    schemes_of: dict[str, list[str]] = {}
-    for name, run in {str(run.settings["scheme.name"]): run for group in groups for run in group.runs}.items():
-        if formula := formula_of(run):
-            schemes_of.setdefault(formula.words, []).append(name)
+    run_of = {str(run.settings["scheme.name"]): run for group in groups for run in group.runs}
+    schemes_of = grouped((formula.words, name) for name, run in run_of.items() if (formula := formula_of(run)))
     if schemes_of:
         told = "; ".join(f"{', '.join(names)}: {words}" for words, names in schemes_of.items())
         yield f"The papers' formulas, in floats: {told}. {LETTERS}"

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import NOTHING, Cell, Difference
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.results.differences import GOALS, differences, method_text
 
@@ -71,11 +72,9 @@ class Against:
     @cached_property
     def _compared(self) -> list[dict[str, CellKey]]:
         """The cells of each setting that has the reference, once, and others, by what tells them apart."""
-        settings: dict[tuple, list[CellKey]] = {}
         own = own_axes(self._groups, self._axes)
-        for row, column in self._groups:
-            shared = tuple(label for at, label in enumerate(row) if at not in own)
-            settings.setdefault((shared, column), []).append((row, column))
+        shared = lambda row: tuple(label for at, label in enumerate(row) if at not in own)
+        settings = grouped(((shared(row), column), (row, column)) for row, column in self._groups)
         named = [self._named(keys, own) for keys in settings.values() if len(keys) > 1]
         return [keys for keys in named if schemes.REFERENCE in keys]
 

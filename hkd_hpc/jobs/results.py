@@ -12,8 +12,9 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config import identity, is_location
-from hkd_hpc.jobs.pairs import Against, CellKey
+from hkd_hpc.jobs.pairs import Against
 from hkd_hpc.jobs.sweep import Trial
 from hkd_hpc.results.differences import AGAINST, GOALS
 from hkd_hpc.runtime import provenance
@@ -53,9 +54,7 @@ def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> list[str | Ta
     down = sorted((axis for axis in axes if axis not in across), key=lambda axis: axis != "data")
     down += settings_apart(trials)
     columns = list(dict.fromkeys(_labels(trial, across) for trial in trials))
-    groups: dict[CellKey, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault((_labels(trial, down), _labels(trial, across)), []).append(trial)
+    groups = grouped(((_labels(trial, down), _labels(trial, across)), trial) for trial in trials)
     clashing = {trial.name for own in alike(trials) if different_data(own, found.provenances) for trial in own}
     sound = {name: summary for name, summary in found.summaries.items() if name not in clashing}
     against = Against(groups, down, lambda group, goal: _by_seed(group, sound, goal))
@@ -71,9 +70,7 @@ def _grid(root: Path, trials: list[Trial], found: StudyRecords) -> list[str | Ta
 
 def settings_apart(trials: Sequence[Trial]) -> list[str]:
     """The settings that tell trials of the same labels apart, launched into one study by turns: no mean is over all."""
-    groups: dict[tuple, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(tuple(label for label in trial.labels.items() if label[0] != "seed"), []).append(trial)
+    groups = grouped((tuple(label for label in trial.labels.items() if label[0] != "seed"), trial) for trial in trials)
     keys = dict.fromkeys(key for trial in trials for key in trial.settings if key != SEED and not is_location(key))
     return [key for key in keys if any(len({_value(trial, key) for trial in group}) > 1 for group in groups.values())]
 
@@ -133,10 +130,7 @@ def alike(trials: list[Trial]) -> Iterator[list[Trial]]:
         os.path.basename(str(trial.settings.get(f"data.{key}", ""))) for key in ("name", "path", "image_size")
     )
     for key in (mean, named):
-        groups: dict[tuple, list[Trial]] = {}
-        for trial in trials:
-            groups.setdefault(key(trial), []).append(trial)
-        yield from groups.values()
+        yield from grouped((key(trial), trial) for trial in trials).values()
 
 
 def different_data(trials: list[Trial], provenances: dict[str, provenance.Provenance]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hkd_hpc.analysis.tables import aligned
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.console.messages import bytes_text, seconds_text
 from hkd_hpc.jobs.estimate import Estimate, Forecast
 from hkd_hpc.runtime.paths import nearest_existing
@@ -136,9 +137,7 @@ def rows(out: Forecast, most: int) -> list[str]:
             (lambda e: tuple(str(e.trial.settings[key]) for key in ("scheme.name", "data.name", "fed.clients"))),
             ("scheme", "data", "clients"),
         )
-    groups: dict[tuple, list[Estimate]] = {}
-    for each in out.estimates:
-        groups.setdefault((*name(each), each.ranks), []).append(each)
+    groups = grouped(((*name(each), each.ranks), each) for each in out.estimates)
     table = [(*head, "ranks", "trials", "round", "a trial", "GPU h", "memory", "disk, running", "finished")]
     for key, group in groups.items():
         longest, largest = max(group, key=lambda e: e.wall_s), max(group, key=lambda e: e.running_bytes)

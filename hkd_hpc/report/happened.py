@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc.analysis.milestones import TARGETS
 from hkd_hpc.analysis.tables import NOTHING, Table
 from hkd_hpc.common.errors import printable
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.figures.groups import data_set
 from hkd_hpc.report.study_tables import Tabled
 from hkd_hpc.report.trials import SCHEME
@@ -161,8 +162,4 @@ def remarks_of(run: Run) -> list[str]:
 
 def remarks(names: dict[Run, str]) -> dict[str, list[str]]:
     """Each remark once, with the names of the runs that have it."""
-    found: dict[str, list[str]] = {}
-    for run, name in names.items():
-        for line in remarks_of(run):
-            found.setdefault(line, []).append(name)
-    return found
+    return grouped((line, name) for run, name in names.items() for line in remarks_of(run))

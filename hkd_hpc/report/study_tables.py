@@ -10,6 +10,7 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS, NOTHING, Cell, Table, estimate
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.words import counted
 from hkd_hpc.figures.groups import DATA
 from hkd_hpc.jobs.results import grid
@@ -135,9 +136,7 @@ def difference_tables(place: int, data: str, trials: Sequence[Trial]) -> list[Ta
     """One for each setting in which the reference scheme and another were run."""
     axes = axes_of(trials)
     shared = [axis for axis in axes if not axis.startswith("scheme.")]
-    groups: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(label_of(trial, shared), []).append(trial)
+    groups = grouped((label_of(trial, shared), trial) for trial in trials)
     return [
         difference_table(f"differences-{place}-{number}", ", ".join([data, *said(shared, labels)]), named(own, axes))
         for number, (labels, own) in enumerate(groups.items())

@@ -10,6 +10,7 @@ import numpy as np
 
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config import HOW, is_location
 from hkd_hpc.figures.groups import DATA, data_set, fewest
 from hkd_hpc.results import Run
@@ -67,15 +68,10 @@ class Trial:
 
 def trials_of(runs: Iterable[Run]) -> list[Trial]:
     """The trials among runs whose settings can be read, schemes in the order of their registry."""
-    found: dict[tuple, list[Run]] = {}
-    named: dict[tuple, dict[str, Any]] = {}
-    for run in runs:
-        if SCHEME in run.settings:
-            settings = settings_of(run)
-            key = tuple(sorted((name, str(value)) for name, value in settings.items()))
-            found.setdefault(key, []).append(run)
-            named[key] = settings
-    trials = [Trial(named[key], tuple(own)) for key, own in found.items()]
+    told = ((settings_of(run), run) for run in runs if SCHEME in run.settings)
+    key = lambda settings: tuple(sorted((name, str(value)) for name, value in settings.items()))
+    found = grouped((key(settings), (settings, run)) for settings, run in told)
+    trials = [Trial(own[-1][0], tuple(run for _, run in own)) for own in found.values()]
     return sorted(trials, key=lambda trial: order_of(trial.scheme))
 
 

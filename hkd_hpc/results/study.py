@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hkd_hpc.analysis.tables import COLUMNS, Cell, Table, document, estimate
 from hkd_hpc.common.errors import printable
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config import HOW, is_location
 from hkd_hpc.results.find import find_runs
 from hkd_hpc.results.run import Run
@@ -76,10 +77,7 @@ class StudyRuns:
 
 def rows_of(runs: Sequence[Run], varied: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
     """The runs of each scheme and whatever else was varied but the seed."""
-    rows: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        rows.setdefault(tuple(str(run.settings.get(key, "")) for key in (SCHEME, *varied)), []).append(run)
-    return rows
+    return grouped((tuple(str(run.settings.get(key, "")) for key in (SCHEME, *varied)), run) for run in runs)
 
 
 def table_of(runs: Mapping[tuple[str, ...], Sequence[Run]], varied: Sequence[str]) -> Table:

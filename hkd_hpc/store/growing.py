@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from hkd_hpc.common.errors import RunError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.stop import interrupts_held
 from hkd_hpc.store.atomic import replace_file
 from hkd_hpc.store.checksum import CHECKSUM_BYTES, FIRST_BYTES, GrowingChecksum, fixed_sha256, rows_added, rows_sha256
@@ -295,10 +296,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def by_table(columns: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
     """The columns of each table."""
-    tables: dict[str, list[np.ndarray]] = {}
-    for path, rows in columns.items():
-        tables.setdefault(table_of(path), []).append(rows)
-    return tables
+    return grouped((table_of(path), rows) for path, rows in columns.items())
 
 
 def growable(dtype: np.dtype) -> np.dtype:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hkd_hpc.common.groups import grouped
+
 from .answers import EXCLUDED, FAILS, HOLDS, OPEN, Answer
 
 
@@ -23,9 +25,7 @@ def in_short(told: Sequence[Answer]) -> str:
 
 def claims_list(title: str, told: Sequence[Answer]) -> str:
     """The claims that have this answer, each with its tables; empty without any."""
-    by_claim: dict[str, list[Answer]] = {}
-    for one in told:
-        by_claim.setdefault(one.claim, []).append(one)
+    by_claim = grouped((one.claim, one) for one in told)
     lines = [f"- {claim}.\n" + "\n".join(map(evidence, own)) for claim, own in by_claim.items()]
     return "\n".join([f"**{title}:**", "", *lines]) if lines else ""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hkd_hpc.comm.devices import rank_list
+from hkd_hpc.common.groups import grouped
 
 FRAMES, STACKS, SINGLE = 15, 3, 12  # innermost frames of a stack; stacks shown; more ranks than this are grouped
 STATES = {
@@ -51,9 +52,7 @@ def where_lines(states: Sequence[RankState]) -> list[str]:
     """A line for each rank; in large jobs, for all that are at the same place."""
     if len(states) <= SINGLE:
         return [f"{state.name}: {_state(state)}" for state in states]
-    groups: dict[tuple[str, bool, str], list[RankState]] = {}
-    for state in states:
-        groups.setdefault((state.place, state.waits, state.condition), []).append(state)
+    groups = grouped(((state.place, state.waits, state.condition), state) for state in states)
     return [
         f"{rank_list([state.rank for state in group])}: {_state(max(group, key=lambda state: state.since_s))}"
         for group in groups.values()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hkd_hpc.common.errors import UsageError
-from hkd_hpc.config.resuming import changes
+from hkd_hpc.config.resuming import changes, told
 from hkd_hpc.config.sections import SECTIONS, Config
 from hkd_hpc.config.values import from_json
 from hkd_hpc.runtime import revision
@@ -70,10 +70,8 @@ def other_run(folder: RunFolder, config: Config) -> str:
 def different(stored: Config, config: Config) -> str:
     """fed.rounds: stored 4, asked 2"""
     if stored.scheme.name != config.scheme.name:  # whose settings are others altogether
-        return f"scheme.name: stored {stored.scheme.name}, asked {config.scheme.name}"
-    return "; ".join(
-        f"{key}: stored {before}, asked {after}" for key, (before, after) in changes(stored, config).items()
-    )
+        return told({"scheme.name": [stored.scheme.name, config.scheme.name]})
+    return told(changes(stored, config))
 
 
 def on_the_way(changes_json: str, config: Config) -> str:

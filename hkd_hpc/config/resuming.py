@@ -25,18 +25,15 @@ FIXED = (
 
 def difference(stored: Config, asked: dict[str, Any], soft: Mapping[str, str] = {}) -> str | None:
     """What `--resume` was asked to change: "key: stored a, asked b", or None. `asked`, `soft`: from `collect`."""
-    before = as_values(stored)
-    if asked.get("scheme.name", before["scheme.name"]) != before["scheme.name"]:  # its settings are others altogether
-        return f"scheme.name: stored {before['scheme.name']}, asked {asked['scheme.name']}"
-    after = as_values(absolute_paths(from_values({**before, **asked}, soft)))
-    return (
-        "; ".join(
-            f"{key}: stored {before[key]}, asked {after[key]}"
-            for key in asked
-            if key in after and after[key] != before.get(key) and not is_location(key)
-        )
-        or None
-    )
+    if asked.get("scheme.name", stored.scheme.name) != stored.scheme.name:  # its settings are others altogether
+        return told({"scheme.name": [stored.scheme.name, asked["scheme.name"]]})
+    found = changes(stored, absolute_paths(from_values({**as_values(stored), **asked}, soft)))
+    return told({key: found[key] for key in asked if key in found}) or None
+
+
+def told(changes: Mapping[str, list]) -> str:
+    """fed.rounds: stored 4, asked 2; empty where nothing changes."""
+    return "; ".join(f"{key}: stored {before}, asked {after}" for key, (before, after) in changes.items())
 
 
 def changes(stored: Config, config: Config) -> dict[str, list]:

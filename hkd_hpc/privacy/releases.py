@@ -240,8 +240,3 @@ def without_bound(found: Releases, mend: str) -> dict[str, Release]:
 def has_noise(releases: Releases) -> bool:
     """Whether anything is clipped or noisy."""
     return any(each.told not in (NO_NOISE, PUBLIC) for each in releases.values())
-
-
-def of_report(clients: int) -> Release:
-    """What a scheme reports that says nothing of it."""
-    return unnoised(clients)

@@ -404,5 +404,5 @@ class Scheme:
             privacy, features = self.info.privacy, of_features(self.info.privacy, self.settings.own_mechanism)
             found = releases.knowledge(privacy, features, self.protects, self.info.latent, count_MC, is_private)
         if len(self.report_shapes()) > len(self.protects):
-            found[releases.REPORT] = releases.of_report(len(count_MC))
+            found[releases.REPORT] = releases.unnoised(len(count_MC))
         return found

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hkd_hpc.analysis.tables import aligned
 from hkd_hpc.common.command import Parser, exit_code, program_of, tell
 from hkd_hpc.common.settings import first_paragraph
 from hkd_hpc.common.words import counted
@@ -33,7 +34,7 @@ from .bound import Bound, lower_bound
 from .claims import ledger_of, paper_epsilon
 from .floats import scores_of
 from .reports import Pair, report_scores, run_scores
-from .table import FALSE, HEADINGS, HOLDS, NONE, Row, table
+from .table import FALSE, HEADINGS, HOLDS, NONE, Row
 
 Scores = tuple[np.ndarray, np.ndarray]
 
@@ -185,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.membership:
         return attack(options.membership)
     rows = measured(QUICK if options.quick else Sizes())
-    print(header(), table([HEADINGS, *(row.cells for row in rows)]), sep="\n", flush=True)
+    print(header(), *aligned([HEADINGS, *(row.cells for row in rows)]), sep="\n", flush=True)
     wrong = [f"{row.release}, {row.figure}: {row.verdict}" for row in rows if not row.is_right]
     return tell(wrong, 1) if wrong else 0
 
@@ -193,5 +194,5 @@ def main(arguments: list[str] | None = None) -> int:
 def attack(path: Path) -> int:
     """0: whatever the attacks find."""
     found, missing = membership.attacks(path)
-    print(header(), table([membership.HEADINGS, *(one.cells for one in found)]), *missing, sep="\n", flush=True)
+    print(header(), *aligned([membership.HEADINGS, *(one.cells for one in found)]), *missing, sep="\n", flush=True)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .bound import Bound, attainable
@@ -65,9 +64,3 @@ def number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return "none" if math.isinf(value) else f"{value:.2f}"
-
-
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Aligned text of rows of cells."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in lines)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+from hkd_hpc.analysis.tables import aligned
+
 
 @dataclass(frozen=True)
 class Line:
@@ -40,5 +42,4 @@ def row(line: Line) -> tuple[str, ...]:
 
 def table(lines: list[Line]) -> str:
     rows = [("row", "measured", "spread", "to reach", "verdict"), *map(row, lines)]
-    widths = [max(len(cells[i]) for cells in rows) for i in range(5)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in rows)
+    return "\n".join(aligned(rows))

@@ -128,13 +128,9 @@ class Run:
 
     # --- what it found
 
-    @property
+    @cached_property
     def round_columns(self) -> Columns:
         """Column to an array (rounds,), as in /rounds of metrics.h5; a column of classes is (rounds, classes)."""
-        return self._round_columns
-
-    @cached_property
-    def _round_columns(self) -> Columns:
         return self._parts.rounds
 
     @cached_property

@@ -51,38 +51,38 @@ def work_of(comm: Comm, collective: str, nbytes: int) -> Callable[[], object]:
 
 
 def seconds(mpi: Any, work: Callable[[], object]) -> float:
-    """Of the slowest rank."""
+    """Of the slowest rank. Not by mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0 the
+    thread that lets the others go on from a barrier needs it."""
     mpi.COMM_WORLD.Barrier()
     start_s = mpi.Wtime()
     work()
-    return slowest(mpi, mpi.Wtime() - start_s)
+    slowest_s = np.array([mpi.Wtime() - start_s])
+    mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, slowest_s, mpi.MAX)
+    return float(slowest_s[0])
 
 
-def slowest(mpi: Any, seconds: float) -> float:
-    """The largest of all ranks. Not mpi4py's `allreduce` of objects: it waits with Python's lock held, and on rank 0
-    the thread that lets the others go on from a barrier needs it."""
-    largest_s = np.array([seconds])
-    mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, largest_s, mpi.MAX)
-    return float(largest_s[0])
-
-
-def main(repeats: int, points: list[str]) -> None:
+def on_every_rank(measure: Callable[[Comm, Any], dict[str, Any]]) -> None:
+    """Rank 0 prints what it has measured, one JSON object. `measure` gets mpi4py's module too."""
     with World.open() as world:
         comm = world.connect(device="cpu")
         from mpi4py import MPI  # only now: the World says how MPI is started
 
         torch.set_num_threads(1)
-        found = {}
-        for point in points:
-            collective, _, nbytes = point.partition(":")
-            work = work_of(comm, collective, int(nbytes))
-            work()  # touches the memory
-            found[point] = [
-                seconds(MPI, work) for _ in range(repeats if int(nbytes) >= LARGE_BYTES else MORE * repeats)
-            ]
+        found = measure(comm, MPI)
         if comm.rank == 0:
             print(json.dumps(found), flush=True)
 
 
+def measure(comm: Comm, mpi: Any, repeats: int, points: list[str]) -> dict[str, list[float]]:
+    """Seconds by point."""
+    found = {}
+    for point in points:
+        collective, _, nbytes = point.partition(":")
+        work = work_of(comm, collective, int(nbytes))
+        work()  # touches the memory
+        found[point] = [seconds(mpi, work) for _ in range(repeats if int(nbytes) >= LARGE_BYTES else MORE * repeats)]
+    return found
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    on_every_rank(partial(measure, repeats=int(sys.argv[1]), points=sys.argv[2:]))

@@ -7,9 +7,8 @@ seconds of the slowest rank per repeat, and the plan of the communicator.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ import torch
 
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.comm.world import World
 
-from .collectives import slowest
+from .collectives import on_every_rank, seconds
 
 TENSORS = 124  # in the state dict of the ResNet18
 WEIGHT = 375  # images of a client
@@ -54,37 +52,20 @@ class Exchange:
             mean = {name: sum(state[name] for state in states[1:]) / (len(states) - 1) for name in states[1]}
         self.world.bcast(mean)
 
-    def seconds(self, way: Callable[[], object]) -> float:
-        """Of the slowest rank."""
-        self.world.Barrier()
-        start_s = self.mpi.Wtime()
-        way()
-        return slowest(self.mpi, self.mpi.Wtime() - start_s)
-
     def check(self) -> None:
         """The mean of ranks 1 .. n - 1 is n / 2. RuntimeError when the exact exchange gave something else."""
         if not bool((self.mean_V == self.comm.size / 2).all()):
             raise RuntimeError(f"the exact exchange gave {self.mean_V[0]} instead of {self.comm.size / 2}")
 
 
-def measure(exchange: Exchange, repeats: int) -> dict[str, list[float]]:
-    """Seconds by way. A first pass, which touches the memory, does not count."""
+def measure(comm: Comm, mpi: Any, floats: int, repeats: int) -> dict[str, Any]:
+    """Seconds by way, and the plan. A first pass, which touches the memory, does not count."""
+    exchange = Exchange(comm, mpi, floats)
     ways = {"exact": exchange.exact, "bare": exchange.bare, "pickled": exchange.pickled}
-    passes = [{name: exchange.seconds(way) for name, way in ways.items()} for _ in range(repeats + 1)]
+    passes = [{name: seconds(mpi, way) for name, way in ways.items()} for _ in range(repeats + 1)]
     exchange.check()
-    return {name: [found[name] for found in passes[1:]] for name in ways}
-
-
-def main(floats: int, repeats: int) -> None:
-    with World.open() as world:
-        comm = world.connect(device="cpu")
-        from mpi4py import MPI  # only now: the World says how MPI is started
-
-        torch.set_num_threads(1)
-        found = measure(Exchange(comm, MPI, floats), repeats)
-        if comm.rank == 0:
-            print(json.dumps({**found, "plan": comm.plan_line}), flush=True)
+    return {**{name: [found[name] for found in passes[1:]] for name in ways}, "plan": comm.plan_line}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    on_every_rank(partial(measure, floats=int(sys.argv[1]), repeats=int(sys.argv[2])))

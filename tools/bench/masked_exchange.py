@@ -4,9 +4,9 @@ REPEATS`. Prints one JSON object: seconds of the slowest rank by step and repeat
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +14,9 @@ import torch
 from hkd_hpc.aggregate import FixedPointSum
 from hkd_hpc.cohort import assign_clients
 from hkd_hpc.comm.transports.base import Comm
-from hkd_hpc.comm.world import World
 from hkd_hpc.secure_sum.exchange import SecureSum
 
-from .collectives import slowest
+from .collectives import on_every_rank, seconds
 
 CLIENTS = 10
 WEIGHT = 375  # images of a client
@@ -76,39 +75,21 @@ class MaskedExchange:
             raise RuntimeError(f"the exchange gave {self.mean_V[0]} instead of {self.comm.size / 2}")
 
 
-def measure(mpi: Any, exchange: MaskedExchange, repeats: int) -> dict[str, list[float]]:
+def measure(comm: Comm, mpi: Any, floats: int, repeats: int) -> dict[str, list[float]]:
     """Seconds by step, all steps in turns; a first turn, which touches the memory, does not count."""
-
-    def seconds(step: Callable[[], None]) -> float:
-        mpi.COMM_WORLD.Barrier()
-        start_s = mpi.Wtime()
-        step()
-        return slowest(mpi, mpi.Wtime() - start_s)
-
-    turns = []
+    exchange, turns = MaskedExchange(comm, floats), []
     for _ in range(repeats + 1):
         steps = (exchange.plain, exchange.keys, exchange.masks, exchange.take, exchange.unmask, exchange.masked)
-        turn = {step.__name__: seconds(step) for step in steps}
+        turn = {step.__name__: seconds(mpi, step) for step in steps}
         exchange.check()
         exchange.dropped = {0}
         exchange.keys()
         exchange.masks()
-        turn["dropped"] = seconds(exchange.unmask)
+        turn["dropped"] = seconds(mpi, exchange.unmask)
         exchange.dropped = set()
         turns.append(turn)
     return {name: [turn[name] for turn in turns[1:]] for name in turns[0]}
 
 
-def main(floats: int, repeats: int) -> None:
-    with World.open() as world:
-        comm = world.connect(device="cpu")
-        from mpi4py import MPI  # only now: the World says how MPI is started
-
-        torch.set_num_threads(1)
-        found = measure(MPI, MaskedExchange(comm, floats), repeats)
-        if comm.rank == 0:
-            print(json.dumps(found), flush=True)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    on_every_rank(partial(measure, floats=int(sys.argv[1]), repeats=int(sys.argv[2])))

@@ -60,7 +60,8 @@ def test_a_job_is_a_function_of_seed_and_number():
     scenarios = [draw_scenario(3, number, runner.ALL_KINDS) for number in range(400)]
     assert scenarios[17] == draw_scenario(3, 17, runner.ALL_KINDS) != draw_scenario(4, 17, runner.ALL_KINDS)
     assert {scenario.scheme for scenario in scenarios[:9]} == set(schemes.PAPER)
-    drawn = {kind for scenario in scenarios for step in scenario.steps for kind in step.kinds()}
+    steps = [step for scenario in scenarios for step in scenario.steps]
+    drawn = {step.damage for step in steps if step.damage} | {step.fault.kind for step in steps if step.fault}
     drawn |= {NAN for scenario in scenarios if scenario.nan}
     assert drawn == {*KINDS, *FILE_KINDS, NAN}
     assert len(drawn) == 30

@@ -12,6 +12,7 @@ import numpy as np
 
 from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.store.folder import RunFolder
+from hkd_hpc.store.history import flattened
 from hkd_hpc.store.tree import BadFile, load_tree
 
 from ..forked_ranks import Result
@@ -73,15 +74,7 @@ def digest(path: Path) -> str:
 def columns(folder: Path) -> dict[str, np.ndarray]:
     """The columns of rounds and clients that do not depend on time or layout, first axis rounds. Raises BadFile."""
     tree = load_tree(RunFolder(folder).metrics_path, only=("rounds", "clients"))
-    return {name: np.asarray(value) for name, value in flat(tree) if is_result(name)}
-
-
-def flat(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
-    """("a/b", value) of all values."""
-    found: list[tuple[str, object]] = []
-    for name, value in tree.items():
-        found += flat(value, f"{prefix}{name}/") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return found
+    return {name: np.asarray(value) for name, value in flattened(tree) if is_result(name)}
 
 
 def is_result(name: str) -> bool:

@@ -100,39 +100,32 @@ class Tally:
     scenarios: int = 0
     schemes: set[str] = field(default_factory=set)
 
+    def of(self, kind: str | None) -> list[list[Verdict]]:
+        """The verdicts of each fault of a kind; None: of all."""
+        return [found for name, faults in self.verdicts.items() if kind in (None, name) for found in faults]
+
     def count(self, what: str, kind: str | None = None) -> int:
         """Faults with such a verdict."""
-        return sum(
-            any(verdict.what == what for verdict in found)
-            for name, faults in self.verdicts.items()
-            for found in faults
-            if kind in (None, name)
-        )
+        return sum(any(verdict.what == what for verdict in found) for found in self.of(kind))
 
     @property
     def faults(self) -> int:
-        return sum(map(len, self.verdicts.values()))
+        return len(self.of(None))
 
     @property
     def failed(self) -> bool:
         return any(self.count(what) for what in (HUNG, LOST, WRONG))
 
-    def row(self, name: str, kind: str | None) -> list[str]:
-        faults = self.faults if kind is None else len(self.verdicts[kind])
-        bad = [self.count(what, kind) for what in (HUNG, LOST, WRONG)]
-        survived = sum(
-            not any(verdict.what != UNREPORTED for verdict in found)
-            for group, faults in self.verdicts.items()
-            for found in faults
-            if kind in (None, group)
-        )
-        return [name, *map(str, (faults, survived, *bad, self.count(UNREPORTED, kind)))]
+    def row(self, kind: str | None) -> list[str]:
+        found, bad = self.of(kind), (HUNG, LOST, WRONG, UNREPORTED)
+        survived = sum(all(verdict.what == UNREPORTED for verdict in of_fault) for of_fault in found)
+        return [kind or "all", *map(str, (len(found), survived, *(self.count(what, kind) for what in bad)))]
 
     def table(self) -> str:
-        rows = [self.row(kind, kind) for kind in ALL_KINDS if self.verdicts.get(kind)]
-        rows += [self.row(kind, kind) for kind in self.verdicts if kind not in ALL_KINDS]
+        kinds = [kind for kind in ALL_KINDS if self.verdicts.get(kind)]
+        kinds += [kind for kind in self.verdicts if kind not in ALL_KINDS]
         return Table(
-            ["fault", "struck", "survived", HUNG, LOST, WRONG, UNREPORTED], [*rows, self.row("all", None)]
+            ["fault", "struck", "survived", HUNG, LOST, WRONG, UNREPORTED], [self.row(kind) for kind in (*kinds, None)]
         ).markdown()
 
 

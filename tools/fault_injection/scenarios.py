@@ -35,9 +35,6 @@ class Step:
     damage: str | None = None
     place: float = 0.0
 
-    def kinds(self) -> list[str]:
-        return [kind for kind in (self.damage, self.fault and self.fault.kind) if kind]
-
 
 @dataclass(frozen=True)
 class Scenario:

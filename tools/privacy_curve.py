@@ -23,6 +23,7 @@ import numpy as np
 from hkd_hpc.analysis.tables import Cell, Table, estimate
 from hkd_hpc.common.command import Parser, exit_code
 from hkd_hpc.common.errors import RunError, UsageError
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.config import load_toml
 from hkd_hpc.figures import Lines, Series
 from hkd_hpc.figures.bands import band
@@ -79,7 +80,7 @@ def accuracies(runs: Iterable[Record], goal: str) -> list[float]:
 
 def table_of(runs: Sequence[Record]) -> Table:
     """A row for each scheme and epsilon: mean, half of the 95 % interval and number of seeds."""
-    places = {place: [run for run in runs if place_of(run) == place] for place in dict.fromkeys(map(place_of, runs))}
+    places = grouped((place_of(run), run) for run in runs)
     rows: list[list[Cell | str]] = [
         [scheme, epsilon, *(estimate(accuracies(places[scheme, epsilon], goal)) for goal in GOALS)]
         for scheme in dict.fromkeys(scheme for scheme, _ in places)

@@ -16,7 +16,7 @@ from hkd_hpc import config as config_module
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.words import counted
-from hkd_hpc.config import Config, identity
+from hkd_hpc.config import DAMAGED, Config, identity
 from hkd_hpc.config.command_line import Request, ResumeOptions
 from hkd_hpc.console import messages
 from hkd_hpc.data import sources
@@ -106,7 +106,7 @@ def stored_settings(request: Request, folder: RunFolder, text: str) -> Config:
     """
     try:
         stored = config_module.from_json(text)
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         raise UsageError(f"--resume: {folder.config_path} is damaged ({error})") from None
     except UsageError as error:
         raise UsageError(f"--resume: {folder.config_path} does not fit hkd_hpc {__version__}: {error}") from None

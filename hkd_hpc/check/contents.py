@@ -12,7 +12,7 @@ import numpy as np
 from hkd_hpc import config as config_module
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.words import counted
-from hkd_hpc.config import Config
+from hkd_hpc.config import DAMAGED, Config
 from hkd_hpc.data.partition import partition_sha256
 from hkd_hpc.store.digest import arrays_sha256
 from hkd_hpc.store.folder import RunFolder
@@ -102,7 +102,7 @@ def settings_of(file: TreeFile) -> Config | None:
         return None
     try:
         return config_module.from_json(file.load("config_json"))
-    except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (UsageError, *DAMAGED) as error:
         raise FileProblem(f"its settings cannot be read ({error})") from None
 
 

@@ -23,7 +23,7 @@ from hkd_hpc.check.contents import (
 )
 from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.common.words import counted
-from hkd_hpc.config import Config, identity
+from hkd_hpc.config import DAMAGED, Config, identity
 from hkd_hpc.jobs.files import read_trials
 from hkd_hpc.runtime import versions
 from hkd_hpc.runtime.revision import package_sha256
@@ -83,7 +83,7 @@ def check_config(folder: RunFolder) -> tuple[Config | None, FileCheck]:
         if text is None:
             return None, FileCheck(name, "it is missing", True, advice)
         config = config_module.from_json(text)
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         return None, FileCheck(name, f"it is damaged ({error})", True, advice)
     except (UsageError, RunError) as error:
         return None, FileCheck(name, str(error), True)

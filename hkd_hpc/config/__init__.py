@@ -20,9 +20,10 @@ from hkd_hpc.config.sections import (
     absolute_paths,
     as_values,
 )
-from hkd_hpc.config.values import check_together, from_file, from_json, from_values, with_clients_of_data
+from hkd_hpc.config.values import DAMAGED, check_together, from_file, from_json, from_values, with_clients_of_data
 
 __all__ = [
+    "DAMAGED",
     "FIXED",
     "HOW",
     "SECTIONS",

@@ -10,7 +10,7 @@ from pathlib import Path
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.config.resuming import changes, told
 from hkd_hpc.config.sections import SECTIONS, Config
-from hkd_hpc.config.values import from_json
+from hkd_hpc.config.values import DAMAGED, from_json
 from hkd_hpc.runtime import revision
 from hkd_hpc.runtime.provenance import CONTENT, START, THREADS, short, text_of
 from hkd_hpc.store.folder import RunFolder
@@ -62,7 +62,7 @@ def other_run(folder: RunFolder, config: Config) -> str:
     try:
         text = record.get("config_json") or folder.read_config()
         differences = (different(from_json(text), config) or other_start(record, config)) if text else ""
-    except (UsageError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (UsageError, *DAMAGED) as error:
         return f"its settings cannot be read ({error})"
     return differences or on_the_way(record.get("changes_json", "[]"), config)
 

@@ -19,6 +19,7 @@ from hkd_hpc.data.sources import natural_clients, source_of
 from hkd_hpc.models.registry import MODELS
 
 BEFORE_IT_WAS_A_SETTING = {"model.convolution": "library"}  # what runs did whose stored settings lack the key
+DAMAGED = (ValueError, AttributeError, TypeError, RecursionError)  # of from_json where a text is no settings at all
 
 
 def from_values(values: dict[str, Any], soft: Mapping[str, str] = {}, complete: bool = True) -> Config:
@@ -174,5 +175,5 @@ def from_file(text: str, where: str) -> Config:
         return from_json(text)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         raise UsageError(f"{where}: is no complete config.json of a run ({error})") from None

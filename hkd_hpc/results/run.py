@@ -16,7 +16,7 @@ from hkd_hpc.analysis.tables import Table
 from hkd_hpc.common.errors import RunError, UsageError
 from hkd_hpc.common.words import counted
 from hkd_hpc.config import Config, from_file
-from hkd_hpc.config.values import stored_values
+from hkd_hpc.config.values import DAMAGED, stored_values
 from hkd_hpc.privacy.ledger import Ledger, Terms, ledger_of
 from hkd_hpc.results.frames import classes_table, clients_table, rounds_table
 from hkd_hpc.results.models import make_model
@@ -119,7 +119,7 @@ class Run:
             return (stored_values(text) if text else {}), ""
         except UsageError as error:
             return {}, str(error)
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        except DAMAGED as error:
             return {}, f"{self.path}: its settings are damaged ({error})"
 
     def _stored_text(self) -> str:

@@ -139,7 +139,9 @@ def code_remarks(root: Path, trials: list[Trial], todo: list[Trial], options: Op
     """A line where trials that have begun ran with other code than each other, or than is here for those to start."""
     runs = {trial.name: provenance.from_record(RunFolder(root / trial.name).record()) for trial in trials}
     here = {key: [value] for key, value in code_here(todo, options).items()}
-    return provenance.lines(provenance.mixed_code({**runs, "this launch": here}), rejected=options.strict_code)
+    return provenance.lines(
+        provenance.mixed({**runs, "this launch": here}, provenance.is_code), rejected=options.strict_code
+    )
 
 
 def code_here(trials: list[Trial], options: Options) -> dict[str, str]:

@@ -135,19 +135,18 @@ def alike(trials: list[Trial]) -> Iterator[list[Trial]]:
 
 def different_data(trials: list[Trial], provenances: dict[str, provenance.Provenance]) -> list[str]:
     """A line where the runs of these trials were trained on different data."""
-    found = provenance.mixed({trial.name: provenances[trial.name] for trial in trials if trial.name in provenances})
-    return provenance.lines({key: by_value for key, by_value in found.items() if key == provenance.CONTENT})
+    own = {trial.name: provenances[trial.name] for trial in trials if trial.name in provenances}
+    return provenance.lines(provenance.mixed(own, lambda key: key == provenance.CONTENT))
 
 
 def remarks(provenances: dict[str, provenance.Provenance]) -> list[str]:
     """A line for each other fact in which the complete runs differ: code, versions, threads."""
-    mixed = provenance.mixed(provenances)
-    return provenance.lines({key: by_value for key, by_value in mixed.items() if key != provenance.CONTENT})
+    return provenance.lines(provenance.mixed(provenances, lambda key: key != provenance.CONTENT))
 
 
 def check_code(root: Path, trials: list[Trial]) -> None:
     """UsageError where complete runs are of different code."""
-    found = provenance.lines(provenance.mixed_code(read(root, trials).provenances), rejected=True)
+    found = provenance.lines(provenance.mixed(read(root, trials).provenances, provenance.is_code), rejected=True)
     if found:
         raise UsageError(f"--strict-code: {'; '.join(found)}")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hkd_hpc.runtime.versions import REVISION
@@ -75,19 +75,16 @@ def short(value: Any) -> str:
     return str(value)[:8] if re.fullmatch("[0-9a-f]{64}", str(value)) else str(value)
 
 
-def mixed(runs: Mapping[str, Provenance]) -> dict[str, dict[str, list[str]]]:
-    """{key: {value: [names of the runs that have it]}} of the keys in which the runs differ."""
+def mixed(
+    runs: Mapping[str, Provenance], which: Callable[[str], bool] = lambda key: True
+) -> dict[str, dict[str, list[str]]]:
+    """{key: {value: [names of the runs that have it]}} of the keys, of those asked for, in which the runs differ."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, provenance in runs.items():
-        for key, values in provenance.items():
-            for value in values:
+        for key in filter(which, provenance):
+            for value in provenance[key]:
                 found.setdefault(key, {}).setdefault(value, []).append(name)
     return {key: by_value for key, by_value in found.items() if len(by_value) > 1}
-
-
-def mixed_code(runs: Mapping[str, Provenance]) -> dict[str, dict[str, list[str]]]:
-    """Of `mixed`, the code alone."""
-    return {key: by_value for key, by_value in mixed(runs).items() if is_code(key)}
 
 
 WHAT_TO_DO = {

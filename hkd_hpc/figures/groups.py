@@ -48,7 +48,8 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
     images = [(data_set(run.settings), run.identity.get(CONTENT, "")) for run in runs]
     twice = [name for name, count in Counter(name for name, content in {*images} if content).items() if count > 1]
     told = [f"{name} {short(content)}" if name in twice and content else name for name, content in images]
-    by_settings = grouped((_settings_but_seed(run, data), run) for run, data in zip(runs, told))
+    texts = [{key: str(value) for key, value in settings_of(run).items()} for run in runs]
+    by_settings = grouped((tuple({**text, DATA: data}.items()), run) for text, data, run in zip(texts, told, runs))
     found = {key: dict(key) for key in by_settings}
     shared = [key for key in differing(list(found.values())) if not key.startswith(SCHEME)]
     elsewhere = fewest(list(found.values()), sorted(shared, key=lambda key: key not in FIRST))
@@ -64,10 +65,10 @@ def groups_of(runs: Iterable[Run]) -> list[Group]:
     ]
 
 
-def _settings_but_seed(run: Run, data: str) -> tuple[tuple[str, str], ...]:
-    told = [key for key in run.settings if key not in (SEED, *HOW) and not is_location(key)]
-    own = {key: str(run.settings[key]) for key in told}
-    return tuple({**own, DATA: data}.items())
+def settings_of(run: Run) -> dict[str, Any]:
+    """What the numbers of a run depend on beside the seed; DATA for what it is trained on."""
+    settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_location(key)}
+    return {**settings, DATA: data_set(run.settings)}
 
 
 def data_set(settings: Mapping[str, Any]) -> str:

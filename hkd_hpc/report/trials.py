@@ -11,10 +11,9 @@ import numpy as np
 from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import COLUMNS
 from hkd_hpc.common.groups import grouped
-from hkd_hpc.config import HOW, is_location
-from hkd_hpc.figures.groups import DATA, data_set, fewest
+from hkd_hpc.figures.groups import DATA, fewest, settings_of
 from hkd_hpc.results import Run
-from hkd_hpc.results.seeds import SEED, by_seed, copies
+from hkd_hpc.results.seeds import by_seed, copies
 from hkd_hpc.runtime import provenance
 
 SCHEME = "scheme.name"
@@ -73,12 +72,6 @@ def trials_of(runs: Iterable[Run]) -> list[Trial]:
     found = grouped((key(settings), (settings, run)) for settings, run in told)
     trials = [Trial(own[-1][0], tuple(run for _, run in own)) for own in found.values()]
     return sorted(trials, key=lambda trial: order_of(trial.scheme))
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """What the numbers of a run depend on beside the seed."""
-    settings = {key: value for key, value in run.settings.items() if key not in (SEED, *HOW) and not is_location(key)}
-    return {**settings, DATA: data_set(run.settings)}
 
 
 def order_of(scheme: str) -> int:

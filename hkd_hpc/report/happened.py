@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -30,18 +30,8 @@ def names_of(runs: Sequence[Run]) -> dict[Run, str]:
     paths = [run.path for run in runs]
     if len(paths) < 2:
         return {run: printable(run.path.resolve().name or str(run.path)) for run in runs}
-    above = Path(*_common([path.absolute().parts for path in paths]))
+    above = os.path.commonpath([path.absolute().parent for path in paths])
     return {run: printable(str(path.absolute().relative_to(above))) for run, path in zip(runs, paths)}
-
-
-def _common(parts: Sequence[tuple[str, ...]]) -> list[str]:
-    """The first parts of all paths; of each its last stays out."""
-    found = []
-    for column in zip(*(path[:-1] for path in parts)):
-        if len(set(column)) > 1:
-            break
-        found.append(column[0])
-    return found
 
 
 def runs_table(names: dict[Run, str]) -> Table:

@@ -366,12 +366,9 @@ class RunFolder:
             self.remove_rows()
 
     def _prune(self, saved: Path) -> None:
-        rounds = {path: round for round, path in self.checkpoints() if path != saved}
-        others = list(rounds)
-        second = next((path for path in others if self._is_as_saved(path) or self._is_good(path, rounds[path])), None)
-        if second is None:
-            return
-        for path in others:
+        others = [(round, path) for round, path in self.checkpoints() if path != saved]
+        second = next((path for round, path in others if self._is_as_saved(path) or self._is_good(path, round)), None)
+        for _, path in others if second else ():
             if path != second:
                 self._remove(path)
 

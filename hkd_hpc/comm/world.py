@@ -231,7 +231,7 @@ class World:
         try:
             self.control.finish()
             end_s = max(self.control.timeout_s, FINALIZE_S)
-            with ForkedGuard(EndGuard.begin(self.rank, end_s)) if self._mpi else nullcontext():
+            with ForkedGuard(EndGuard(self.rank, end_s)) if self._mpi else nullcontext():
                 if self._comm is not None:
                     self._comm.close()
                 if self._mpi is not None:

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from hkd_hpc.comm.control.diagnostics import condition_of
@@ -116,12 +116,7 @@ class EndGuard:
 
     rank: int
     timeout_s: float
-    began_s: float
-
-    @classmethod
-    def begin(cls, rank: int, timeout_s: float) -> EndGuard:
-        """A guard whose time starts now."""
-        return cls(rank, timeout_s, time.monotonic())
+    began_s: float = field(default_factory=time.monotonic)
 
     def problem(self) -> str | None:
         """One line when the wait is hopeless, else None."""

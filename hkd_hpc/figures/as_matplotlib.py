@@ -11,7 +11,7 @@ import numpy as np
 
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.figures.figure import SHARES, Bars, Figure, HeatMap, Lines, Series, is_wide
-from hkd_hpc.figures.look import DARKER, MARKS_A_LINE, Look, band_alpha, drawn_low, legend_names, looks_of
+from hkd_hpc.figures.look import DARKER, MARKS_A_LINE, Look, band_alpha, drawn_low, legend_names, looks_of, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,9 +98,7 @@ def _canvas(width_in: float, height_in: float) -> Canvas:
 
 
 def _panels(figure: Lines | Bars) -> Canvas:
-    names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
-    across = 2 if len(names) == 4 else min(3, len(names))
-    down = math.ceil(len(names) / across)
+    names, across, down = panels(figure)
     width_in = COLUMN_IN if across == 1 else PAGE_IN
     told = legend_names(figure)
     columns = _legend_columns(told, width_in)

@@ -18,6 +18,7 @@ from hkd_hpc.figures.look import (
     drawn_low,
     legend_names,
     looks_of,
+    panels,
 )
 
 DIGITS = 6  # that a page shows, and has to load
@@ -40,7 +41,7 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
     if isinstance(figure, HeatMap):
         return _heat_map(figure)
     assert isinstance(figure, Lines | Bars)
-    names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
+    names, across, down = panels(figure)
     look_of, told = looks_of(figure), legend_names(figure)
     shown = set[str]()
     bands: list[dict[str, Any]] = []
@@ -54,7 +55,7 @@ def plotly_of(figure: Figure) -> dict[str, Any]:
         else:
             traces.append(_bars(figure, series, look_of[series.name], more))
         shown.add(series.name)
-    return {"data": [*bands, *traces], "layout": _layout(figure, names)}  # no band lies on a line
+    return {"data": [*bands, *traces], "layout": _layout(figure, names, across, down)}  # no band lies on a line
 
 
 def _axes_of(panel: int) -> dict[str, str]:
@@ -122,9 +123,7 @@ def _bars(figure: Bars, series: Series, look: Look, more: dict[str, Any]) -> dic
     return bars
 
 
-def _layout(figure: Lines | Bars, names: Sequence[str]) -> dict[str, Any]:
-    across = 2 if len(names) == 4 else min(3, len(names))
-    down = math.ceil(len(names) / across)
+def _layout(figure: Lines | Bars, names: Sequence[str], across: int, down: int) -> dict[str, Any]:
     layout: dict[str, Any] = {**_page(down), "annotations": [], "shapes": []}
     if isinstance(figure, Bars):
         layout["barmode"] = "stack" if figure.stacked else "group"

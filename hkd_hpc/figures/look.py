@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,13 @@ class Look:
     marker: str
     dash: str
     hatch: str
+
+
+def panels(figure: Lines | Bars) -> tuple[list[str], int, int]:
+    """The headings of its panels; how many stand side by side, and how many below each other."""
+    names = list(dict.fromkeys(series.panel for series in figure.series)) or [""]
+    across = 2 if len(names) == 4 else min(3, len(names))
+    return names, across, math.ceil(len(names) / across)
 
 
 def legend_names(figure: Lines | Bars) -> list[str]:

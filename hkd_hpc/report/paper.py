@@ -90,18 +90,14 @@ def cost_cell(ours: str, published: str | None) -> Cell | str:
 
 
 @cache
-def source() -> str:
-    return load_toml(str(TABLES), "")["source"]
-
-
-@cache
-def _tables() -> list[dict[str, Any]]:
-    return load_toml(str(TABLES), "")["table"]
+def contents() -> dict[str, Any]:
+    """Of TABLES: its "source", and each "table"."""
+    return load_toml(str(TABLES), "")
 
 
 def published(trial: Trial) -> Published | None:
     """The cell of the paper for a trial, of the first table that has one; None where it has none."""
-    for table in _tables():
+    for table in contents()["table"]:
         for place, column in enumerate(table["columns"]):
             is_cell = table["preset"] == trial.settings[DATA] and all(
                 trial.settings.get(key) == column[key] for key in CELL

@@ -109,7 +109,7 @@ def notes_of(trials: Sequence[Trial]) -> list[str]:
     if not found:
         return []
     names = " and ".join(dict.fromkeys(its.table for its in found))
-    ours = f"“paper”: {names} of {paper.source()}; ↑ or ↓ where it lies above or below our interval."
+    ours = f"“paper”: {names} of {paper.contents()['source']}; ↑ or ↓ where it lies above or below our interval."
     ours += " Its seconds are those of an AMD Vega20." if paper.published_costs(trials) else ""
     others = dict.fromkeys(filter(None, map(paper.other_settings_text, found)))
     return [ours, *(f"Not the paper's setting: {text}." for text in list(others)[:4])]

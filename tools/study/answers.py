@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from hkd_hpc import schemes
 from hkd_hpc.analysis import statistics
 from hkd_hpc.analysis.tables import NOTHING
 from hkd_hpc.common.words import counted
-from hkd_hpc.config import load_toml
-from hkd_hpc.report.paper import TABLES
+from hkd_hpc.report.paper import contents
 from hkd_hpc.results.differences import GOALS
 
 from . import tables
@@ -337,14 +335,9 @@ def payload_ratio(results: Results, seed: int) -> float:
     return ours / its
 
 
-@cache
-def papers_tables() -> list[dict]:
-    return load_toml(str(TABLES), "")["table"]
-
-
 def papers_columns(beta: float) -> Iterator[tuple[dict, int]]:
     """(table, place of the column) of CIFAR10 with 10 clients."""
-    for table in papers_tables():
+    for table in contents()["table"]:
         for place, column in enumerate(table["columns"]):
             if table["preset"] == "cifar10" and column["fed.clients"] == 10 and column["data.beta"] == beta:
                 yield table, place

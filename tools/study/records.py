@@ -125,8 +125,8 @@ def made(run: Run) -> dict[str, Any]:
     """How it came about, and what its weights are."""
     columns, versions = run.round_columns, dict(run.versions)
     return {
-        "weights_sha256": as_text(columns["weights_sha256"][-1]),
-        "partition_sha256": as_text(run.partition.get("sha256", "")),
+        "weights_sha256": str(columns["weights_sha256"][-1]),
+        "partition_sha256": str(run.partition.get("sha256", "")),
         "data_sha256": run.identity.get(CONTENT, ""),
         "code_sha256": run.identity.get("code.hkd_hpc", ""),
         "revision": versions.pop("revision", ""),
@@ -135,7 +135,7 @@ def made(run: Run) -> dict[str, Any]:
         "devices": sorted({device for session in run.sessions for device in session.get("devices", {})}),
         "wall_s": number(columns["wall_s"].sum()),
         "payload_bytes": {kind: int(values[-1]) for kind, values in payload(columns).items()},
-        "finished": as_text(run.summary["finished"]),
+        "finished": str(run.summary["finished"]),
     }
 
 
@@ -157,10 +157,6 @@ def number(value: Any) -> float | None:
     """Rounded; None for NaN and for what is no number."""
     is_number = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
     return round(float(value), DIGITS) if is_number and np.isfinite(value) else None
-
-
-def as_text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 # ---------------------------------------------------------------------------------------------- the file

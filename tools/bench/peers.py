@@ -32,7 +32,6 @@ from statistics import median
 
 import numpy as np
 
-from hkd_hpc import schemes
 from hkd_hpc.analysis.tables import Table
 from hkd_hpc.comm.control.watch import descendants
 from hkd_hpc.common.command import Parser, exit_code
@@ -208,13 +207,13 @@ def check_timed(found: dict, sizes: Sizes) -> None:
 
 def run_ours(workload: str, sizes: Sizes) -> tuple[list[float], int]:
     last_only = f"run.evaluate_every={sizes.rounds + 2}", f"run.checkpoint_every={sizes.rounds + 2}"
-    rounds = whole_round.run_program(workload, schemes.REFERENCE, 1, sizes.images, sizes.rounds, *last_only)
+    rounds = whole_round.run_program(workload, sizes.images, sizes.rounds, *last_only)
     return rounds.wall_s, rounds.peak_bytes
 
 
 def run_bare(pair: list[Child], sizes: Sizes) -> tuple[list[float], int]:
     with ThreadPoolExecutor() as beside:
-        training = beside.submit(lambda: [whole_round.run_bare(pair, 1) for _ in range(sizes.rounds)])
+        training = beside.submit(lambda: [whole_round.run_bare(pair) for _ in range(sizes.rounds)])
         peak_bytes = peak_until(training.done, lambda: [child.process.pid for child in pair])
     return training.result(), peak_bytes
 
@@ -311,7 +310,7 @@ def measure_workload(
     """All systems in turn."""
     pair = [Child(f"{__package__}.bare_loop", workload, str(sizes.images)) for _ in range(whole_round.RANKS - 1)]
     try:
-        whole_round.run_bare(pair, 1)  # warm up
+        whole_round.run_bare(pair)  # warm up
         for turn in range(1, turns + 1):
             measures = {
                 BARE: partial(run_bare, pair, sizes),

@@ -22,7 +22,7 @@ from statistics import median
 
 import numpy as np
 
-from hkd_hpc import schemes
+from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.words import counted
 from hkd_hpc.jobs import cost
 from hkd_hpc.jobs.cost import CLUSTER, CLUSTER_TEXT, Cost, Load, Network
@@ -204,15 +204,9 @@ class Run:
 
 def runs(sizes: Sizes) -> dict[tuple[int, int], Run]:
     """By (ranks, clients), all of them in turns."""
-    found = defaultdict(list)
-    for _ in range(sizes.passes):
-        for ranks, clients in dict.fromkeys([*sizes.strong, *sizes.weak]):
-            found[ranks, clients].append(
-                run_program(
-                    sizes.workload, schemes.REFERENCE, 1, sizes.images, sizes.rounds, ranks=ranks, clients=clients
-                )
-            )
-    return {pair: Run.joined(*pair, passes) for pair, passes in found.items()}
+    pairs = [*dict.fromkeys([*sizes.strong, *sizes.weak])] * sizes.passes
+    run = lambda ranks, clients: run_program(sizes.workload, sizes.images, sizes.rounds, ranks=ranks, clients=clients)
+    return {pair: Run.joined(*pair, passes) for pair, passes in grouped((pair, run(*pair)) for pair in pairs).items()}
 
 
 @dataclass(frozen=True)
@@ -370,25 +364,25 @@ def cluster_text(network: Network) -> str:
     return "\n".join([aligned(rows), *notes])
 
 
-def measure_and_predict(sizes: Sizes, say: Callable[[str], None] = print) -> None:
+def measure_and_predict(sizes: Sizes) -> None:
     """Measure, fit, try and predict. BenchError when something crashed."""
-    say(header() + ("\nquick: tiny sizes, the numbers mean nothing" if sizes is QUICK else ""))
+    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if sizes is QUICK else ""))
     form = Network(0, 0, 0, 0, piece_bytes=MPI_PIECE_BYTES, cores=len(os.sched_getaffinity(0)))
     measured = points(sizes)
     network = fit(measured, form)
-    say(f"{points_text('collective', measured, left_out(measured, form))}\n{network_text(network)}")
+    print(f"{points_text('collective', measured, left_out(measured, form))}\n{network_text(network)}")
     alone = coordinator_points(sizes)
     far = fit_coordinator(alone, CLUSTER)
-    say(f"\n{points_text('rank 0 alone', alone, left_out(alone, CLUSTER, fit_coordinator))}\n{coordinator_text(far)}")
+    print(f"\n{points_text('rank 0 alone', alone, left_out(alone, CLUSTER, fit_coordinator))}\n{coordinator_text(far)}")
     found = runs(sizes)
     strong, weak = [found[pair] for pair in sizes.strong], [found[pair] for pair in sizes.weak]
     few, many = sorted([strong[0], weak[0]], key=lambda run: run.clients)
     rank = learn(few, many, network)
-    say(
+    print(
         f"\n{runs_text('strong scaling', strong, rank, network)}\n\n"
         f"{runs_text('weak scaling', weak, rank, network)}\n{rank_text(rank)}"
     )
-    say(
+    print(
         f"\nPredicted, not measured: FedHKD, preset cifar10 ({IMAGES} images a client and round), "
         f"{1e6 * REFERENCE_S / REFERENCE_IMAGES:.0f} us an image as on one H200 without graphs; {CLUSTER_TEXT};\n"
         "barriers and status messages as of rank 0 alone here; a rank a GPU and one for the server, whose checkpoint "

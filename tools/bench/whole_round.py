@@ -80,16 +80,10 @@ def write_images(path: Path, images: int, clients: int) -> None:
 
 
 def run_program(
-    workload: str,
-    scheme: str,
-    epochs: int,
-    images: int,
-    rounds: int,
-    *more: str,
-    ranks: int = RANKS,
-    clients: int = CLIENTS,
+    workload: str, images: int, rounds: int, *more: str, ranks: int = RANKS, clients: int = CLIENTS
 ) -> Rounds:
-    """One job of `mpirun -n RANKS python -m hkd_hpc.train`, perhaps with more settings; so many rounds count."""
+    """One job of `mpirun -n RANKS python -m hkd_hpc.train` with the reference scheme, one local epoch, and perhaps more
+    settings; so many rounds count."""
     with tempfile.TemporaryDirectory() as folder:
         data, out = Path(folder, "data.npz"), Path(folder, "run")
         write_images(data, images, clients)
@@ -107,8 +101,8 @@ def run_program(
             f"fed.clients={clients}",
             f"fed.rounds={rounds + 2}",
             "run.client_models=false",
-            f"train.epochs={epochs}",
-            f"scheme.name={scheme}",
+            "train.epochs=1",
+            f"scheme.name={schemes.REFERENCE}",
             *MODEL[workload],
             *more,
         )
@@ -137,26 +131,24 @@ def rounds_of(metrics: Path, images: int, clients: int, ranks: int, peak_bytes: 
     )
 
 
-def run_bare(pair: list[Child], epochs: int, clients: int = CLIENTS) -> float:
-    """Seconds in which the two processes train half of the clients each, side by side."""
+def run_bare(pair: list[Child], clients: int = CLIENTS) -> float:
+    """Seconds in which the two processes train half of the clients each for an epoch, side by side."""
     own_clients = [",".join(map(str, range(first, clients, len(pair)))) for first in range(len(pair))]
     start_s = time.monotonic()
     with ThreadPoolExecutor() as beside:
-        list(beside.map(lambda child, own: child.ask(f"bare {own} {epochs}"), pair, own_clients))
+        list(beside.map(lambda child, own: child.ask(f"bare {own} 1"), pair, own_clients))
     return time.monotonic() - start_s
 
 
-def whole_round(sizes: Sizes, workload: str, epochs: int = 1) -> list[Line]:
+def whole_round(sizes: Sizes, workload: str) -> list[Line]:
     """The reference scheme's round under mpirun against the bare loop, and what it spends beside training."""
     pair = [Child(f"{__package__}.bare_loop", workload, str(sizes.images)) for _ in range(RANKS - 1)]
     runs, bare_s = [], []
     try:
-        run_bare(pair, epochs, sizes.clients)  # warm up
+        run_bare(pair, sizes.clients)  # warm up
         for _ in range(sizes.round_pairs):
-            runs.append(
-                run_program(workload, schemes.REFERENCE, epochs, sizes.images, sizes.rounds, clients=sizes.clients)
-            )
-            bare_s += [run_bare(pair, epochs, sizes.clients) for _ in runs[-1].wall_s]
+            runs.append(run_program(workload, sizes.images, sizes.rounds, clients=sizes.clients))
+            bare_s += [run_bare(pair, sizes.clients) for _ in runs[-1].wall_s]
     finally:
         for child in pair:
             child.close()

@@ -362,7 +362,7 @@ def _open_control(
     if listener is not None:
         with listener:
             links, members = accept_all(listener, address.token, me, hint.size, guard.problem)
-        control: Control = Coordinator(0, members, links, chain, timeout_s)
+        control: Control = Coordinator(members, links, chain, timeout_s)
     else:
         link, members = join(address, me, hint.size, guard.problem)
         control = Peer(hint.rank, members, {0: link}, chain, timeout_s)

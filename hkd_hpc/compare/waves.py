@@ -120,14 +120,13 @@ def plan(spec: Spec, root: Path, execution: Execution) -> str:
     return plan_lines(what, found, execution.executor, root, execution.options)
 
 
-def run_all(spec: Spec, root: Path, execution: Execution, say: Say = messages.say) -> list[watch.TrialState]:
+def run_all(spec: Spec, root: Path, execution: Execution) -> list[watch.TrialState]:
     """Run what is not finished, wave after wave.
 
     Args:
         spec: What is compared.
         root: The folder of all runs.
         execution: Where they run.
-        say: Takes the lines about what is done.
 
     Returns:
         The states of the trials of those waves that have begun.
@@ -143,9 +142,9 @@ def run_all(spec: Spec, root: Path, execution: Execution, say: Say = messages.sa
     for wave in filter(None, waves(spec, root)):
         check_runs(wave, root)
         trials = list(map(trial_of, wave))
-        submit_trials(trials, execution.executor, root, execution.options, say, found.outlook)
+        submit_trials(trials, execution.executor, root, execution.options, messages.say, found.outlook)
         if execution.waits:
-            wait_or_cancel(Study(root), execution.executor, say, when_ended(say))
+            wait_or_cancel(Study(root), execution.executor, messages.say, when_ended(messages.say))
         states += to_start(root, trials)[0]
         if any(state.state not in ENDED for state in states):
             break

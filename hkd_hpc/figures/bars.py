@@ -62,14 +62,14 @@ def _by_group(groups: Sequence[Group], numbers_of: Callable[[Run], Numbers]) -> 
         yield Series(name, labels, np.array([mean_of_known(np.array(seeds)) if seeds else 0.0 for seeds in of_group]))
 
 
-def of_groups(groups: Sequence[Group], name: str, value_of: Callable[[Run], float], panel: str = "") -> Series:
+def of_groups(groups: Sequence[Group], name: str, value_of: Callable[[Run], float]) -> Series:
     """One number of each run: the mean over the seeds of each group, with its interval."""
     values_SG = stacked([np.array([value_of(run) for run in group.runs]) for group in groups]).T
     mean_G, half_G = intervals(values_SG)
     labels = np.array([named(group, group.seeds) for group in groups])
     if len(values_SG) == 1:
-        return Series(name, labels, mean_G, panel=panel)
-    return Series(name, labels, mean_G, mean_G - half_G, mean_G + half_G, panel)
+        return Series(name, labels, mean_G)
+    return Series(name, labels, mean_G, mean_G - half_G, mean_G + half_G)
 
 
 def blocks(values: np.ndarray, most: int) -> np.ndarray:

@@ -75,7 +75,7 @@ def seconds(ranks: int, repeats: int) -> tuple[list[float], list[float]]:
         link.close()
     me = Member.here(0)
     members = [me, *(Member(rank, me.host, me.machine, player) for rank in range(1, ranks))]
-    coordinator = Coordinator(0, members, dict(enumerate(near, 1)), (), TIMEOUT_S)
+    coordinator = Coordinator(members, dict(enumerate(near, 1)), (), TIMEOUT_S)
     took_s = [pass_barrier(coordinator, barrier) for barrier in range(2 * repeats)]
     coordinator.finish()
     os.waitpid(player, 0)

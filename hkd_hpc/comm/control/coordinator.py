@@ -35,7 +35,7 @@ STACK_WAIT_S = 1.0  # rank 0 waits so long for the stacks of the others; below A
 class Coordinator(Control):
     """Rank 0: knows where every rank is, completes the barriers, prints for all."""
 
-    def __init__(self, rank: int, members: Sequence[Member], links: Links, chain: Chain, timeout_s: float) -> None:
+    def __init__(self, members: Sequence[Member], links: Links, chain: Chain, timeout_s: float) -> None:
         self._waiting: dict[int, Entry] = {}
         self._broken: str | None = None
         self._heartbeat_s = 0.0
@@ -43,7 +43,7 @@ class Coordinator(Control):
         self._steps: dict[int, int] = {}
         self._stacks: dict[int, str] = {}
         self._stack_request: tuple[float, Callable[[], None]] | None = None  # until when, and what to do then
-        super().__init__(rank, members, links, chain, timeout_s)  # starts the control thread: last
+        super().__init__(0, members, links, chain, timeout_s)  # starts the control thread: last
 
     def places(self) -> dict[int, Place]:
         """Where each rank was last seen, this one included."""

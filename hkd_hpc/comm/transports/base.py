@@ -240,12 +240,11 @@ class Comm:
         self._calls += 1
         return max(self._barrier("agreement", "status", 0, value=int(status)))
 
-    def share_text(self, text: str | None = None, kind: str = "control") -> str:
+    def share_text(self, text: str | None = None) -> str:
         """Send rank 0's text to every rank.
 
         Args:
             text: on rank 0; elsewhere it does not count.
-            kind: under which the bytes are counted.
 
         Returns:
             Rank 0's text, in every rank.
@@ -255,17 +254,16 @@ class Comm:
         """
         data = np.frombuffer((text or "").encode(), np.uint8).copy()
         length = np.array([data.size], np.int64)
-        self.broadcast(length, kind)
+        self.broadcast(length, "control")
         data = data if self.rank == 0 else np.empty(length[0], np.uint8)
-        self.broadcast(data, kind)
+        self.broadcast(data, "control")
         return data.tobytes().decode()
 
-    def gather_text(self, text: str, kind: str = "control") -> list[str]:
+    def gather_text(self, text: str) -> list[str]:
         """Gather a text of every rank on rank 0.
 
         Args:
             text: this rank's, of any length.
-            kind: under which the bytes are counted.
 
         Returns:
             The texts by rank on rank 0, an empty list on the others.
@@ -274,10 +272,10 @@ class Comm:
             RunError: as `summed` does.
         """
         data = text.encode()
-        lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), kind)
+        lengths = self.gather(np.array([len(data)], np.int64).view(np.uint8), "control")
         longest = np.array([0 if lengths is None else lengths.view(np.int64).max()])
-        self.broadcast(longest, kind)
-        blocks = self.gather(np.frombuffer(data.ljust(longest[0], b"\0"), np.uint8), kind)
+        self.broadcast(longest, "control")
+        blocks = self.gather(np.frombuffer(data.ljust(longest[0], b"\0"), np.uint8), "control")
         if blocks is None or lengths is None:
             return []
         return [block[:length].tobytes().decode() for block, length in zip(blocks, lengths.view(np.int64)[:, 0])]

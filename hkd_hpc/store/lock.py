@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hkd_hpc.common.errors import UsageError
+from hkd_hpc.common.processes import stat_of
 
 LOCK_NAME = "run.lock"
 POLL_S = 0.1
@@ -367,8 +368,7 @@ def _describe(seen: LockContent, what: str) -> str:
 
 def process_mark(pid: int) -> dict[str, Any]:
     """What tells a process of this host from every other one, now and later; for `is_visible` and `is_alive`."""
-    status = _process_status(pid)
-    return {"host": socket.gethostname(), "pid_space": _pid_space(), "pid": pid, "pid_start": status and status[1]}
+    return {"host": socket.gethostname(), "pid_space": _pid_space(), "pid": pid, "pid_start": _start_of(stat_of(pid))}
 
 
 def _pid_space() -> str:
@@ -398,18 +398,12 @@ def is_alive(holder: dict[str, Any]) -> bool:
         return False
     except PermissionError:
         pass  # it is there and belongs to someone else
-    status = _process_status(holder["pid"])
-    if status is None:
+    fields = stat_of(holder["pid"])
+    if not fields:
         return True  # hidden from us (/proc mounted with hidepid), or gone just now: the next look will show
-    state, start = status
-    return state not in "ZX" and start == holder.get("pid_start")
+    return fields[0] not in "ZX" and _start_of(fields) == holder.get("pid_start")
 
 
-def _process_status(pid: int) -> tuple[str, int] | None:
-    """(state, start time in clock ticks since boot) of a process, None if it cannot be seen."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 1 :].split()
-    return fields[0], int(fields[19])
+def _start_of(fields: list[str]) -> int | None:
+    """When a process was started, in clock ticks since boot; None if it cannot be seen."""
+    return int(fields[19]) if fields else None

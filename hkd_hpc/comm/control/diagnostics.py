@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hkd_hpc.comm.devices import rank_list
 from hkd_hpc.common.groups import grouped
+from hkd_hpc.common.processes import stat_of
 
 FRAMES, STACKS, SINGLE = 15, 3, 12  # innermost frames of a stack; stacks shown; more ranks than this are grouped
 STATES = {
@@ -72,11 +73,7 @@ def stack_of_main() -> str:
 
 def is_gone(pid: int) -> bool:
     """Whether a process of this machine has ended, reaped or not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
-    except OSError:
-        return True
+    return stat_of(pid)[:1] in ([], ["Z"])
 
 
 def condition_of(pid: int) -> str:

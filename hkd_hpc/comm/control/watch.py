@@ -14,6 +14,7 @@ from functools import partial
 
 from hkd_hpc.comm.control.diagnostics import condition_of
 from hkd_hpc.comm.launchers import Hint
+from hkd_hpc.common.processes import stat_of
 
 GRACE_S = 5.0  # launchers start the ranks of a host within a moment; a rank still missing after this has ended
 SILENT_S = 20.0  # the lowest rank that is left says it; after this others do, for it may have been stopped
@@ -29,11 +30,8 @@ def parent_of(pid: int) -> int:
     """The parent's process id; 0 when the process is gone or the system has no /proc (other processes only)."""
     if pid == os.getpid():
         return os.getppid()
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    fields = stat_of(pid)
+    return int(fields[1]) if fields else 0
 
 
 def launcher_chain(rank_name: str) -> tuple[tuple[int, int], ...]:

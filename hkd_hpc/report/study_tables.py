@@ -34,16 +34,12 @@ class Tabled:
 def tables_of(trials: Sequence[Trial]) -> list[Tabled]:
     """All tables of trials that have complete runs, one data set after the other."""
     found = [trial for trial in trials if trial.complete]
-    by_data = {data: [trial for trial in found if trial.settings[DATA] == data] for data in data_sets(found)}
+    by_data = grouped((trial.settings[DATA], trial) for trial in found)
     return [
         table
         for place, (data, own) in enumerate(by_data.items())
         for table in (accuracy_table(f"accuracy-{place}", data, own), *difference_tables(place, data, own))
     ] + readings_tables(found)
-
-
-def data_sets(trials: Sequence[Trial]) -> list[str]:
-    return list(dict.fromkeys(str(trial.settings[DATA]) for trial in trials))
 
 
 # ---------------------------------------------------------------------------------------------- Tables 1 and 2

@@ -18,10 +18,9 @@ import numpy as np
 from hkd_hpc.common.command import Parser, exit_code
 from hkd_hpc.common.errors import RunError
 from hkd_hpc.common.settings import first_paragraph
-from hkd_hpc.runtime.machine import header
 
 from .processes import BenchError, finish, start_mpi
-from .table import Line, table
+from .table import Line, heading, table
 
 CLIENTS = 10
 
@@ -77,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     except BenchError as error:
         raise RunError(str(error)) from None
-    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(heading(options.quick))
     print(table(found))
     return 0
 

@@ -21,13 +21,12 @@ import numpy as np
 from hkd_hpc.analysis.metrics import SINGLE
 from hkd_hpc.common.command import Parser, exit_code
 from hkd_hpc.common.settings import first_paragraph
-from hkd_hpc.runtime.machine import header
 from hkd_hpc.store.folder import RunFolder
 from hkd_hpc.store.growing import GrowingTree
 from hkd_hpc.store.history import PAYLOAD_KINDS, PHASES, WIRE_KINDS, History
 from hkd_hpc.store.tree import save_tree
 
-from .table import Line, table
+from .table import Line, heading, table
 
 PAYLOADS = tuple(f"payload_bytes/{kind}" for kind in PAYLOAD_KINDS)
 KNOWLEDGE = ("knowledge_classes", "noise_std", "signal_rms")  # which FedAvg has not
@@ -139,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as folder:
         lines = measure(QUICK if options.quick else Sizes(), Path(folder))
-    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(heading(options.quick))
     print(table(lines))
     return 0
 

@@ -37,13 +37,12 @@ from hkd_hpc.comm.control.watch import descendants
 from hkd_hpc.common.command import Parser, exit_code
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.settings import first_paragraph
-from hkd_hpc.runtime.machine import header
 from hkd_hpc.runtime.paths import path_argument
 from hkd_hpc.runtime.versions import installed
 
 from . import whole_round
 from .processes import BenchError, Child, environment, peak_until
-from .table import number
+from .table import heading, number
 
 HOME = Path(__file__).resolve().parents[2]  # where `tools` is a package, also for a Python that lacks hkd_hpc
 GIGA = 1e9
@@ -347,7 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
     versions = {BARE: f"torch {installed('torch')}", OURS: "this commit", **prepare(env, peers, found, sizes)}
     for workload in options.jobs:
         measure_workload(workload, turns, peers, env, found, sizes)
-    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(heading(options.quick))
     print(table(found, versions))
     return int(any(of_workload.why for of_system in found.values() for of_workload in of_system.values()))
 

@@ -27,10 +27,9 @@ from hkd_hpc.common.words import counted
 from hkd_hpc.jobs import cost
 from hkd_hpc.jobs.cost import CLUSTER, CLUSTER_TEXT, Cost, Load, Network
 from hkd_hpc.jobs.forecast import REFERENCE_IMAGES, REFERENCE_S
-from hkd_hpc.runtime.machine import header
 
 from .processes import BenchError, command_of, finish, start, start_mpi
-from .table import number
+from .table import heading, number
 from .whole_round import Rounds, run_program
 
 MPI_PIECE_BYTES = 8 * (1 << 18)
@@ -366,7 +365,7 @@ def cluster_text(network: Network) -> str:
 
 def measure_and_predict(sizes: Sizes) -> None:
     """Measure, fit, try and predict. BenchError when something crashed."""
-    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if sizes is QUICK else ""))
+    print(heading(sizes is QUICK))
     form = Network(0, 0, 0, 0, piece_bytes=MPI_PIECE_BYTES, cores=len(os.sched_getaffinity(0)))
     measured = points(sizes)
     network = fit(measured, form)

@@ -30,13 +30,12 @@ from hkd_hpc import schemes
 from hkd_hpc.common.command import Parser, exit_code, program_of, tell
 from hkd_hpc.common.errors import UsageError
 from hkd_hpc.common.settings import first_paragraph
-from hkd_hpc.runtime.machine import header
 from hkd_hpc.schemes.base import Scheme
 
 from . import scaling
 from .processes import LIMIT_S, BenchError, Child, finish, peak_until, start_mpi
 from .scaling import NUMBERS_J
-from .table import Line, table
+from .table import Line, heading, table
 from .whole_round import TARGETS, whole_round
 
 GIGA = 1e9
@@ -398,6 +397,6 @@ def main(arguments: list[str] | None = None) -> int:
         measure(QUICK if options.quick else Sizes(), rows, lines)
     except BenchError as error:
         failure = error
-    print(header() + ("\nquick: tiny sizes, the numbers mean nothing" if options.quick else ""))
+    print(heading(options.quick))
     print(table(lines), flush=True)  # after a failure too: what was measured before it took minutes
     return tell([f"the table is not complete: {failure}"], 1) if failure else 0

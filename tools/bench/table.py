@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hkd_hpc.analysis.tables import aligned
+from hkd_hpc.runtime.machine import header
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Line:
         if self.at_most is None:
             return "-"
         return "reached" if median(self.values) <= self.at_most else "missed"
+
+
+def heading(quick: bool) -> str:
+    """What stands above a table: where was measured; `quick`: that it means nothing."""
+    return header() + "\nquick: tiny sizes, the numbers mean nothing" * quick
 
 
 def number(value: float) -> str:

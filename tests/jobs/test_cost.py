@@ -139,8 +139,9 @@ def test_a_client_and_the_fixed_part_are_the_line_through_two_numbers_of_clients
 
 
 def test_no_constant_is_negative():
-    """The best fit of 2 x + y = 1, x + y = 2 is x = -1; of those that are not negative x = 0, y = 1.5."""
-    assert scaling.non_negative(np.array([[2.0, 1.0], [1.0, 1.0]]), np.array([1.0, 2.0])) == [0.0, pytest.approx(1.5)]
+    """The best fit of 2 x + y = 1, (x + y) / 2 = 1 is x = -1; of those that are not negative x = 0, y = 1.2."""
+    points = [scaling.Point("agree", 2, 0, 1.0)] * 2
+    assert scaling.best([(2.0, 1.0), (0.5, 0.5)], points) == [0.0, pytest.approx(1.2)]
 
 
 def test_a_point_that_does_not_fit_is_noticed_when_it_is_left_out():

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
+from scipy.optimize import nnls
 
 from hkd_hpc.common.groups import grouped
 from hkd_hpc.common.words import counted
@@ -138,20 +139,8 @@ def fit_coordinator(measured: list[Point], form: Network) -> Network:
 
 
 def best(terms: Sequence[tuple[float, ...]], measured: list[Point]) -> list[float]:
-    """The constants that give terms @ constants / seconds = 1, about."""
-    return non_negative(np.array(terms) / np.array([[point.seconds] for point in measured]), np.ones(len(measured)))
-
-
-def non_negative(terms: np.ndarray, wanted: np.ndarray) -> list[float]:
-    """The x >= 0 that minimises |terms x - wanted|: the best of all choices of which are 0; there are few."""
-    columns, found = terms.shape[1], (math.inf, np.zeros(terms.shape[1]))
-    for choice in range(1, 1 << columns):
-        used = [column for column in range(columns) if choice >> column & 1]
-        x = np.zeros(columns)
-        x[used] = np.linalg.lstsq(terms[:, used], wanted, rcond=None)[0]
-        if (x >= 0).all():
-            found = min(found, (float(np.linalg.norm(terms @ x - wanted)), x), key=lambda pair: pair[0])
-    return found[1].tolist()
+    """The constants, none below 0, that give terms @ constants / seconds = 1, about."""
+    return nnls(np.array(terms) / np.array([[point.seconds] for point in measured]), np.ones(len(measured)))[0].tolist()
 
 
 def left_out(measured: list[Point], form: Network, fit: Callable[[list[Point], Network], Network] = fit) -> list[float]:

@@ -50,7 +50,9 @@ class FedSettings:
     )
     drop_rate: float = setting(0.0, "chance that a sampled client does not answer in a round", low=0, high=1)
     straggler_rate: float = setting(0.0, "chance that a sampled client is a straggler in a round", low=0, high=1)
-    straggler_epochs: int = setting(0, "local epochs that a straggler ends; 0: it is left out", low=0, high=100_000)
+    straggler_epochs: int = setting(
+        0, "local epochs that a straggler completes; 0: it is left out", low=0, high=100_000
+    )
     server_optimizer: str = setting(
         "none",
         "what the server makes of the averaged update; none: the average; avgm: FedAvgM; adam: FedAdam; yogi: FedYogi "
@@ -58,12 +60,15 @@ class FedSettings:
         choices=("none", "avgm", "adam", "yogi"),
     )
     server_lr: float | None = setting(
-        None, "its learning rate; none: 1 of avgm, .01 of adam and yogi", above=0, high=1000
+        None, "learning rate of fed.server_optimizer; none: 1 for avgm, .01 for adam and yogi", above=0, high=1000
     )
-    server_momentum: float = setting(0.9, "its momentum (beta, beta 1)", low=0, below=1)
-    server_beta2: float = setting(0.99, "of adam and yogi: decay of the mean square of the updates", low=0, below=1)
+    server_momentum: float = setting(0.9, "momentum of fed.server_optimizer (beta, beta 1)", low=0, below=1)
+    server_beta2: float = setting(0.99, "adam and yogi: decay of the mean square of the updates", low=0, below=1)
     server_epsilon: float = setting(
-        1e-3, "tau of adam and yogi: added to the root of that mean; smaller adapts more", above=0, high=10
+        1e-3,
+        "adam and yogi: tau, added to the root of the mean square of the updates; smaller adapts more",
+        above=0,
+        high=10,
     )
     finetune_epochs: int = setting(
         0,
@@ -73,7 +78,10 @@ class FedSettings:
         high=100_000,
     )
     finetune_lr: float | None = setting(
-        None, "its learning rate; none: what a round after the last would have, by train.lr_schedule", above=0, high=100
+        None,
+        "learning rate of fine-tuning; none: what a round after the last would have, by train.lr_schedule",
+        above=0,
+        high=100,
     )
 
     @property
@@ -148,7 +156,7 @@ class CommSettings:
     """Collectives (comm/)."""
 
     backend: str = setting(
-        "auto", f"for the weights; auto: {obtainable('docs/architecture.md, Ranks')}", choices=BACKENDS
+        "auto", f"what carries the weights; auto: {obtainable('docs/architecture.md, Ranks')}", choices=BACKENDS
     )
     timeout_s: float = setting(1800.0, "longest wait for another rank", above=0, high=1e7)
     start_timeout_s: float = setting(120.0, "longest wait for all ranks at the start", above=0, high=1e7)

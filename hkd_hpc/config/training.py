@@ -54,7 +54,7 @@ class TrainSettings:
     lr_halve_every: int = setting(10, "train.lr_schedule=halve: rounds between two halvings", low=1)
     lr_every: int = setting(10, "train.lr_schedule=step: rounds between two steps", low=1)
     lr_factor: float | None = setting(
-        None, "train.lr_schedule=step, exponential; none: .1 of step, .99 of exponential", above=0, high=1
+        None, "train.lr_schedule=step, exponential: the factor; none: .1 for step, .99 for exponential", above=0, high=1
     )
     lr_floor: float = setting(0.0, "train.lr_schedule=cosine: what the learning rate falls to", low=0, high=100)
     lr_warmup: int = setting(
@@ -66,7 +66,9 @@ class TrainSettings:
         "crop of the image with a black border; crop_flip_reflect: with a reflected border",
         choices=NAMES,
     )
-    augment_padding: int = setting(4, "pixels of that border on each side", low=1, high=4096)
+    augment_padding: int = setting(
+        4, "pixels of the border of train.augment=crop_flip, crop_flip_reflect on each side", low=1, high=4096
+    )
     label_smoothing: float = setting(
         0.0,
         "share of each label that all classes get evenly, in the cross-entropy of every scheme's training; tests have "

@@ -26,10 +26,11 @@ class PrivacySettings:
     )
     clip: str | None = setting(
         None,
-        "each image's feature; off; box: coordinates to +-bound; l2: norm to bound; none: as the mechanism says",
+        "how each image's feature is clipped; off; box: coordinates to +-bound; l2: norm to bound; none: as the "
+        "mechanism says",
         choices=CLIPS,
     )
-    bound: float = setting(3.0, "of a feature's coordinates (zeta) or of its L2 norm (C)", above=0, high=1e6)
+    bound: float = setting(3.0, "bound of a feature's coordinates (zeta), or of its L2 norm (C)", above=0, high=1e6)
     multiplier: float = setting(
         7.0, "noise multiplier: standard deviation / sensitivity, which is 2 bound / N of a class", low=0, high=1e6
     )
@@ -71,7 +72,8 @@ class PrivacySettings:
     )
     epsilon: float | None = setting(
         None,
-        "of the whole release at delta: all multipliers are scaled so that the planned rounds meet it; none: not",
+        "epsilon of the whole release at privacy.delta: all multipliers are scaled so that the planned rounds meet it; "
+        "none: not",
         above=0,
         high=1e6,
     )

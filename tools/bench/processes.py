@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hkd_hpc.common.lazy import torch_environment
@@ -66,14 +66,14 @@ class Child:
         self.process.wait()
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    """`python ...`, one process."""
+def start(*arguments: str, launcher: Sequence[str] = (), **more: str) -> subprocess.Popen:
+    """`python ...`, one process, or as many as the launcher makes of it."""
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [*launcher, sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=environment(**more),
     )
 
 
@@ -81,13 +81,7 @@ def start_mpi(ranks: int, *arguments: str, **more: str) -> subprocess.Popen:
     """`mpirun -n ranks python ...`. BenchError when there is no mpirun."""
     if shutil.which("mpirun") is None:
         raise BenchError("mpirun: not found; pip install 'hkd_hpc[mpi]', or load your site's MPI")
-    return subprocess.Popen(
-        ["mpirun", "-n", str(ranks), sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(**more),
-    )
+    return start(*arguments, launcher=("mpirun", "-n", str(ranks)), **more)
 
 
 def command_of(process: subprocess.Popen) -> str:
